@@ -1,0 +1,97 @@
+"""Every failure a user can cause or meet, as one sentence: what, where, why, and what to type next.
+
+The command line prints `str(error)` and exits with `error.exit_code`; a traceback appears only under `--debug`.
+"""
+
+from __future__ import annotations
+
+
+class RlcliError(Exception):
+    """Base of all errors that rlcli raises on purpose.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, in the user's words ("the observation has the wrong shape").
+    where : str, optional
+        The place: a config key, a file, an env and step.
+    why : str, optional
+        The reason, with what was expected and what was found.
+    fix : str, optional
+        What to type or change next.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.where:
+            text += f" ({self.where})"
+        if self.why:
+            text += f": {self.why}"
+        if self.fix:
+            text = text.rstrip(".") + f". {self.fix}"
+        return text
+
+    def __reduce__(self):
+        # keyword-only fields would be lost by Exception's own pickling, and workers send errors to their parent
+        return _rebuild, (type(self), self.what, self.where, self.why, self.fix)
+
+
+def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | None, fix: str | None):
+    return kind(what, where=where, why=why, fix=fix)
+
+
+class ConfigError(RlcliError):
+    """The configuration cannot be used: unknown key or choice, wrong type, conflict."""
+
+    exit_code = 2
+
+
+class ArgumentError(RlcliError, ValueError):
+    """A Python caller gave an argument that cannot be used."""
+
+    exit_code = 2
+
+
+class MissingKeyError(RlcliError, KeyError):
+    """A tensordict lacks a key that a stage reads; the text says who should have written it."""
+
+    exit_code = 2
+    __str__ = RlcliError.__str__
+
+
+class EnvError(RlcliError):
+    """The environment raised, or broke the step contract."""
+
+    exit_code = 3
+
+
+class DamagedDataError(RlcliError):
+    """A file is torn, altered or missing."""
+
+    exit_code = 4
+
+
+class ResourceError(RlcliError):
+    """Memory, disk, file handles, or a folder that is in use or read-only."""
+
+    exit_code = 5
+
+
+class NumericsError(RlcliError):
+    """A loss, gradient, action or weight is not finite."""
+
+    exit_code = 6
+
+
+class StoppedSafely(RlcliError):
+    """The run was asked to stop, saved itself, and can be resumed."""
+
+    exit_code = 75

@@ -1,0 +1,50 @@
+"""The names under which every stage finds its tensors, each defined once (see "The batch" in the README)."""
+
+from __future__ import annotations
+
+Key = str | tuple[str, ...]
+
+OBSERVATION = "observation"
+ACTION = "action"
+SAMPLE_LOG_PROB = "sample_log_prob"
+IS_INIT = "is_init"
+STEP_COUNT = "step_count"
+EPISODE_REWARD = "episode_reward"
+MASK = "mask"
+RESET = "_reset"
+
+NEXT = "next"
+REWARD = ("next", "reward")
+DONE = ("next", "done")
+TERMINATED = ("next", "terminated")
+TRUNCATED = ("next", "truncated")
+END_FLAGS = ("done", "terminated", "truncated")
+
+TRAJ_IDS = ("collector", "traj_ids")
+POLICY_VERSION = ("collector", "policy_version")
+COLLECTOR_MASK = ("collector", "mask")
+
+STATE_VALUE = "state_value"
+ADVANTAGE = "advantage"
+VALUE_TARGET = "value_target"
+
+
+def as_tuple(key: Key) -> tuple[str, ...]:
+    """`"a"` and `("a",)` are the same key; this is its tuple spelling."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def unravel(key: Key) -> Key:
+    """The shortest spelling of a key: a plain string where it is not nested."""
+    parts = as_tuple(key)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def under_next(key: Key) -> tuple[str, ...]:
+    """`("next", *key)`."""
+    return (NEXT, *as_tuple(key))
+
+
+def show(key: Key) -> str:
+    """A key as a person writes it: `next.observation`."""
+    return ".".join(as_tuple(key))
