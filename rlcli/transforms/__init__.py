@@ -1,0 +1,38 @@
+"""Transforms of what an env gives and takes, one idea per file."""
+
+from rlcli.transforms.base import RowOp, Transform
+from rlcli.transforms.casts import DoubleToFloat, ToFloat
+from rlcli.transforms.compose import Compose
+from rlcli.transforms.faces import Faces, choose_faces
+from rlcli.transforms.frame_stack import CatFrames, FrameStack
+from rlcli.transforms.images import ChannelsFirst, ToTensorImage
+from rlcli.transforms.init_tracker import InitTracker
+from rlcli.transforms.primer import TensorDictPrimer
+from rlcli.transforms.reward_maps import RewardClipping, RewardScaling, SignTransform
+from rlcli.transforms.reward_norm import RewardNorm
+from rlcli.transforms.reward_sum import RewardSum
+from rlcli.transforms.running_norm import RunningNorm
+from rlcli.transforms.step_counter import StepCounter
+
+__all__ = [
+    "CatFrames",
+    "ChannelsFirst",
+    "Compose",
+    "DoubleToFloat",
+    "Faces",
+    "FrameStack",
+    "InitTracker",
+    "RewardClipping",
+    "RewardNorm",
+    "RewardScaling",
+    "RewardSum",
+    "RowOp",
+    "RunningNorm",
+    "SignTransform",
+    "StepCounter",
+    "TensorDictPrimer",
+    "ToFloat",
+    "ToTensorImage",
+    "Transform",
+    "choose_faces",
+]

@@ -1,0 +1,227 @@
+"""A transform: one small change to what an env gives or takes, for tensordicts and for columns.
+
+The *TensorDict face* (`_step`, `_reset`, `forward`, `inv`) works anywhere. The *column face* (`bind`,
+`batch_pass`) does the same inside the collector, on numpy rows and whole columns, without a tensordict; both
+give the same bits. A transform without a column face is still right, only slower. `faces.py` decides which
+one runs.
+
+Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import NEXT, RESET, Key, as_tuple, show, under_next, unravel
+from rlcli.specs import Composite, TensorSpec, Unbounded
+
+Schema = Mapping[Any, tuple[tuple[int, ...], np.dtype]]
+Rows = Mapping[Any, Sequence[np.ndarray]]
+Columns = MutableMapping[Any, np.ndarray]
+
+RAW = "_raw"
+
+
+class RowOp:
+    """A transform bound to the rows of one batch buffer; the collector calls it inside its loop.
+
+    In a batch: `begin()`; `reset(0, lanes)` for lanes that were reset outside the loop; then for every step
+    `step(t + 1)` on the true successors and, where episodes ended, `reset(t + 1, lanes)` on the reset states
+    that overwrote them; `end()`. State that outlives the batch belongs to the transform or to row T, not to
+    the op: a transform is bound once to each of several buffers.
+    """
+
+    every_step = True  # False: `step` does nothing and need not be called
+
+    def begin(self) -> None:
+        """A batch starts; row 0 holds the carried state."""
+
+    def step(self, t: int) -> Sequence[int] | None:
+        """Transform row t, `1 <= t <= T`. Returns the lanes whose episode it truncates, if any.
+
+        The reward and flags of that step are `rows[("next", ...)][t - 1]`. Lanes that ended anyway may be
+        among those returned: they are flagged truncated as well.
+        """
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        """Transform the reset states that lanes `lanes` hold in row t."""
+
+    def end(self) -> None:
+        """The batch is complete."""
+
+
+class Transform(nn.Module):
+    """Base of all transforms.
+
+    Parameters
+    ----------
+    in_keys : sequence of keys
+        What is read, by root name: `"reward"` is `("next", "reward")` in a batch.
+    out_keys : sequence of keys, optional
+        What is written, one for each of `in_keys`; the same keys by default.
+    """
+
+    has_batch_pass = False  # whether `batch_pass` exists
+    batch_only = False  # whether `batch_pass` is its only column face
+    ends_episodes = False  # whether `_step` may set done flags
+
+    def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:
+        super().__init__()
+        self.in_keys = _key_list(in_keys)
+        self.out_keys = list(self.in_keys) if out_keys is None else _key_list(out_keys)
+
+    # -- TensorDict face ---------------------------------------------------------------------------
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Transform data that is already collected, `[*B]`, at the keys as they are named."""
+        raise ArgumentError(
+            f"{type(self).__name__} transforms an env's steps, not collected data",
+            fix="Put it into the env: TransformedEnv(env, transform).",
+        )
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Transform what the step from `tensordict` `[*B]` gave, `next_tensordict`, in place; returns it."""
+        return next_tensordict
+
+    def _reset(self, tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> TensorDictBase:
+        """Transform reset states `[*B]`; returns `reset_tensordict`, changed in place.
+
+        With a mask `"_reset"` `[*B, 1]` in either tensordict, only those lanes restart: the caller keeps its
+        own values on the others, whatever is returned there.
+        """
+        return reset_tensordict
+
+    def inv(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Transform what goes the other way: actions on their way to the env, data on its way to a buffer."""
+        return tensordict
+
+    # -- specs: observation, state and done as Composites; reward and action as the leaf -------------------
+    def transform_observation_spec(self, spec: Composite) -> Composite:
+        """The observation spec after this transform; `spec` may be changed in place."""
+        return spec
+
+    def transform_state_spec(self, spec: Composite) -> Composite:
+        """The state spec (what the env reads besides the action) after this transform."""
+        return spec
+
+    def transform_done_spec(self, spec: Composite) -> Composite:
+        """The spec of the done flags after this transform."""
+        return spec
+
+    def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The reward spec after this transform."""
+        return spec
+
+    def transform_action_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The action spec that the policy sees."""
+        return spec
+
+    # -- column face -------------------------------------------------------------------------------
+    def reads(self, schema: Schema) -> list[Key]:
+        """The keys that it reads, reward and flags under `"next"`.
+
+        Flags are what a batch pass reads; a row op hears of ends from `reset`.
+        """
+        return _found(self.in_keys, schema)
+
+    def writes(self, schema: Schema) -> list[Key]:
+        """The keys that it adds or changes, reward and flags under `"next"`."""
+        return _found(self.out_keys, {**schema, **self.plan(schema)})
+
+    def recalls(self) -> list[Key]:
+        """The written keys whose last row `bind`'s op reads: later transforms must leave those rows alone."""
+        return []
+
+    def plan(self, schema: Schema) -> dict[Key, tuple[tuple[int, ...], np.dtype]]:
+        """The root keys that are new or of another shape or dtype after this transform.
+
+        Parameters
+        ----------
+        schema : mapping of key to (shape, numpy dtype)
+            One env's root keys, and its reward and flags under `"next"`.
+        """
+        before = Composite({key: as_spec(*kind) for key, kind in schema.items() if as_tuple(key)[0] != NEXT})
+        after = self.transform_observation_spec(before.clone())
+        changed = {key: as_kind(spec) for key, spec in after.items(True, True)}
+        return {key: kind for key, kind in changed.items() if schema.get(key) != kind}
+
+    def bind(self, rows: Rows, n: int) -> RowOp | None:
+        """The row face on one batch buffer, or `None` if there is none.
+
+        Parameters
+        ----------
+        rows : mapping of key to T + 1 arrays `[N, *shape]`
+            Row t holds the state that step t starts from. A key whose shape or dtype changes is read from
+            `rows[("_raw", key)]` and written to `rows[key]`; consecutive rows of a written key are different
+            arrays. `rows[("next", "reward")][t]` is the reward of the step from row t.
+        n : int
+            N.
+        """
+        return None
+
+    def batch_pass(self, cols: Columns, fresh: np.ndarray) -> None:
+        """The same change made to the whole batch, after the loop.
+
+        Parameters
+        ----------
+        cols : mapping of key to array `[N, T, *shape]`
+            Written in place; a key that is written and not there is added, at the root and under `"next"`.
+        fresh : ndarray `[N]` of bool
+            The lanes whose row 0 was reset outside the loop (all of them in the first batch).
+        """
+        raise NotImplementedError
+
+    # -- small shared steps ------------------------------------------------------------------------
+    def _need(self, tensordict: TensorDictBase | None, key: Key) -> Tensor:
+        value = None if tensordict is None else tensordict.get(key, None)
+        if value is None:
+            held = () if tensordict is None else tensordict.keys(True, True)
+            raise MissingKeyError(
+                f"{type(self).__name__} needs {show(key)}",
+                why=f"the tensordict holds {', '.join(sorted(map(show, held))) or 'nothing'}",
+                fix="Reset the env first, or name the right key in in_keys.",
+            )
+        return value
+
+
+def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> Tensor | None:
+    """The lanes that restart, bool `[*B, 1]`; `None` for all of them."""
+    mask = reset_tensordict.get(RESET, None)
+    return tensordict.get(RESET, None) if mask is None and tensordict is not None else mask
+
+
+def put(cols: Columns, key: Key, value: np.ndarray) -> None:
+    """Fill the column of `key`, or add it."""
+    if key in cols:
+        cols[key][...] = value
+    else:
+        cols[key] = value
+
+
+def as_spec(shape: tuple[int, ...], dtype: np.dtype) -> TensorSpec:
+    """Any value of a shape and numpy dtype."""
+    return Unbounded(shape, torch.from_numpy(np.empty(0, dtype)).dtype)
+
+
+def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and numpy dtype of a spec's values."""
+    return tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
+
+
+def _key_list(keys: Sequence[Key]) -> list[Key]:
+    return [unravel(key) for key in ([keys] if isinstance(keys, str) else keys)]
+
+
+def _found(keys: Sequence[Key], schema: Schema) -> list[Key]:
+    """Root names as the columns spell them: reward and flags live under `"next"`."""
+    return [
+        key if key in schema else under_next(key)
+        for key in keys
+        if key in schema or under_next(key) in schema
+    ]

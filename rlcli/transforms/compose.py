@@ -1,0 +1,94 @@
+"""Transforms one after the other. `inv` runs backwards: what left last comes back first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from rlcli.transforms.base import Transform
+
+
+class Compose(Transform):
+    """Apply `transforms` in order.
+
+    Parameters
+    ----------
+    *transforms : Transform
+        A Compose among them is taken as its parts.
+    """
+
+    def __init__(self, *transforms: Transform) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList()
+        for transform in transforms:
+            self.append(transform)
+
+    def append(self, transform: Transform) -> Compose:
+        """Add one at the end; returns itself."""
+        parts = transform if isinstance(transform, Compose) else [transform]
+        self.transforms.extend(parts)
+        return self
+
+    def insert(self, index: int, transform: Transform) -> Compose:
+        """Add one before position `index`; returns itself."""
+        self.transforms.insert(index, transform)
+        return self
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.transforms)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __getitem__(self, index: int) -> Transform:
+        return self.transforms[index]  # type: ignore[return-value]
+
+    @property
+    def ends_episodes(self) -> bool:  # type: ignore[override]
+        return any(transform.ends_episodes for transform in self)
+
+    def forward(self, tensordict):
+        for transform in self:
+            tensordict = transform(tensordict)
+        return tensordict
+
+    def _step(self, tensordict, next_tensordict):
+        for transform in self:
+            next_tensordict = transform._step(tensordict, next_tensordict)
+        return next_tensordict
+
+    def _reset(self, tensordict, reset_tensordict):
+        for transform in self:
+            reset_tensordict = transform._reset(tensordict, reset_tensordict)
+        return reset_tensordict
+
+    def inv(self, tensordict):
+        for transform in reversed(list(self)):
+            tensordict = transform.inv(tensordict)
+        return tensordict
+
+    def transform_observation_spec(self, spec):
+        for transform in self:
+            spec = transform.transform_observation_spec(spec)
+        return spec
+
+    def transform_reward_spec(self, spec):
+        for transform in self:
+            spec = transform.transform_reward_spec(spec)
+        return spec
+
+    def transform_state_spec(self, spec):
+        for transform in self:
+            spec = transform.transform_state_spec(spec)
+        return spec
+
+    def transform_action_spec(self, spec):
+        for transform in self:
+            spec = transform.transform_action_spec(spec)
+        return spec
+
+    def transform_done_spec(self, spec):
+        for transform in self:
+            spec = transform.transform_done_spec(spec)
+        return spec

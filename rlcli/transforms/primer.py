@@ -1,0 +1,71 @@
+"""Gives an env keys that only the policy writes, such as a recurrent state: at resets they take a default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rlcli.keys import Key
+from rlcli.specs import Composite, TensorSpec
+from rlcli.transforms.base import RowOp, Transform
+
+
+class TensorDictPrimer(Transform):
+    """Write `default_value` to the keys of `primers` at resets; between resets the policy writes them.
+
+    The policy writes `("next", key)` while it acts in the state before.
+
+    Parameters
+    ----------
+    primers : mapping of key to spec, or Composite
+        Specs of one env.
+    default_value : float, default 0
+    **named : TensorSpec
+        More primers, by name.
+    """
+
+    def __init__(
+        self,
+        primers: Mapping[Key, TensorSpec] | Composite | None = None,
+        default_value: float = 0.0,
+        **named: TensorSpec,
+    ) -> None:
+        entries = dict(primers.items(True, True) if isinstance(primers, Composite) else primers or {})
+        self_specs = Composite({**entries, **named})
+        super().__init__(out_keys=self_specs.keys(True, True))
+        self.primers = self_specs
+        self.default_value = default_value
+
+    def transform_observation_spec(self, spec):
+        return spec.update(self.primers.expand(*spec.shape) if spec.shape else self.primers.clone())
+
+    def _step(self, tensordict, next_tensordict):
+        for key in self.out_keys:
+            if next_tensordict.get(key, None) is None:
+                next_tensordict.set(key, self._need(tensordict, key))
+        return next_tensordict
+
+    def _reset(self, tensordict, reset_tensordict):
+        for key, spec in self.primers.items(True, True):
+            shape = (*reset_tensordict.batch_size, *spec.shape)
+            value = torch.full(shape, self.default_value, dtype=spec.dtype, device=reset_tensordict.device)
+            reset_tensordict.set(key, value)
+        return reset_tensordict
+
+    def reads(self, schema):
+        return []
+
+    def bind(self, rows, n):
+        return _Rows([rows[key] for key in self.out_keys], self.default_value)
+
+
+class _Rows(RowOp):
+    every_step = False
+
+    def __init__(self, columns, value):
+        self.columns, self.value = columns, value
+
+    def reset(self, t, lanes):
+        for column in self.columns:
+            column[t][lanes] = self.value

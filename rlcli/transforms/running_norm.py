@@ -1,0 +1,209 @@
+"""Observations scaled by the running mean and deviation of the raw ones, as PPO wants them on MuJoCo.
+
+Every raw observation is counted once: reset states, successors, and the true last observation of an episode.
+In a collector the scale is frozen while a batch is collected and refreshed at its end, so that a batch is one
+function of its observations; outside, it is refreshed at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rlcli.keys import OBSERVATION, Key, show
+from rlcli.specs import Bounded
+from rlcli.transforms.base import RAW, RowOp, Transform, reset_mask
+from rlcli.transforms.running_moments import RunningMoments
+
+
+class RunningNorm(Transform):
+    """`clip((x - mean) / sqrt(var + epsilon))`, float32, elementwise over all envs.
+
+    Parameters
+    ----------
+    in_keys, out_keys : sequence of keys
+        `("observation",)` by default.
+    clip : float, default 10
+        Largest absolute value.
+    epsilon : float, default 1e-8
+    refresh_each_step : bool, default True
+        Whether the TensorDict face refreshes the scale at every step; otherwise only `refresh()` does.
+    """
+
+    def __init__(
+        self,
+        in_keys: Sequence[Key] = (OBSERVATION,),
+        out_keys: Sequence[Key] | None = None,
+        *,
+        clip: float = 10.0,
+        epsilon: float = 1e-8,
+        refresh_each_step: bool = True,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.clip, self.epsilon, self.refresh_each_step = float(clip), epsilon, refresh_each_step
+        self.frozen = False
+        self.tallies = [_Tally() for _ in self.in_keys]
+        self.refresh()
+
+    def freeze(self, frozen: bool = True) -> RunningNorm:
+        """Stop counting and refreshing (for evaluation), or go on; returns itself."""
+        self.frozen = frozen
+        return self
+
+    def refresh(self) -> None:
+        """Scale by everything counted so far from now on."""
+        for tally in self.tallies:
+            tally.refresh(self.epsilon)
+
+    # -- TensorDict face -----------------------------------------------------------------------------------
+    def forward(self, tensordict):
+        """Scale collected data `[*B]` without counting it."""
+        for tally, source, target in zip(self.tallies, self.in_keys, self.out_keys, strict=True):
+            value = self._need(tensordict, source)
+            mean, inverse = (torch.from_numpy(part).to(value.device) for part in (tally.mean, tally.inverse))
+            scaled = (value.to(torch.float32) - mean) * inverse
+            tensordict.set(target, scaled.clamp(-self.clip, self.clip))
+        return tensordict
+
+    def _step(self, tensordict, next_tensordict):
+        self._count(next_tensordict)
+        return self.forward(next_tensordict)
+
+    def _reset(self, tensordict, reset_tensordict):
+        mask = reset_mask(tensordict, reset_tensordict)
+        n = reset_tensordict.batch_size.numel()
+        self._count(reset_tensordict, np.ones(n, bool) if mask is None else mask.reshape(-1).cpu().numpy())
+        return self.forward(reset_tensordict)
+
+    def _count(self, tensordict, restarting=None):
+        if self.frozen:
+            return
+        for tally, key in zip(self.tallies, self.in_keys, strict=True):
+            value = self._need(tensordict, key).detach().to("cpu", torch.float32)
+            rows = value.reshape(-1, *value.shape[tensordict.ndim :]).numpy() - tally.mean  # [N, *shape]
+            if restarting is None:
+                tally.successors(rows.shape)[...] = rows
+            else:
+                tally.restarts += list(rows[restarting])
+        if self.refresh_each_step:
+            self.refresh()
+
+    def transform_observation_spec(self, spec):
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            old = spec[source]
+            spec[target] = Bounded(-self.clip, self.clip, old.shape, torch.float32, old.device)
+        return spec
+
+    # -- column face ---------------------------------------------------------------------------------------
+    def bind(self, rows, n):
+        pairs = zip(self.in_keys, self.out_keys, strict=True)
+        return _Rows(
+            self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in pairs]
+        )
+
+    # -- state ---------------------------------------------------------------------------------------------
+    def get_extra_state(self):
+        named = zip(self.in_keys, self.tallies, strict=True)
+        return {f"{show(key)}/{name}": v for key, tally in named for name, v in tally.state().items()}
+
+    def set_extra_state(self, state):
+        for key, tally in zip(self.in_keys, self.tallies, strict=True):
+            prefix = f"{show(key)}/"
+            tally.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+
+class _Tally:
+    """The scale of one key, and the rows that are to change it.
+
+    Rows wait as `x - mean`, which the scaling needs anyway, and are folded into the moments some hundred at
+    once.
+    """
+
+    STEPS = 64
+
+    def __init__(self) -> None:
+        self.moments = RunningMoments()
+        self.mean = self.inverse = np.zeros(())
+        self.waiting: list[np.ndarray] = []  # views of one block, [N, *shape] each
+        self.filled = 0
+        self.restarts: list[np.ndarray] = []
+
+    def successors(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Where to write the next rows `x - mean`, float32 `[N, *shape]`."""
+        if self.filled == len(self.waiting) or self.waiting[0].shape != shape:
+            self.fold()
+            if not self.waiting or self.waiting[0].shape != shape:
+                self.waiting = list(np.empty((self.STEPS, *shape), np.float32))
+        rows = self.waiting[self.filled]
+        self.filled += 1
+        return rows
+
+    def fold(self) -> None:
+        """Count the waiting rows."""
+        if self.filled:
+            self.moments.add(np.concatenate(self.waiting[: self.filled]), self.mean)
+        if self.restarts:
+            self.moments.add(np.stack(self.restarts), self.mean)
+        self.filled, self.restarts = 0, []
+
+    def refresh(self, epsilon: float) -> None:
+        """Scale by everything counted so far."""
+        self.fold()
+        self.mean, self.inverse = self.moments.scale(epsilon)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        self.fold()
+        scale = {"scale_mean": self.mean, "scale_inverse": self.inverse}
+        return {**self.moments.state(), **{name: torch.tensor(value) for name, value in scale.items()}}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        self.filled, self.restarts = 0, []
+        self.moments.load(state)
+        self.mean, self.inverse = (
+            state[name].cpu().numpy().copy() for name in ("scale_mean", "scale_inverse")
+        )
+
+
+class _Rows(RowOp):
+    """Constants have the rows' full shape: broadcasting a vector costs three times the subtraction itself."""
+
+    def __init__(self, transform: RunningNorm, pairs):
+        self.transform, self.pairs = transform, pairs
+
+    def begin(self):
+        transform = self.transform
+        self.stepped = False
+        self.parts = []
+        for (source, target), tally in zip(self.pairs, transform.tallies, strict=True):
+            shape, clip = target[0].shape, np.float32(transform.clip)
+            full = [np.array(np.broadcast_to(c, shape)) for c in (tally.mean, tally.inverse, -clip, clip)]
+            self.parts.append((source, target, tally, np.empty(shape, np.float32), *full))
+
+    def step(self, t):
+        frozen, self.stepped = self.transform.frozen, True
+        for source, target, tally, out, mean, inverse, low, high in self.parts:
+            centred = out if frozen else tally.successors(out.shape)
+            raw = source[t]
+            if raw.dtype != out.dtype:
+                raw = raw.astype(np.float32)  # cast first: the arithmetic is float32, as on tensors
+            np.subtract(raw, mean, centred)
+            np.multiply(centred, inverse, out)
+            np.maximum(out, low, out=out)
+            np.minimum(out, high, out=target[t])
+
+    def reset(self, t, lanes):
+        for source, target, tally, _, mean, inverse, low, high in self.parts:
+            raw, out = source[t], target[t]
+            for lane in lanes:
+                centred = raw[lane].astype(np.float32) - mean[lane]
+                if not self.transform.frozen:
+                    tally.restarts.append(centred)
+                scaled = np.maximum(centred * inverse[lane], low[lane])
+                np.minimum(scaled, high[lane], out=out[lane, ...])
+
+    def end(self):
+        # Resets alone do not change the scale: a handful of first states says little about the rest.
+        if self.stepped and not self.transform.frozen:
+            self.transform.refresh()

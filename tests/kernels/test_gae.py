@@ -1,0 +1,136 @@
+"""The advantage kernels against a loop over single steps, and what they promise about NaN, shapes and gradients."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.errors import ArgumentError
+from rlcli.kernels.gae import gae
+from rlcli.objectives.value.functional import generalized_advantage_estimate, vec_generalized_advantage_estimate
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def one_lane(reward, terminated, done, value, next_value, gamma, lmbda):
+    """The definition, one step at a time, in Python floats."""
+    carry, out = 0.0, []
+    for t in reversed(range(len(reward))):
+        bootstrap = 0.0 if terminated[t] else gamma[t] * next_value[t]
+        carry = reward[t] + bootstrap - value[t] + (0.0 if done[t] else gamma[t] * lmbda[t] * carry)
+        out.append(carry)
+    return out[::-1]
+
+
+def batch(seed, shape, dtype, end_rate=0.2):
+    g = torch.Generator().manual_seed(seed)
+    done = torch.rand(shape, generator=g) < end_rate
+    terminated = done & (torch.rand(shape, generator=g) < 0.5)
+    reward, value, next_value = (torch.randn(shape, generator=g, dtype=dtype) for _ in range(3))
+    return reward, terminated, done, value, next_value
+
+
+def close(a, b, dtype):
+    return (a - b).abs().max().item() <= TOLERANCE[dtype] * (1 + b.abs().max().item()) if b.numel() else True
+
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(1, 2))
+
+
+@given(st.integers(0, 10_000), shapes, st.sampled_from([torch.float32, torch.float64]), st.booleans())
+def test_every_backend_is_the_loop_over_steps(seed, shape, dtype, per_step):
+    x = batch(seed, shape, dtype)
+    g = torch.Generator().manual_seed(seed)
+    rates = [torch.rand(shape, generator=g, dtype=dtype) if per_step else torch.tensor(r) for r in (0.99, 0.95)]
+    expected = torch.empty(shape, dtype=torch.float64)
+    for b in range(shape[0]):
+        for f in range(shape[2]):
+            columns = [y.double()[b, :, f].tolist() for y in x]
+            lane = [r.double().expand(shape)[b, :, f].tolist() for r in rates]
+            expected[b, :, f] = torch.tensor(one_lane(*columns, *lane), dtype=torch.float64)
+    given_rates = rates if per_step else [0.99, 0.95]
+    for backend in ("cpu", "reference", "auto"):
+        advantage, target = gae(*x, *given_rates, backend)
+        assert advantage.dtype == dtype and advantage.shape == shape
+        assert close(advantage.double(), expected, dtype), backend
+        assert close(target.double(), expected + x[3].double(), dtype), backend
+
+
+@given(st.integers(0, 10_000), shapes)
+def test_compiled_and_reference_give_the_same_bits(seed, shape):
+    x = batch(seed, shape, torch.float32)
+    for fast, slow in zip(gae(*x, 0.99, 0.95, "cpu"), gae(*x, 0.99, 0.95, "reference"), strict=True):
+        assert torch.equal(fast, slow)
+
+
+def test_flat_batch_is_its_trajectories_one_by_one():
+    x = batch(3, (40, 1), torch.float64)
+    x[2][-1] = True
+    whole, _ = gae(*x, 0.97, 0.9)
+    start = 0
+    for end in x[2].squeeze().nonzero().squeeze(-1).tolist():
+        part, _ = gae(*(y[start : end + 1] for y in x), 0.97, 0.9)
+        assert torch.equal(part, whole[start : end + 1])
+        start = end + 1
+
+
+def test_nan_bootstrap_of_a_terminated_step_reaches_nothing():
+    reward, terminated, done, value, next_value = batch(1, (4, 20, 1), torch.float32)
+    poisoned = next_value.masked_fill(terminated, float("nan"))
+    assert terminated.any()
+    for backend in ("cpu", "reference"):
+        clean = gae(reward, terminated, done, value, next_value, 0.99, 0.95, backend)
+        assert torch.equal(clean[0], gae(reward, terminated, done, value, poisoned, 0.99, 0.95, backend)[0])
+
+
+def test_any_dimension_can_be_time():
+    x = batch(5, (3, 7, 2), torch.float64)
+    expected, _ = gae(*x, 0.99, 0.95)
+    for to in (0, 1, 2):
+        moved = [y.movedim(1, to) for y in x]
+        for backend in ("cpu", "reference"):
+            advantage, _ = gae(*moved, 0.99, 0.95, backend, time_dim=to)
+            assert torch.equal(advantage, expected.movedim(1, to))
+    one_dim, _ = gae(*(y[0, :, 0] for y in x), 0.99, 0.95, time_dim=0)
+    assert torch.equal(one_dim, expected[0, :, 0])
+
+
+def test_a_batch_without_steps_gives_none():
+    x = batch(0, (2, 0, 1), torch.float32)
+    for backend in ("cpu", "reference"):
+        assert gae(*x, 0.99, 0.95, backend)[0].shape == (2, 0, 1)
+
+
+def test_reference_gradients_are_those_of_the_formula():
+    def advantage(reward, value, next_value):
+        return gae(reward, terminated, done, value, next_value, 0.9, 0.8)[0]
+
+    reward, terminated, done, value, next_value = batch(2, (2, 6, 1), torch.float64)
+    inputs = [x.requires_grad_() for x in (reward, value, next_value)]
+    assert torch.autograd.gradcheck(advantage, inputs)
+
+
+def test_compiled_backend_refuses_what_it_cannot_do():
+    x = batch(0, (2, 5, 1), torch.float32)
+    x[3].requires_grad_()
+    with pytest.raises(ArgumentError, match="backend='auto'"):
+        gae(*x, 0.99, 0.95, "cpu")
+    assert gae(*x, 0.99, 0.95)[0].requires_grad
+    with pytest.raises(ArgumentError, match="auto, reference, cpu"):
+        gae(*x, 0.99, 0.95, "gpu")
+
+
+def test_shapes_that_would_broadcast_are_refused():
+    reward, terminated, done, value, next_value = batch(0, (2, 5, 1), torch.float32)
+    with pytest.raises(ArgumentError, match="value and reward have different shapes"):
+        gae(reward, terminated, done, value.squeeze(-1), next_value, 0.99, 0.95)
+    with pytest.raises(ArgumentError, match="float64"):
+        gae(reward, terminated, done, value.double(), next_value, 0.99, 0.95)
+
+
+def test_without_terminated_every_end_is_one():
+    reward, _, done, value, next_value = batch(4, (2, 9, 1), torch.float32)
+    short = generalized_advantage_estimate(0.99, 0.95, value, next_value, reward, done)
+    long = generalized_advantage_estimate(0.99, 0.95, value, next_value, reward, done, done)
+    assert torch.equal(short[0], long[0])
+    assert vec_generalized_advantage_estimate is generalized_advantage_estimate

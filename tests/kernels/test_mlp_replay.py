@@ -1,0 +1,70 @@
+"""Stacks run by hand against the same modules under autograd."""
+
+import pytest
+import torch
+from torch import nn
+
+from rlcli.kernels.mlp import Replay, layers_of
+
+
+def stack(activation, bias=True, dtype=torch.float32):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(5, 16, bias=bias), activation(), nn.Sequential(nn.Linear(16, 8), activation()), nn.Linear(8, 3)
+    )
+    return net.to(dtype)
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_outputs_and_gradients_are_those_of_autograd(activation, bias, rows):
+    net = stack(activation, bias)
+    x, grad = torch.randn(rows, 5) * 2, torch.randn(rows, 3)
+    expected = net(x)
+    expected.backward(grad)
+    wanted = [p.grad.clone() for p in net.parameters()]
+    for p in net.parameters():
+        p.grad.fill_(float("nan"))  # overwritten, not added to
+    replay = Replay(layers_of(net))
+    assert torch.allclose(replay.forward(x), expected, atol=1e-6)
+    replay.backward(grad.clone())
+    for p, w in zip(net.parameters(), wanted, strict=True):
+        assert (p.grad - w).abs().max() <= 1e-6 * (1 + w.abs().max())
+
+
+def test_an_optimizer_step_is_seen_without_rebuilding():
+    net = stack(nn.Tanh)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    replay, x = Replay(layers_of(net)), torch.randn(4, 5)
+    replay.forward(x)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1)
+    assert torch.allclose(replay.forward(x), net(x), atol=1e-6)
+
+
+def test_only_plain_stacks_are_replayed():
+    class Louder(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Odd(nn.Sequential):
+        def forward(self, x):
+            return x
+
+    hooked = stack(nn.Tanh)
+    hooked[0].register_forward_hook(lambda *a: None)
+    shared = nn.Linear(4, 4)
+    for net in (
+        nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+        nn.Sequential(Louder(4, 4)),
+        Odd(nn.Linear(4, 4)),
+        nn.Sequential(nn.Tanh(), nn.Linear(4, 4)),
+        nn.Sequential(shared, shared),
+        nn.Sequential(),
+        hooked,
+    ):
+        assert layers_of(net) is None
+    assert [layer.activation for layer in layers_of(stack(nn.ReLU))] == ["relu", "relu", None]

@@ -1,0 +1,198 @@
+"""Every transform gives the same bits through its TensorDict face, in the loop, and after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scripted import assert_same, run_columns, run_tensordicts, write_script
+from torch import nn
+
+from rlcli.specs import Composite, Unbounded
+from rlcli.transforms import (
+    CatFrames,
+    ChannelsFirst,
+    Compose,
+    DoubleToFloat,
+    FrameStack,
+    InitTracker,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    RunningNorm,
+    SignTransform,
+    StepCounter,
+    TensorDictPrimer,
+    ToFloat,
+    ToTensorImage,
+    Transform,
+    choose_faces,
+)
+
+REWARD = ("next", "reward")
+T = 8
+
+
+def norm(**kwargs) -> RunningNorm:
+    return RunningNorm(refresh_each_step=False, **kwargs)
+
+
+def refresh(transform: nn.Module) -> None:
+    for part in transform.modules():
+        if isinstance(part, RunningNorm):
+            part.refresh()
+
+
+class Doubled(Transform):
+    """A user's transform: no column face, another shape, another key."""
+
+    def __init__(self):
+        super().__init__(["observation"], ["observation", "total"])
+
+    def _step(self, tensordict, next_tensordict):
+        obs = next_tensordict["observation"]
+        next_tensordict["total"] = tensordict["total"] + obs.sum(-1, keepdim=True)
+        return next_tensordict.set("observation", torch.cat([obs, obs], -1))
+
+    def _reset(self, tensordict, reset_tensordict):
+        obs = reset_tensordict["observation"]
+        reset_tensordict["total"] = obs.sum(-1, keepdim=True)
+        return reset_tensordict.set("observation", torch.cat([obs, obs], -1))
+
+    def transform_observation_spec(self, spec):
+        spec["total"] = Unbounded((*spec.shape, 1))
+        obs = spec["observation"]
+        spec["observation"] = Unbounded((*obs.shape[:-1], 2 * obs.shape[-1]), obs.dtype)
+        return spec
+
+
+CASES = {
+    "init": (lambda: InitTracker(), ["is_init"], {}),
+    "count": (lambda: StepCounter(), ["step_count"], {}),
+    "count to 3": (lambda: StepCounter(max_steps=3), ["step_count"], {}),
+    "count to 1": (lambda: StepCounter(max_steps=1), ["step_count"], {}),
+    "reward sum": (lambda: RewardSum(), ["episode_reward"], {}),
+    "reward scaling": (lambda: RewardScaling(0.3, 0.7), [REWARD], {}),
+    "reward clipping": (lambda: RewardClipping(-0.5, 0.5), [REWARD], {}),
+    "reward sign": (lambda: SignTransform(), [REWARD], {}),
+    "scaled before it is summed": (
+        lambda: Compose(RewardScaling(0.0, 0.1), RewardSum()),
+        ["episode_reward"],
+        {},
+    ),
+    "summed before it is scaled": (
+        lambda: Compose(RewardSum(), RewardScaling(0.0, 0.1)),
+        ["episode_reward"],
+        {},
+    ),
+    "ended by one, marked by another": (
+        lambda: Compose(InitTracker(), RewardSum(), StepCounter(max_steps=4)),
+        ["is_init", "episode_reward"],
+        {},
+    ),
+    "cat vectors": (lambda: CatFrames(3, -1), [], {}),
+    "cat one": (lambda: CatFrames(1, -1), [], {}),
+    "cat padded": (lambda: CatFrames(3, -1, padding="constant", padding_value=7), [], {}),
+    "cat to another key": (lambda: CatFrames(3, -1, out_keys=["stack"]), [], {}),
+    "cat images": (lambda: CatFrames(4, -3), [], {"shape": (3, 5, 6), "dtype": np.uint8}),
+    "stack images": (lambda: FrameStack(4), [], {"shape": (5, 6), "dtype": np.uint8}),
+    "stack vectors": (lambda: FrameStack(2, ndim=1), [], {}),
+    "to float": (lambda: ToFloat(), [], {"dtype": np.uint8}),
+    "double to float": (lambda: DoubleToFloat(), [], {"dtype": np.float64}),
+    "double to float, nothing to do": (lambda: DoubleToFloat(), [], {}),
+    "to image": (lambda: ToTensorImage(), [], {"shape": (5, 6, 3), "dtype": np.uint8}),
+    "float image": (lambda: ToTensorImage(), [], {"shape": (5, 6, 3)}),
+    "channels first": (lambda: ChannelsFirst(), [], {"shape": (5, 6, 3), "dtype": np.uint8}),
+    "channels first, same shape": (lambda: ChannelsFirst(), [], {"shape": (3, 3, 3), "dtype": np.uint8}),
+    "norm": (lambda: norm(), [], {}),
+    "norm of doubles": (lambda: norm(clip=1.0), [], {"dtype": np.float64}),
+    "norm of single numbers": (lambda: norm(), [], {"shape": ()}),
+    "norm of pixels": (lambda: norm(), [], {"shape": (5, 6), "dtype": np.uint8}),
+    "norm to another key": (lambda: norm(out_keys=["scaled"]), [], {}),
+    "frozen norm": (lambda: norm().freeze(), [], {}),
+    "primer": (lambda: TensorDictPrimer({"hidden": Unbounded((2,))}, 1.5), [], {}),
+    "three shapes of one key": (
+        lambda: Compose(ChannelsFirst(), CatFrames(2, -3), ToFloat(), norm()),
+        [],
+        {"shape": (5, 6, 3), "dtype": np.uint8},
+    ),
+    "stacked, then scaled": (lambda: Compose(CatFrames(3, -1), norm()), [], {}),
+    "user's": (lambda: Doubled(), [], {}),
+    "user's among ours": (
+        lambda: Compose(
+            StepCounter(max_steps=5), norm(), Doubled(), CatFrames(2, -1), RewardSum(), InitTracker()
+        ),
+        ["is_init"],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the loop", "after it where possible"])
+@pytest.mark.parametrize("name", CASES)
+def test_column_faces_give_the_bits_of_the_tensordict_face(name, inside):
+    make, live, world = CASES[name]
+    script = write_script(batch=T, **world)
+    expected = run_tensordicts(script, make(), T, at_batch_start=refresh)
+    assert_same(run_columns(script, make(), T, live=live if inside else ()), expected)
+
+
+# a running scale is refreshed once a batch: its values depend on the cut, by definition
+@pytest.mark.parametrize(
+    "name", [n for n in CASES if not {"norm", "scaled", "three", "user's"} & {*n.split()}]
+)
+def test_the_cut_into_batches_changes_nothing(name):
+    make, live, world = CASES[name]
+    script = write_script(batch=T, **world)
+    whole = run_columns(script, make(), 3 * T, live=live)[0]
+    for cut in (1, T, 12):
+        for chosen in (live, ()):
+            parts = run_columns(script, make(), cut, live=chosen)
+            for key, column in whole.items():
+                assert np.array_equal(np.concatenate([part[key] for part in parts], 1), column), key
+
+
+@pytest.mark.parametrize("make", [InitTracker, StepCounter, RewardSum])
+def test_what_nobody_reads_runs_after_the_loop(make):
+    schema = {"observation": ((4,), np.dtype(np.float32)), REWARD: ((1,), np.dtype(np.float32))}
+    transform = make()
+    unread = choose_faces([transform], schema, ["observation"])
+    read = choose_faces([transform], schema, ["observation", *transform.out_keys])
+    assert (unread.inside, unread.after) == ([], [transform])
+    assert (read.inside, read.after) == ([transform], [])
+    assert set(unread.columns) == set(read.rows) - set(unread.rows) == set(transform.out_keys)
+
+
+def test_a_limit_on_steps_runs_in_the_loop_even_if_nobody_reads_the_count():
+    faces = choose_faces([StepCounter(max_steps=3)], {"observation": ((4,), np.dtype(np.float32))}, [])
+    assert len(faces.inside) == 1
+
+
+def test_a_scaling_moves_into_the_loop_with_the_sum_that_reads_it():
+    schema = {"observation": ((4,), np.dtype(np.float32)), REWARD: ((1,), np.dtype(np.float32))}
+    faces = choose_faces([RewardScaling(0, 2), RewardSum()], schema, ["episode_reward"])
+    assert len(faces.inside) == 2 and faces.needs == {REWARD}
+
+
+def test_the_env_writes_raw_rows_where_a_transform_changes_the_shape():
+    kind = ((5, 6, 3), np.dtype(np.uint8))
+    keys = [("a", "pixels")]
+    faces = choose_faces([ChannelsFirst(keys), ToFloat(keys)], {("a", "pixels"): kind}, [])
+    assert faces.env_keys == {("a", "pixels"): ("_raw", ("a", "pixels"))}
+    assert faces.rows == {
+        ("_raw", ("a", "pixels")): kind,
+        ("_raw", ("a", "pixels"), 1): ((3, 5, 6), np.dtype(np.uint8)),
+        ("a", "pixels"): ((3, 5, 6), np.dtype(np.float32)),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_specs_describe_what_comes_out(name):
+    make, _, world = CASES[name]
+    script = write_script(batch=T, **world)
+    n, dtype = script.lanes, torch.from_numpy(script.first).dtype
+    spec = Composite({"observation": Unbounded((n, *script.first.shape[1:]), dtype)}, shape=(n,))
+    after = make().transform_observation_spec(spec)
+    for batch in run_tensordicts(script, make(), T, at_batch_start=refresh):
+        for root in (batch, batch["next"]):
+            assert after.mismatch(root[:, 3]) is None

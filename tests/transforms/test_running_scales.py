@@ -1,0 +1,183 @@
+"""Running normalisation counts every raw value once, freezes inside a batch, and survives a checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import run_columns, run_tensordicts, write_script
+from tensordict import TensorDict
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.transforms import (
+    Compose,
+    InitTracker,
+    RewardNorm,
+    RewardSum,
+    RunningNorm,
+    StepCounter,
+    choose_faces,
+)
+from rlcli.transforms.running_moments import RunningMoments
+
+T = 8
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_moments_are_those_of_all_rows_however_they_arrive(sizes, seed):
+    rows = np.random.default_rng(seed).normal(1e3, 2.0, (sum(sizes), 3))
+    moments = RunningMoments()
+    for part in np.split(rows, np.cumsum(sizes)[:-1]):
+        moments.add(part - 7, 7.0)
+    assert moments.count == len(rows)
+    np.testing.assert_allclose(moments.mean, rows.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.deviation / moments.count, rows.var(0), rtol=1e-9, atol=1e-12)
+
+
+def test_every_raw_observation_is_counted_once_finals_and_resets_too():
+    script, norm = write_script(batch=T), RunningNorm()
+    run_columns(script, norm, T)
+    ended = (script.terminated | script.truncated)[..., 0]
+    seen = np.concatenate([script.first, script.successor.reshape(-1, 4), script.restart[ended]]).astype(
+        float
+    )
+    moments = norm.tallies[0].moments
+    assert moments.count == len(seen)
+    np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(moments.deviation, seen.var(0) * len(seen), rtol=1e-6)
+
+
+def test_the_scale_is_frozen_inside_a_batch_and_refreshed_between_batches():
+    script, norm = write_script(batch=T), RunningNorm(clip=1e9)
+    batches = run_columns(script, norm, T)
+    raw = script.successor.swapaxes(0, 1)
+    np.testing.assert_array_equal(batches[0]["next", "observation"], raw[:, :T])  # nothing was known yet
+    second, raw = batches[1]["next", "observation"].reshape(-1, 4), raw[:, T : 2 * T].reshape(-1, 4)
+    slope = (second[1:] - second[0]) / (raw[1:] - raw[0])
+    np.testing.assert_allclose(slope, np.broadcast_to(slope[:1], slope.shape), rtol=2e-3)
+    assert not np.allclose(slope[0], 1)
+
+
+def test_resets_alone_do_not_change_the_scale():
+    norm, rows = RunningNorm(), {"observation": [np.full((2, 4), 3.0, np.float32)]}
+    op = norm.bind(rows, 2)
+    op.begin()
+    op.reset(0, [0, 1])
+    op.end()
+    np.testing.assert_array_equal(rows["observation"][0], 3.0)
+    copy = RunningNorm()
+    copy.load_state_dict(norm.state_dict())
+    for same in (norm, copy):
+        data = TensorDict({"observation": torch.randn(5, 4)}, [5])
+        assert torch.equal(same(data.clone())["observation"], data["observation"])
+        assert same.tallies[0].moments.count == 2
+
+
+def test_a_frozen_scale_counts_nothing():
+    script, norm = write_script(batch=T), RunningNorm()
+    run_columns(script, norm, T)
+    count, scale = norm.tallies[0].moments.count, norm.tallies[0].moments.scale(1e-8)
+    run_columns(script, norm.freeze(), T)
+    run_tensordicts(script, norm, T)
+    assert norm.tallies[0].moments.count == count
+    np.testing.assert_array_equal(norm.tallies[0].moments.scale(1e-8), scale)
+
+
+def test_outside_a_collector_the_scale_follows_every_step():
+    norm = RunningNorm()
+    norm._reset(None, TensorDict({"observation": torch.tensor([[0.0], [4.0]])}, [2]))
+    out = norm._step(TensorDict({}, [2]), TensorDict({"observation": torch.tensor([[2.0], [2.0]])}, [2]))[
+        "observation"
+    ]
+    torch.testing.assert_close(out, torch.zeros(2, 1))
+    out = norm.forward(TensorDict({"observation": torch.tensor([[4.0]])}, [1]))["observation"]
+    torch.testing.assert_close(out, torch.tensor([[2.0]]) / torch.tensor(2.0).sqrt())
+
+
+@pytest.mark.parametrize("cut", [1, T, 3 * T])
+def test_reward_norm_divides_by_the_deviation_of_the_discounted_return(cut):
+    script, gamma = write_script(batch=T), 0.9
+    batches = run_columns(script, RewardNorm(gamma, clip=1.5), cut)
+    done = (script.terminated | script.truncated)[..., 0]
+    held, seen = np.zeros(3), []
+    for t in range(script.steps):
+        held = held * gamma + script.reward[t, :, 0]
+        seen.append(held)
+        held = np.where(done[t], 0, held)
+        if (t + 1) % cut == 0:
+            expected = script.reward[t + 1 - cut : t + 1].swapaxes(0, 1) / np.sqrt(np.var(seen) + 1e-8)
+            got = batches[t // cut]["next", "reward"]
+            np.testing.assert_allclose(got, np.clip(expected, -1.5, 1.5), rtol=1e-6)
+
+
+def test_reward_norm_step_by_step_is_a_batch_of_one_step():
+    script = write_script(batch=T)
+    steps = run_columns(script, RewardNorm(), 1)
+    tds = run_tensordicts(script, RewardNorm(), 1)
+    for cols, td in zip(steps, tds, strict=True):
+        np.testing.assert_array_equal(cols["next", "reward"], td["next", "reward"].numpy())
+
+
+def test_what_reads_a_normalised_reward_while_collecting_is_refused():
+    schema = {"observation": ((4,), np.dtype(np.float32)), ("next", "reward"): ((1,), np.dtype(np.float32))}
+    with pytest.raises(ArgumentError, match=r"RewardNorm works on whole batches, but next\.reward"):
+        choose_faces([RewardNorm(), RewardSum()], schema, ["episode_reward"])
+    assert choose_faces([RewardSum(), RewardNorm()], schema, ["episode_reward"]).inside
+
+
+def test_a_checkpoint_between_batches_changes_nothing():
+    def make():
+        return Compose(InitTracker(), StepCounter(), RewardSum(), RewardNorm())
+
+    script = write_script(batch=T)
+    whole = run_columns(script, make(), T)
+
+    first = make()
+    resumed = []
+    for start in range(0, script.steps, T):
+        part = make()
+        if start:
+            part.load_state_dict(first.state_dict())
+        rest = {name: value[start : start + T] for name, value in vars(script).items() if name != "first"}
+        cols = _after_only(part, rest, fresh=start == 0)
+        resumed.append(cols)
+        first = part
+    for expected, got in zip(whole, resumed, strict=True):
+        for key in (
+            "is_init",
+            "step_count",
+            "episode_reward",
+            ("next", "reward"),
+            ("next", "episode_reward"),
+        ):
+            np.testing.assert_array_equal(expected[key], got[key])
+
+
+def _after_only(transforms, part, *, fresh):
+    done = (part["terminated"] | part["truncated"]).swapaxes(0, 1).copy()
+    cols = {("next", "reward"): part["reward"].swapaxes(0, 1).copy(), ("next", "done"): done}
+    for transform in transforms:
+        transform.batch_pass(cols, np.full(3, fresh))
+    return cols
+
+
+def test_running_norm_survives_its_state_dict():
+    script, norm = write_script(batch=T), RunningNorm()
+    run_columns(script, norm, T)
+    copy = RunningNorm()
+    copy.load_state_dict(norm.state_dict())
+    assert all(isinstance(v, torch.Tensor) for v in norm.get_extra_state().values())
+    data = TensorDict({"observation": torch.randn(5, 4)}, [5])
+    norm.refresh()
+    assert torch.equal(norm(data.clone())["observation"], copy(data.clone())["observation"])
+
+
+def test_mistakes_get_a_sentence():
+    with pytest.raises(ArgumentError, match="max_steps must be at least 1"):
+        StepCounter(max_steps=0)
+    with pytest.raises(ArgumentError, match="Put it into the env"):
+        StepCounter()(TensorDict({}, [3]))
+    with pytest.raises(MissingKeyError, match=r"needs step_count: the tensordict holds observation\. Reset"):
+        StepCounter()._step(TensorDict({"observation": torch.zeros(3, 1)}, [3]), TensorDict({}, [3]))
