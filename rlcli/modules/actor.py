@@ -1,0 +1,117 @@
+"""Actors: a tensordict module that computes parameters, and a distribution that turns them into an action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModuleBase,
+)
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, SAMPLE_LOG_PROB, Key
+from rlcli.modules.distributions import Delta, family_of
+from rlcli.specs import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+
+# what each spec's actions look like, by the family that draws them
+_LAYOUT = {
+    OneHot: "OneHotCategorical",
+    Categorical: "Categorical",
+    MultiCategorical: "MultiCategorical",
+    MultiOneHot: "MultiOneHot",
+}
+
+
+class ProbabilisticActor(ProbabilisticTensorDictSequential):
+    """A policy: `module` writes a distribution's parameters, then an action is drawn from it.
+
+    Parameters
+    ----------
+    module : TensorDictModuleBase
+        Writes the parameters.
+    in_keys : key, sequence of keys, or mapping
+        Where the parameters are. Plain keys are also the distribution's argument names (`["loc", "scale"]`);
+        a mapping gives both (`{"logits": ("agent", "head")}`).
+    out_keys : sequence of keys
+        Where the action goes.
+    spec : TensorSpec, optional
+        Of the action; checked against the distribution (one-hot or index), and kept as `.spec`.
+    distribution_class, distribution_kwargs
+        Its class and constant arguments.
+    return_log_prob : bool
+        Also write the action's log-probability, at `log_prob_key`.
+    default_interaction_type : ExplorationType
+        How actions are taken outside `set_exploration_type`.
+    **kwargs
+        For `tensordict.nn.ProbabilisticTensorDictModule` (`cache_dist`, `n_empirical_estimate`,
+        `num_samples`, ...).
+
+    Notes
+    -----
+    Reads `module.in_keys`; writes the module's keys, the action, and the log-probability if asked.
+
+    Raises
+    ------
+    ArgumentError
+        If `module` is no tensordict module, does not write `in_keys`, or `spec` and distribution disagree.
+    """
+
+    def __init__(
+        self,
+        module: TensorDictModuleBase,
+        in_keys: Key | Sequence[Key] | Mapping[str, Key],
+        out_keys: Sequence[Key] | None = None,
+        *,
+        spec: TensorSpec | None = None,
+        distribution_class: type = Delta,
+        distribution_kwargs: Mapping[str, Any] | None = None,
+        return_log_prob: bool = False,
+        log_prob_key: Key = SAMPLE_LOG_PROB,
+        default_interaction_type: InteractionType = InteractionType.DETERMINISTIC,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(module, TensorDictModuleBase):
+            raise ArgumentError(
+                f"ProbabilisticActor takes a tensordict module, not {type(module).__name__}",
+                fix="Wrap it: TensorDictModule(module, in_keys=['observation'], out_keys=['logits']), "
+                "or call rlcli.modules.as_actor(module, action_spec).",
+            )
+        keys = list(in_keys) if not isinstance(in_keys, str | tuple | Mapping) else in_keys
+        outs = [ACTION] if out_keys is None else list(out_keys)
+        stage = ProbabilisticTensorDictModule(
+            keys,
+            outs,
+            distribution_class=distribution_class,
+            distribution_kwargs=dict(distribution_kwargs or {}),
+            return_log_prob=return_log_prob,
+            log_prob_key=log_prob_key if len(outs) == 1 else None,
+            default_interaction_type=default_interaction_type,
+            **kwargs,
+        )
+        missing = [key for key in stage.in_keys if key not in module.out_keys and key not in module.in_keys]
+        if missing:
+            raise ArgumentError(
+                f"the actor's distribution reads {missing}, which its module does not write",
+                why=f"the module writes {list(module.out_keys)}",
+                fix="Make in_keys and the module's out_keys the same.",
+            )
+        _check_layout(spec, stage, outs[0])
+        super().__init__(module, stage)
+        self.spec = spec
+
+
+def _check_layout(spec: TensorSpec | None, stage: ProbabilisticTensorDictModule, key: Key) -> None:
+    """Refuse one-hot actions for an index spec, and the like: the env would misread them."""
+    leaf = spec[key] if isinstance(spec, Composite) and key in spec else spec
+    family = family_of(stage)
+    wanted = _LAYOUT.get(type(leaf))  # type: ignore[arg-type]
+    got = "" if family is None else type(family).__name__.removesuffix("Family")
+    if wanted is not None and got in _LAYOUT.values() and got != wanted:
+        raise ArgumentError(
+            f"the distribution draws {got} actions, but the action spec is {type(leaf).__name__}",
+            fix=f"Use distribution_class=rlcli.modules.{wanted}, or the env's categorical_action_encoding.",
+        )

@@ -1,0 +1,172 @@
+"""What a distribution family is: pure functions over parameter tensors, with a torch side and a numpy side.
+
+The losses call the torch side (`log_prob`, `entropy`), the collector's loop the numpy side (`noise`, `act`),
+and the `torch.distributions` classes that users name in their actors are shells over the same functions. So
+there is one formula per family, and no object is built per step.
+
+Shape letters: `B` any batch dims, `t` time, `n` envs, `k` features of the first parameter, `d` action dims.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.errors import ArgumentError
+
+Params = tuple[Tensor, ...]
+ArrayParams = tuple[np.ndarray, ...]
+
+
+class Family(ABC):
+    """A family of action distributions, without its parameters.
+
+    Attributes
+    ----------
+    param_names : tuple of str
+        Names and order of the parameters, as a policy writes them: `("logits",)` or `("loc", "scale")`.
+    event_dims : int
+        Trailing dims of an action that one log-probability covers (0: an index, 1: a vector).
+    has_rsample : bool
+        Whether samples are differentiable in the parameters.
+    exact_entropy : bool
+        False where `entropy` is a numerical approximation (its docstring gives the error).
+    """
+
+    param_names: ClassVar[tuple[str, ...]]
+    event_dims: int = 1
+    has_rsample: bool = False
+    exact_entropy: bool = True
+
+    @abstractmethod
+    def log_prob(self, params: Params, action: Tensor) -> Tensor:
+        """Log-probability (density) of `action`, `[*B]`, in the dtype of the parameters."""
+
+    @abstractmethod
+    def entropy(self, params: Params) -> Tensor:
+        """Entropy in nats, `[*B]`."""
+
+    def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, sharing what they have in common: the call that a policy-gradient loss makes."""
+        return self.log_prob(params, action), self.entropy(params)
+
+    @abstractmethod
+    def mode(self, params: Params) -> Tensor:
+        """The action that a deterministic policy takes."""
+
+    @abstractmethod
+    def mean(self, params: Params) -> Tensor:
+        """The expected action; raises where an average of actions has no meaning."""
+
+    @abstractmethod
+    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
+        """One action per row, without gradient; from torch's global generator if none is given."""
+
+    def rsample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
+        """A sample through which gradients reach the parameters."""
+        raise ArgumentError(
+            f"{type(self).__name__} has no reparametrised sample",
+            fix="Use sample(), or a normal or tanh_normal distribution.",
+        )
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
+        """Everything random in `t` steps of `n` envs, float32 `[t, n, k]`.
+
+        Drawn in C order from one stream, so 3 steps and then 4 give the same numbers as 7 at once: changing
+        the batch length never changes the trajectories.
+        """
+
+    @abstractmethod
+    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Actions of one step from parameters `[n, k]` and a row of `noise`, in the layout that is stored."""
+
+    @abstractmethod
+    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        """`mode` on the numpy side."""
+
+
+class FamilyDistribution(torch.distributions.Distribution):
+    """Base of the `torch.distributions` classes: parameters, batch shape, and the family's functions.
+
+    Arguments are not validated (that costs 45 us a call); the collector checks actions and log-probabilities
+    for finiteness once a batch.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    has_rsample = False  # an instance attribute below; torch declares it on the class
+
+    def __init__(
+        self, family: Family, params: Params, batch_shape: torch.Size, event_shape: torch.Size
+    ) -> None:
+        self.family, self.params = family, params
+        self.has_rsample = family.has_rsample
+        super().__init__(batch_shape, event_shape, validate_args=False)
+
+    def _spread(self, sample_shape: Any) -> Params:
+        shape = torch.Size(sample_shape)
+        return tuple(p.expand(shape + p.shape) for p in self.params) if shape else self.params
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> FamilyDistribution:
+        """The same distribution over a larger batch shape."""
+        shape, rank = torch.Size(batch_shape), len(self.batch_shape)
+        new = object.__new__(type(self)) if _instance is None else _instance
+        params = tuple(p.expand(shape + p.shape[rank:]) for p in self.params)
+        FamilyDistribution.__init__(new, self.family, params, shape, self.event_shape)
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of `value`, `[*sample_shape, *batch_shape]`."""
+        extra = value.ndim - len(self.batch_shape) - len(self.event_shape)
+        return self.family.log_prob(self._spread(value.shape[: max(extra, 0)]), value)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, `[*batch_shape]`."""
+        return self.family.entropy(self.params)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Samples of shape `[*sample_shape, *batch_shape, *event_shape]`."""
+        return self.family.sample(self._spread(sample_shape), generator)
+
+    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Differentiable samples, where the family has them."""
+        return self.family.rsample(self._spread(sample_shape), generator)
+
+    @property
+    def mode(self) -> Tensor:
+        """The action of a deterministic policy."""
+        return self.family.mode(self.params)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """What `ExplorationType.DETERMINISTIC` takes: the mode."""
+        return self.family.mode(self.params)
+
+    @property
+    def mean(self) -> Tensor:
+        """The expected action."""
+        return self.family.mean(self.params)
+
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"{type(self).__name__}({shapes})"
+
+
+def logits_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
+    """Logits from exactly one of `logits` and `probs`."""
+    if (logits is None) == (probs is None):
+        raise ArgumentError(
+            "a categorical distribution takes logits or probs",
+            why="both or neither were given",
+            fix="Give one.",
+        )
+    if logits is None:
+        assert probs is not None
+        tiny = torch.finfo(probs.dtype).tiny
+        return probs.clamp_min(tiny).log()  # a probability of 0 stays a large negative logit, never -inf
+    return logits

@@ -1,0 +1,95 @@
+"""From what a policy names (a distribution class, a probabilistic module) to the family that computes it.
+
+Recognised by exact class only: a subclass may override anything, and then the collector runs it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch.distributions as D
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+
+from rlcli.keys import Key, as_tuple
+from rlcli.modules.distributions.bernoulli import BernoulliFamily, IndependentBernoulli
+from rlcli.modules.distributions.categorical import CATEGORICAL, Categorical
+from rlcli.modules.distributions.delta import DELTA, Delta
+from rlcli.modules.distributions.family import Family
+from rlcli.modules.distributions.multi_categorical import (
+    MultiCategorical,
+    MultiCategoricalFamily,
+    MultiOneHot,
+    MultiOneHotFamily,
+)
+from rlcli.modules.distributions.normal import NORMAL, IndependentNormal, NormalFamily
+from rlcli.modules.distributions.one_hot import ONE_HOT, OneHotCategorical
+from rlcli.modules.distributions.tanh_normal import TanhNormal, TanhNormalFamily
+
+
+def _always(family: Family, *ignored: str) -> Callable[..., Family | None]:
+    return lambda **kwargs: family if set(kwargs) <= set(ignored) else None
+
+
+# torch's OneHotCategorical is absent (its samples are floats); torch's Normal has a log-probability per dim
+_FAMILIES: dict[type, Callable[..., Family | None]] = {
+    Categorical: _always(CATEGORICAL),
+    OneHotCategorical: _always(ONE_HOT),
+    MultiCategorical: MultiCategoricalFamily,
+    MultiOneHot: MultiOneHotFamily,
+    IndependentBernoulli: BernoulliFamily,
+    IndependentNormal: _always(NORMAL),
+    TanhNormal: TanhNormalFamily,
+    Delta: _always(DELTA),
+    D.Categorical: _always(CATEGORICAL, "validate_args"),
+    D.Normal: _always(NormalFamily(event_dims=0), "validate_args"),
+}
+
+Source: TypeAlias = type | ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
+
+
+def family_of(source: Source, kwargs: Mapping[str, Any] | None = None) -> Family | None:
+    """The family of a distribution class or probabilistic module, or None.
+
+    Parameters
+    ----------
+    source : type, ProbabilisticTensorDictModule or ProbabilisticTensorDictSequential
+        A class, or a module (for a sequence: its last probabilistic stage).
+    kwargs : mapping, optional
+        The constant arguments given to the class (`low`, `high`, `nvec`); taken from the module otherwise.
+
+    Returns
+    -------
+    Family or None
+        None when the class is not one of ours exactly, or the module feeds it other parameters (`probs`), or
+        draws several samples at once.
+    """
+    if isinstance(source, type):
+        build = _FAMILIES.get(source)
+        return None if build is None else build(**(kwargs or {}))
+    stage = _last_stage(source)
+    if stage is None or type(stage) is not ProbabilisticTensorDictModule or stage.num_samples is not None:
+        return None
+    family = family_of(stage.distribution_class, stage.distribution_kwargs)
+    if family is None or sorted(_names(stage)) != sorted(family.param_names):
+        return None
+    return family
+
+
+def param_keys(source: ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential) -> list[Key]:
+    """The tensordict keys of the parameters, in the order of `family.param_names`."""
+    stage, family = _last_stage(source), family_of(source)
+    assert stage is not None and family is not None
+    keys = dict(zip(_names(stage), stage.in_keys, strict=True))
+    return [keys[name] for name in family.param_names]
+
+
+def _names(stage: ProbabilisticTensorDictModule) -> list[str]:
+    return [as_tuple(key)[-1] for key in stage.dist_keys]
+
+
+def _last_stage(source: Any) -> ProbabilisticTensorDictModule | None:
+    if isinstance(source, ProbabilisticTensorDictModule):
+        return source
+    found = [m for m in source.module.children() if isinstance(m, ProbabilisticTensorDictModule)]
+    return found[-1] if found else None

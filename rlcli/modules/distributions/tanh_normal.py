@@ -1,0 +1,178 @@
+"""Continuous actions inside a box: a Gaussian `x`, squashed by `a = centre + half * tanh(x)`.
+
+Log-probabilities are computed from the stored action, at collection and in the loss alike, so the first ratio
+of an update is exactly one. `atanh` amplifies rounding: in float32 the log-probability is good to about 1e-7
+* cosh(x)^2 (1e-5 for |x| < 3, 1e-2 at |x| = 6), and |x| is limited to 8.3, where tanh rounds to one.
+`rsample_and_log_prob` keeps `x` and is exact everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from rlcli.errors import ArgumentError
+from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
+from rlcli.modules.distributions.normal import LOG_SQRT_2PI, standard_normal
+
+Bound = float | Sequence[float] | np.ndarray | Tensor
+
+# Gauss-Hermite: E[f(x)] for x ~ N(loc, scale) is sum_i w_i f(loc + scale * z_i)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+class TanhNormalFamily(Family):
+    """Parameters `loc [*B, d]` and `scale [*B, d]` or `[d]` of the Gaussian; actions float `[*B, d]`.
+
+    Parameters
+    ----------
+    low, high : float or array `[d]`
+        Bounds of the action, finite, `low < high`.
+    """
+
+    param_names = ("loc", "scale")
+    has_rsample = True
+    exact_entropy = False
+
+    def __init__(self, low: Bound = -1.0, high: Bound = 1.0) -> None:
+        lo, hi = (np.asarray(b.cpu() if isinstance(b, Tensor) else b, np.float32) for b in (low, high))
+        if not (np.isfinite(lo).all() and np.isfinite(hi).all() and (lo < hi).all()):
+            raise ArgumentError(
+                "tanh_normal needs finite bounds with low < high",
+                why=f"got low={lo.tolist()}, high={hi.tolist()}",
+                fix="Use the normal distribution for an unbounded action.",
+            )
+        self.low, self.high = np.broadcast_arrays(lo, hi)
+        self._centre, self._half = _inside(self.low, self.high)
+        self._tensors: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Centre, half width and its log, on the device and in the dtype of `like`."""
+        key = (like.device, like.dtype)
+        if key not in self._tensors:
+            parts = (self._centre, self._half)
+            with torch.inference_mode(False):  # kept tensors must be usable in training later
+                centre, half = (torch.tensor(p, device=like.device, dtype=like.dtype) for p in parts)
+                self._tensors[key] = (centre, half, half.log())
+        return self._tensors[key]
+
+    def squash(self, x: Tensor) -> Tensor:
+        """The action of a Gaussian value; never leaves the box by rounding."""
+        centre, half, _ = self._bounds(x)
+        return centre + half * x.tanh()
+
+    def log_prob(self, params: Params, action: Tensor) -> Tensor:
+        loc, scale = params
+        centre, half, log_half = self._bounds(loc)
+        limit = 1 - torch.finfo(loc.dtype).eps
+        y = ((action - centre) / half).clamp(-limit, limit)
+        up, down = y.log1p(), (-y).log1p()  # log(1 + y), log(1 - y)
+        z = (0.5 * (up - down) - loc) / scale  # atanh(y) = (up - down) / 2
+        return (-0.5 * z * z - scale.log() - LOG_SQRT_2PI - log_half - up - down).sum(-1)
+
+    def entropy(self, params: Params) -> Tensor:
+        """Entropy by 24-point Gauss-Hermite quadrature; there is no closed form.
+
+        H[a] = H[x] + E[log half] + E[log(1 - tanh(x)^2)]: deterministic and differentiable, unlike the usual
+        sampled estimate, so it needs no generator. Error against exact integration, per dim: 1e-6 for scale
+        <= 1, 1e-3 for scale <= 2, 3e-2 for scale <= 4.
+        """
+        loc, scale = params
+        _, _, log_half = self._bounds(loc)
+        log_slope = self._expect(_log_slope, loc, scale)
+        return (0.5 + LOG_SQRT_2PI + scale.log() + log_half + log_slope).sum(-1)
+
+    def _expect(self, f, loc: Tensor, scale: Tensor) -> Tensor:
+        nodes, weights = (torch.as_tensor(a, dtype=loc.dtype, device=loc.device) for a in (_NODES, _WEIGHTS))
+        x = loc.unsqueeze(-1) + scale.unsqueeze(-1) * nodes  # [*B, d, 24]
+        return f(x) @ weights
+
+    def mode(self, params: Params) -> Tensor:
+        """`squash(loc)`: the median, and what "deterministic" means for this family everywhere.
+
+        (The density itself peaks at the box's edges once scale exceeds about 0.7: nobody wants that action.)
+        """
+        return self.squash(params[0])
+
+    def mean(self, params: Params) -> Tensor:
+        """E[a], by the quadrature of `entropy`."""
+        centre, half, _ = self._bounds(params[0])
+        return centre + half * self._expect(torch.tanh, *params)
+
+    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
+        return self.rsample((params[0].detach(), params[1].detach()), generator)
+
+    def rsample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
+        return self.squash(params[0] + params[1] * standard_normal(params, generator))
+
+    def rsample_and_log_prob(
+        self, params: Params, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A differentiable sample and its log-probability, exact because `x` is kept, not inverted."""
+        eps = standard_normal(params, generator)
+        x = params[0] + params[1] * eps
+        log_half = self._bounds(x)[2]
+        log_prob = -0.5 * eps * eps - params[1].log() - LOG_SQRT_2PI - log_half - _log_slope(x)
+        return self.squash(x), log_prob.sum(-1)
+
+    def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
+        return rng.standard_normal((t, n, k), dtype=np.float32)
+
+    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        out = np.multiply(params[1], noise, out)
+        np.add(out, params[0], out)
+        return self._squash_rows(out, out)
+
+    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        return self._squash_rows(params[0], out)
+
+    def _squash_rows(self, x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+        out = np.tanh(x, out)
+        np.multiply(out, self._half, out)
+        return np.add(out, self._centre, out)
+
+
+def _log_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2) without cancellation: 2 (log 2 - x - softplus(-2 x))."""
+    return 2 * (math.log(2) - x - softplus(-2 * x))
+
+
+def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and half width in float32 such that centre +- half, computed in float32, stays within the
+    bounds.
+
+    Rounding is monotone, so it is enough that the two edges are inside; then no step of the loop needs a
+    clip.
+    """
+    centre, half = (low + high) / np.float32(2), (high - low) / np.float32(2)
+    while (over := (centre + half > high) | (centre - half < low)).any():
+        half = np.where(over, np.nextafter(half, np.float32(0)), half)
+    return centre, half
+
+
+class TanhNormal(FamilyDistribution):
+    """A Gaussian squashed into a box.
+
+    Parameters
+    ----------
+    loc, scale : Tensor `[*B, d]`
+        Parameters of the Gaussian before tanh; `scale` may be `[d]`.
+    low, high : float or array `[d]`
+        The box.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, low: Bound = -1.0, high: Bound = 1.0) -> None:
+        family = TanhNormalFamily(low, high)
+        super().__init__(family, (loc, scale.expand_as(loc)), loc.shape[:-1], loc.shape[-1:])
+
+    def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """A differentiable sample and its exact log-probability."""
+        family = self.family
+        assert isinstance(family, TanhNormalFamily)
+        return family.rsample_and_log_prob(self._spread(sample_shape))

@@ -1,0 +1,50 @@
+"""How actions are taken from a policy's distribution, and the policy that has none.
+
+The setting is tensordict's interaction type under the field's name; a collector reads it when it binds a
+policy, not at every step.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, Key
+from rlcli.specs import Composite, TensorSpec
+
+__all__ = ["ExplorationType", "RandomPolicy", "exploration_type", "set_exploration_type"]
+
+
+class RandomPolicy:
+    """Writes legal actions drawn from the action spec; reads nothing.
+
+    Parameters
+    ----------
+    action_spec : TensorSpec or Composite
+        Batch dims included. A composite with one leaf gives its key too.
+    action_key : key
+        Where a plain spec's action goes.
+    generator : torch.Generator, optional
+        Defaults to torch's global one.
+    """
+
+    def __init__(
+        self,
+        action_spec: TensorSpec,
+        action_key: Key = ACTION,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if isinstance(action_spec, Composite):
+            keys = action_spec.keys(True, True)
+            if len(keys) != 1:
+                raise ArgumentError("RandomPolicy takes one action", why=f"the spec has {len(keys)}: {keys}")
+            action_key, action_spec = keys[0], action_spec[keys[0]]
+        self.action_spec, self.action_key, self.generator = action_spec, action_key, generator
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        return td.set(self.action_key, self.action_spec.rand(generator=self.generator))
