@@ -1,0 +1,9 @@
+"""Environments: a TensorDict face for people, an array face for the collector's loop."""
+
+from rlcli.envs.base import EnvBase
+from rlcli.envs.gym_env import GymEnv
+from rlcli.envs.mdp import step_mdp
+from rlcli.envs.serial import SerialEnv
+from rlcli.envs.transformed import TransformedEnv
+
+__all__ = ["EnvBase", "GymEnv", "SerialEnv", "TransformedEnv", "step_mdp"]

@@ -1,0 +1,126 @@
+"""How an action looks in the loop, in the stored column, and to the environment.
+
+| space | in the loop | stored | the env gets |
+|---|---|---|---|
+| Discrete(n) | a list of ints, 0-based | index int64 `[]`, or one-hot int64 `[n]` | int + start |
+| MultiDiscrete | int64 row `[N, d]` | the same, or one-hot of every part | the row + start |
+| MultiBinary | int8 row `[N, d]` | the same | the row |
+| Box | float row `[N, *shape]`, perhaps out of bounds | the same, as the policy gave it | a copy, clipped to the bounds |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from gymnasium import spaces
+
+from rlcli.errors import EnvError
+
+
+class ActionFormat:
+    """The action of one gymnasium space, in its three guises.
+
+    Attributes
+    ----------
+    kind : str
+        `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
+    shape, dtype
+        Of the action in the loop, without the lane dim (`()` and int64 for discrete).
+    """
+
+    def __init__(self, space: spaces.Space, categorical: bool = False) -> None:
+        self.space, self.categorical = space, categorical
+        self.start = 0
+        if isinstance(space, spaces.Discrete):
+            self.kind, self.shape, self.dtype = "discrete", (), np.dtype(np.int64)
+            self.nvec, self.start = (int(space.n),), int(space.start)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.kind, self.shape, self.dtype = "multi_discrete", tuple(space.shape), np.dtype(np.int64)
+            self.nvec = tuple(int(n) for n in space.nvec.reshape(-1))
+            self.start = np.asarray(space.start, dtype=np.int64)
+        elif isinstance(space, spaces.MultiBinary):
+            self.kind, self.shape, self.dtype = "multi_binary", tuple(space.shape), np.dtype(np.int8)
+        elif isinstance(space, spaces.Box):
+            self.kind, self.shape, self.dtype = "box", tuple(space.shape), np.dtype(space.dtype)
+            self.low, self.high = space.low, space.high
+        else:
+            raise EnvError(
+                f"an action space of type {type(space).__name__} cannot be used",
+                why="rlcli knows Discrete, MultiDiscrete, MultiBinary and Box",
+                fix="Wrap the env so that it offers one of them (gymnasium.wrappers.TransformAction).",
+            )
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the stored column (one-hot) differs from the action in the loop."""
+        return not self.categorical and self.kind in ("discrete", "multi_discrete")
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape (without lanes) and dtype of the stored action."""
+        if not self.encoded:
+            return self.shape, self.dtype
+        return (sum(self.nvec),), np.dtype(np.int64)
+
+    def encode(self, index: np.ndarray, out: np.ndarray) -> None:
+        """Write loop actions `[*B]` or `[*B, d]` as one-hot into `out` `[*B, sum(nvec)]`."""
+        parts = index[..., None] if self.kind == "discrete" else index
+        start = 0
+        for part, n in enumerate(self.nvec):
+            np.equal(
+                parts[..., part, None], np.arange(n), out=out[..., start : start + n], casting="unsafe"
+            )
+            start += n
+
+    def decode(self, stored: np.ndarray) -> np.ndarray:
+        """Loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
+        if not self.encoded:
+            return stored.reshape(stored.shape[0], *self.shape)
+        if self.kind == "discrete":
+            return stored.argmax(-1)
+        cuts = np.cumsum(self.nvec)[:-1]
+        return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
+
+    def sender(self) -> Callable:
+        """A function from the loop's actions to a sequence of what each env gets."""
+        if self.kind == "discrete":
+            start = self.start
+            return (lambda actions: actions) if not start else (lambda actions: [a + start for a in actions])
+        if self.kind == "box":
+            low, high = self.low, self.high
+            if np.isfinite(low).any() or np.isfinite(high).any():
+                return lambda actions: np.minimum(np.maximum(actions, low), high)
+            return np.array
+        if np.any(self.start):
+            return lambda actions: actions + self.start
+        return np.array
+
+    def draw(self, rng: np.random.Generator, steps: int, lanes: int) -> np.ndarray:
+        """Uniform random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream.
+
+        A part of a Box that is unbounded on either side is drawn from a standard logistic law.
+        """
+        size = (steps, lanes, *self.shape)
+        u = rng.random(size)  # one double a number whatever the space: the stream never depends on the cut
+        if self.kind == "discrete":
+            return (u * self.nvec[0]).astype(np.int64)
+        if self.kind == "multi_discrete":
+            return (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
+        if self.kind == "multi_binary":
+            return (u < 0.5).astype(np.int8)
+        low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        with np.errstate(invalid="ignore", over="ignore"):
+            inside = low + u * (high - low)
+        unbounded = np.log(np.maximum(u, 1e-300) / np.maximum(1.0 - u, 1e-300))  # logistic noise
+        return np.where(bounded, inside, unbounded).astype(self.dtype)
+
+    def log_density(self) -> float:
+        """Log-probability of a uniform random action (its log-density for a Box)."""
+        if self.kind in ("discrete", "multi_discrete"):
+            return -float(np.log(np.asarray(self.nvec, dtype=np.float64)).sum())
+        if self.kind == "multi_binary":
+            return -float(np.log(2.0) * np.prod(self.shape))
+        with np.errstate(over="ignore"):
+            return -float(np.log(self.high.astype(np.float64) - self.low.astype(np.float64)).sum())

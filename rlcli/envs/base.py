@@ -1,0 +1,260 @@
+"""The TensorDict face of an environment: reset, step, step_and_maybe_reset, rollout.
+
+A subclass gives specs and two methods, `_reset` and `_step`; everything else is written here once.  The collector does
+not walk this path for envs that have an array face (`lanes`); it is what users call by hand, and the slow plain oracle
+of the fast loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.envs.mdp import episode_over, step_mdp
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, unravel
+from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
+
+
+class EnvBase:
+    """An environment that reads and writes TensorDicts.
+
+    Parameters
+    ----------
+    batch_size : sequence of int
+        `()` for a single env, `(N,)` for N stepped together.
+    device : torch device, optional
+        Where its tensors live; None keeps the CPU without stamping a device on TensorDicts.
+
+    Notes
+    -----
+    Subclasses set `observation_spec` (Composite), `action_spec`, `reward_spec`, `state_spec` with shapes that include
+    the batch size, and define
+
+    - `_reset(td) -> TensorDict` with root observations; `td` may hold `_reset`, a bool mask `[*batch, 1]` of the lanes
+      to restart (the others keep their values);
+    - `_step(td) -> TensorDict` with the next observations, `reward` and any of `terminated`, `truncated`, `done`;
+    - `_set_seed(seed)`.
+    """
+
+    def __init__(self, *, batch_size=(), device=None) -> None:
+        self.batch_size = torch.Size(batch_size)
+        self.device = torch.device(device) if device is not None else None
+        self.observation_spec = Composite({}, shape=self.batch_size)
+        self.state_spec = Composite({}, shape=self.batch_size)
+        self.action_spec: TensorSpec | None = None
+        self.reward_spec: TensorSpec = Unbounded(shape=(*self.batch_size, 1), dtype=torch.float32)
+        self.is_closed = False
+
+    # ---- specs -------------------------------------------------------------------------------------------------
+    @property
+    def done_spec(self) -> Composite:
+        """The three end flags, bool `[*batch, 1]` each."""
+        flag = Binary(1, shape=(*self.batch_size, 1), dtype=torch.bool)
+        return Composite({name: flag.clone() for name in END_FLAGS}, shape=self.batch_size)
+
+    @property
+    def full_observation_spec(self) -> Composite:
+        return self.observation_spec
+
+    @property
+    def full_state_spec(self) -> Composite:
+        return self.state_spec
+
+    @property
+    def full_action_spec(self) -> Composite:
+        return Composite({ACTION: self.action_spec}, shape=self.batch_size)
+
+    @property
+    def full_reward_spec(self) -> Composite:
+        return Composite({"reward": self.reward_spec}, shape=self.batch_size)
+
+    @property
+    def full_done_spec(self) -> Composite:
+        return self.done_spec
+
+    @property
+    def _observation_keys_step_mdp(self) -> list[Key]:
+        """Observation keys that a step carries from `next` to the root."""
+        return [unravel(key) for key in self.observation_spec.keys(True, True)]
+
+    @property
+    def _state_keys_step_mdp(self) -> list[Key]:
+        """State keys (recurrent states and the like) that a step carries from `next` to the root."""
+        return [unravel(key) for key in self.state_spec.keys(True, True)]
+
+    @property
+    def action_key(self) -> str:
+        return ACTION
+
+    @property
+    def reward_key(self) -> str:
+        return "reward"
+
+    # ---- what subclasses write ---------------------------------------------------------------------------------
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        raise NotImplementedError
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        raise NotImplementedError
+
+    def _set_seed(self, seed: int) -> None:
+        raise NotImplementedError
+
+    # ---- what users call ---------------------------------------------------------------------------------------
+    def set_seed(self, seed: int) -> int:
+        """Seed every env from `seed`, the next episode included; returns a seed for the next user in a chain."""
+        self._set_seed(int(seed))
+        return int(seed) + 1
+
+    def reset(self, td: TensorDictBase | None = None) -> TensorDictBase:
+        """Begin episodes: observations and end flags (all False) at the root.
+
+        With a `_reset` mask `[*batch, 1]` in `td`, only those lanes restart and the rest of `td` is kept.
+        """
+        mask = td.get(RESET, None) if td is not None else None
+        out = self._reset(td)
+        for name in END_FLAGS:
+            if out.get(name, None) is None:
+                out.set(name, torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device))
+        if mask is not None and not bool(mask.all()):
+            assert td is not None
+            out = _merge(td.exclude(RESET, NEXT), out, mask)
+        return out
+
+    def step(self, td: TensorDictBase) -> TensorDictBase:
+        """Take one step; `td` gains `next` with observations, reward and the three end flags.
+
+        Terminated and truncated are kept apart and `done` is always their union.
+        """
+        if self.action_spec is not None and td.get(ACTION, None) is None:
+            raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
+        out = self._step(td)
+        _complete_flags(out, self.batch_size)
+        td.set(NEXT, out)
+        return td
+
+    def step_and_maybe_reset(self, td: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """`(td with next, root of the following step)`; finished lanes of the second are freshly reset."""
+        td = self.step(td)
+        return td, self.maybe_reset(step_mdp(td))
+
+    def maybe_reset(self, td: TensorDictBase) -> TensorDictBase:
+        """Reset the lanes whose root `done` is set."""
+        over = td.get("done")
+        if bool(over.any()):
+            td = self.reset(td.set(RESET, over.clone()))
+        return td
+
+    def rand_action(self, td: TensorDictBase | None = None) -> TensorDictBase:
+        """Write a random action from the action spec (torch's global random stream)."""
+        if td is None:
+            td = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        assert self.action_spec is not None
+        return td.set(ACTION, self.action_spec.rand())
+
+    def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
+        """One step with a random action."""
+        return self.step(self.rand_action(td))
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        *,
+        auto_reset: bool = True,
+        break_when_any_done: bool = True,
+        tensordict: TensorDictBase | None = None,
+        callback: Callable[[EnvBase, TensorDictBase], Any] | None = None,
+    ) -> TensorDictBase:
+        """Steps under a policy (random without one), stacked along a last dim named "time".
+
+        Parameters
+        ----------
+        max_steps : int
+            At most this many.
+        policy : callable, optional
+            TensorDict -> TensorDict with an action.
+        auto_reset : bool
+            Begin with a reset; otherwise with `tensordict`.
+        break_when_any_done : bool
+            Stop when an env finishes; otherwise reset it and go on.
+
+        Returns
+        -------
+        TensorDict ``[*batch, steps]``
+        """
+        if max_steps < 1:
+            raise ArgumentError("max_steps must be at least 1", why=f"got {max_steps}")
+        td = self.reset() if auto_reset else tensordict
+        if td is None:
+            raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")
+        steps: list[TensorDictBase] = []
+        for _ in range(max_steps):
+            td = self.rand_action(td) if policy is None else policy(td)
+            td = self.step(td)
+            steps.append(td.clone(False))
+            if callback is not None:
+                callback(self, td)
+            following = step_mdp(td)
+            if break_when_any_done and bool(episode_over(td).any()):
+                break
+            td = self.maybe_reset(following)
+        batch = torch.stack(steps, len(self.batch_size))
+        batch.names = [*[None] * len(self.batch_size), "time"]
+        return batch
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """Zeros in the layout of one step."""
+        td = self.observation_spec.zero().update(self.state_spec.zero()).update(self.done_spec.zero())
+        following = td.clone().set("reward", self.reward_spec.zero())
+        assert self.action_spec is not None
+        return td.set(ACTION, self.action_spec.zero()).set(NEXT, following)
+
+    def to(self, device) -> EnvBase:
+        """Move the env's tensors to a device."""
+        self.device = torch.device(device)
+        return self
+
+    def close(self) -> None:
+        """Release what the env holds."""
+        self.is_closed = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_size={list(self.batch_size)})"
+
+
+def _complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:
+    """Fill in whichever of done, terminated, truncated an env left out."""
+    terminated, truncated, done = (out.get(name, None) for name in ("terminated", "truncated", "done"))
+    shape = (*batch_size, 1)
+
+    def flag(value: Tensor | None) -> Tensor:
+        if value is None:
+            return torch.zeros(shape, dtype=torch.bool, device=out.device)
+        return value.reshape(shape)
+
+    if terminated is None and truncated is None:
+        terminated = done  # an env that only says "done" means the episode is over by its own rules
+    terminated, truncated = flag(terminated), flag(truncated)
+    out.set("terminated", terminated)
+    out.set("truncated", truncated)
+    out.set("done", terminated | truncated)
+
+
+def _merge(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDictBase:
+    """Per lane: `new` where the mask `[*batch, 1]` is set, `old` elsewhere."""
+    merged = old.clone(False)
+    lanes = mask.squeeze(-1)
+    for key in new.keys(True, True):
+        fresh, kept = new.get(key), old.get(key, None)
+        if kept is None:
+            merged.set(key, fresh)
+            continue
+        where = lanes.reshape(lanes.shape + (1,) * (fresh.ndim - lanes.ndim))
+        merged.set(key, torch.where(where, fresh, kept))
+    return merged

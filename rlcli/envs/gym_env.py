@@ -1,0 +1,50 @@
+"""`GymEnv`: one gymnasium env behind the names of a TensorDict env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from rlcli.envs.lanes import GymLanes
+from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.make import make_gym
+
+
+class GymEnv(LanesEnv):
+    """A gymnasium env by id, or one that was built already.
+
+    Parameters
+    ----------
+    env : str or gymnasium.Env
+        `"CartPole-v1"`, or an env object (used as it is; its own wrappers stay in place).
+    categorical_action_encoding : bool
+        Discrete actions as int64 indices; by default they are one-hot int64 vectors.
+    narrow : bool
+        Store float64 observations as float32.
+    device : torch device, optional
+        Where the TensorDict face puts its tensors.
+    wrappers : sequence of callables
+        Applied in order to the env made from an id.
+    **kwargs
+        Handed to `gymnasium.make`.
+    """
+
+    def __init__(
+        self,
+        env: str | gym.Env,
+        *,
+        categorical_action_encoding: bool = False,
+        narrow: bool = False,
+        device=None,
+        wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
+        **kwargs: Any,
+    ) -> None:
+        made = make_gym(env, wrappers=wrappers, **kwargs) if isinstance(env, str) else env
+        lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow)
+        super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
+        self.gym = made
+
+    def __repr__(self) -> str:
+        return f"GymEnv({self.lanes.name})"

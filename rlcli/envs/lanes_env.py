@@ -1,0 +1,107 @@
+"""TensorDict stepping for envs that have an array face: the lanes engine bound to two rows, one step at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from rlcli.envs.base import EnvBase
+from rlcli.envs.gym_spaces import from_gym_space
+from rlcli.envs.lanes import Lanes, reward_column
+from rlcli.keys import ACTION, RESET
+from rlcli.specs import Composite, Unbounded
+
+
+class LanesEnv(EnvBase):
+    """An env whose work is done by a `Lanes` engine.
+
+    Parameters
+    ----------
+    lanes : Lanes
+        The array face; the collector drives it directly.
+    batched : bool
+        Whether the batch size is `(N,)` or, for one lane, `()`.
+    device : torch device, optional
+        Where the TensorDict face puts its tensors.
+    """
+
+    def __init__(self, lanes: Lanes, observation_space, action_space, *, batched: bool, device=None) -> None:
+        super().__init__(batch_size=(lanes.n,) if batched else (), device=device)
+        self.lanes = lanes
+        self.observation_spec, self.action_spec = _specs(
+            lanes, observation_space, action_space, self.batch_size, device
+        )
+        if device is not None:
+            self.reward_spec = self.reward_spec.to(device)
+        self._rows = {key: [np.empty(0), np.empty(0)] for key in lanes.schema}
+        self._bound_step, self._bound_reset = lanes.bind(self._rows)
+
+    def _fresh(self) -> dict:
+        return {key: np.empty((self.lanes.n, *shape), dtype) for key, (shape, dtype) in self.lanes.schema.items()}
+
+    def _observations(self, row: dict) -> TensorDict:
+        out = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        for key, array in row.items():
+            tensor = torch.from_numpy(array)
+            out.set(key, tensor if self.batch_size else tensor[0])
+        return out
+
+    def _set_seed(self, seed: int) -> None:
+        self.lanes.seed(seed)
+
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        row, lanes = self._fresh(), range(self.lanes.n)
+        mask = td.get(RESET, None) if td is not None else None
+        if mask is not None:
+            assert td is not None
+            for key, array in row.items():
+                array[...] = td.get(key).cpu().numpy().reshape(array.shape)
+            lanes = mask.reshape(-1).nonzero().squeeze(-1).tolist()
+        self.lanes.restart(row, lanes)
+        return self._observations(row)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        row = self._fresh()
+        for key, array in row.items():
+            self._rows[key][1] = array
+        n = self.lanes.n
+        stored = td.get(ACTION).detach().cpu().numpy()
+        actions = self.lanes.actions.decode(stored.reshape(n, *self.lanes.actions.stored[0]))
+        self._bound_step(0, actions.tolist() if self.lanes.actions.kind == "discrete" else actions)
+        outcome = self.lanes.take_outcome()
+        reward = np.empty((n, 1), np.float32)
+        reward_column(outcome, self.lanes, 1, reward)
+        flags = np.zeros((2, n, 1), np.bool_)
+        for _, lane, terminated, truncated in outcome.ends:
+            flags[0, lane, 0], flags[1, lane, 0] = terminated, truncated
+        out = self._observations(row)
+        shape = (*self.batch_size, 1)
+        out.set("reward", torch.from_numpy(reward).reshape(shape))
+        out.set("terminated", torch.from_numpy(flags[0]).reshape(shape))
+        out.set("truncated", torch.from_numpy(flags[1]).reshape(shape))
+        return out
+
+    def close(self) -> None:
+        super().close()
+        self.lanes.close()
+
+
+def _specs(lanes: Lanes, observation_space, action_space, batch_size, device):
+    """Observation and action specs with the batch size in front, in the dtypes that the lanes store."""
+    found = from_gym_space(observation_space, categorical=False)
+    observation = found if isinstance(found, Composite) else Composite({"observation": found})
+    for key, (shape, dtype) in lanes.schema.items():
+        spec = observation[key]
+        if tuple(spec.shape) != shape:  # MultiDiscrete observations are stored as they are, not one-hot
+            spec = Unbounded(shape, spec.dtype)
+            observation.set(key, spec)
+        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+        if spec.dtype != wanted:
+            observation.set(key, spec.to(wanted))
+    action = from_gym_space(action_space, categorical=lanes.actions.categorical)
+    if batch_size:
+        observation, action = observation.expand(*batch_size), action.expand(*batch_size, *action.shape)
+    if device is not None:
+        observation, action = observation.to(device), action.to(device)
+    return observation, action

@@ -1,0 +1,119 @@
+"""`SerialEnv`: N envs in this process, stepped together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from rlcli.envs.base import EnvBase
+from rlcli.envs.gym_env import GymEnv
+from rlcli.envs.lanes import GymLanes, Lanes
+from rlcli.envs.lanes_env import LanesEnv
+from rlcli.errors import ArgumentError
+from rlcli.keys import RESET
+
+
+class SerialEnv(EnvBase):
+    """N envs in one process, batch size `(N,)`.
+
+    Parameters
+    ----------
+    num_workers : int
+        How many.
+    create_env_fn : callable or sequence of callables
+        Each returns an `EnvBase` of batch size `()`.
+    device : torch device, optional
+        Where the TensorDict face puts its tensors.
+
+    Notes
+    -----
+    Plain `GymEnv`s are stepped by one array loop (`lanes`).  Envs with parts of their own, such as transforms inside,
+    are stepped one by one through their TensorDict faces.
+    """
+
+    def __init__(
+        self, num_workers: int, create_env_fn: Callable[[], EnvBase] | Sequence[Callable[[], EnvBase]], *, device=None
+    ) -> None:
+        makers = [create_env_fn] * num_workers if callable(create_env_fn) else list(create_env_fn)
+        if num_workers < 1 or len(makers) != num_workers:
+            raise ArgumentError(
+                "SerialEnv needs one env maker per env",
+                why=f"num_workers is {num_workers}, got {len(makers)} makers",
+            )
+        super().__init__(batch_size=(num_workers,), device=device)
+        self.envs = [make() for make in makers]
+        self.inner: EnvBase = _together(self.envs, device)
+        for name in ("observation_spec", "state_spec", "action_spec", "reward_spec"):
+            setattr(self, name, getattr(self.inner, name))
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The array face, or None where the envs have none."""
+        return getattr(self.inner, "lanes", None)
+
+    def _set_seed(self, seed: int) -> None:
+        self.inner._set_seed(seed)
+
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        return self.inner._reset(td)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        return self.inner._step(td)
+
+    def close(self) -> None:
+        super().close()
+        self.inner.close()
+
+
+def _together(envs: list[EnvBase], device) -> EnvBase:
+    if all(type(env) is GymEnv for env in envs):
+        first = envs[0].lanes  # type: ignore[attr-defined]
+        gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
+        narrow = any(leaf.stored != leaf.dtype for leaf in first.leaves)
+        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrow)
+        return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
+    return _Stacked(envs, device)
+
+
+class _Stacked(EnvBase):
+    """Envs stepped one by one, their outputs stacked."""
+
+    def __init__(self, envs: list[EnvBase], device) -> None:
+        super().__init__(batch_size=(len(envs), *envs[0].batch_size), device=device)
+        self.envs = envs
+        first = envs[0]
+        self.observation_spec = first.observation_spec.expand(*self.batch_size)
+        self.state_spec = first.state_spec.expand(*self.batch_size)
+        assert first.action_spec is not None
+        n = len(envs)
+        self.action_spec = first.action_spec.expand(n, *first.action_spec.shape)
+        self.reward_spec = first.reward_spec.expand(n, *first.reward_spec.shape)
+
+    def _set_seed(self, seed: int) -> None:
+        for env in self.envs:
+            seed = env.set_seed(seed)
+
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        mask = td.get(RESET, None) if td is not None else None
+        if mask is None:
+            return torch.stack([env.reset() for env in self.envs], 0)
+        assert td is not None
+        # a lane that is not reset keeps its values; a subclass of EnvBase only sees its own lane
+        rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(len(self.envs))]
+        for i in mask.reshape(len(self.envs), -1).any(-1).nonzero().squeeze(-1).tolist():
+            rows[i] = self.envs[i].reset()
+        keys = set(rows[0].keys(True, True)).intersection(*[set(row.keys(True, True)) for row in rows])
+        return torch.stack([row.select(*keys) for row in rows], 0)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        steps: list[TensorDict] = []
+        for i, env in enumerate(self.envs):
+            steps.append(env.step(td[i].clone(False)).get("next"))
+        return torch.stack(steps, 0)
+
+    def close(self) -> None:
+        super().close()
+        for env in self.envs:
+            env.close()

@@ -1,0 +1,101 @@
+"""`TransformedEnv`: an env with transforms on what goes in and what comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlcli.envs.base import EnvBase, _complete_flags
+from rlcli.keys import END_FLAGS, RESET
+from rlcli.transforms import Compose, Transform
+
+
+class TransformedEnv(EnvBase):
+    """`base_env` seen through a transform.
+
+    Parameters
+    ----------
+    base_env : EnvBase
+        The env below; a TransformedEnv is flattened into this one.
+    transform : Transform, optional
+        One transform or a `Compose`; more can be appended with `append_transform`.
+
+    Notes
+    -----
+    The collector does not step this object: it takes `base_env` and `transforms` apart and runs the transforms' column
+    faces on its own rows.
+    """
+
+    def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:
+        below: list[Transform] = []
+        while isinstance(base_env, TransformedEnv):
+            below = [*base_env.transforms, *below]
+            base_env = base_env.base_env
+        super().__init__(batch_size=base_env.batch_size, device=base_env.device)
+        self.base_env = base_env
+        self.transform = Compose(*below, *_parts(transform))
+        self._refresh()
+
+    @property
+    def transforms(self) -> list[Transform]:
+        """The transforms in order, innermost first."""
+        return list(self.transform)
+
+    def append_transform(self, transform: Transform) -> TransformedEnv:
+        """Add a transform on the outside."""
+        self.transform = Compose(*self.transform, *_parts(transform))
+        self._refresh()
+        return self
+
+    def _refresh(self) -> None:
+        base, t = self.base_env, self.transform
+        self.observation_spec = t.transform_observation_spec(base.observation_spec.clone())
+        self.state_spec = t.transform_state_spec(base.state_spec.clone())
+        self.reward_spec = t.transform_reward_spec(base.reward_spec.clone())
+        assert base.action_spec is not None
+        self.action_spec = t.transform_action_spec(base.action_spec.clone())
+
+    def _set_seed(self, seed: int) -> None:
+        self.base_env._set_seed(seed)
+
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        base_in = td
+        if td is not None and td.get(RESET, None) is not None:
+            base_in = self._raw(td)
+        out = self.base_env.reset(base_in)
+        self._keep_raw(out)
+        return self.transform._reset(td, out)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        inner = self.base_env.step(self.transform.inv(td.clone(False)))
+        out = inner.get("next")
+        self._keep_raw(out)
+        out = self.transform._step(td, out)
+        _complete_flags(out, self.batch_size)
+        return out
+
+    def _keep_raw(self, out: TensorDictBase) -> None:
+        # a partial reset below must find the untransformed values of the lanes that go on
+        self._last_raw = out.select(*self.base_env.observation_spec.keys(True, True), *END_FLAGS, strict=False)
+
+    def _raw(self, td: TensorDictBase) -> TensorDictBase:
+        return self._last_raw.clone(False).set(RESET, td.get(RESET))
+
+    def close(self) -> None:
+        super().close()
+        self.base_env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "base_env":
+            raise AttributeError(name)
+        return getattr(self.base_env, name)
+
+    def __repr__(self) -> str:
+        return f"TransformedEnv({self.base_env!r}, {self.transform!r})"
+
+
+def _parts(transform: Transform | None) -> list[Transform]:
+    if transform is None:
+        return []
+    return list(transform) if isinstance(transform, Compose) else [transform]
