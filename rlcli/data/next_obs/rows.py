@@ -1,0 +1,260 @@
+"""A tensor of next observations that is gathered when it is read: value = (obs rows ++ extra rows)[index].
+
+```
+obs    [N, *F]   a0 a1 a2 b0|c0 c1 c2 c3      the batch's own observations, lanes one after another (not copied)
+extra  [E, *F]   b' : after a2   d : after b0   c4 : after c3         true next observations that are not the row below
+ends   [E]       2 3 7                                                the rows they belong to, ascending
+index  [*B]      1 2 N+0 N+1 5 6 7 N+2                                built on first use
+```
+Shape operations on batch dims change the index and stay lazy; everything else, copies too, gathers and gives what a plain
+tensor gives; writes are refused. Observations must not be changed in place while rows read them: that is seen and refused too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from rlcli.data.next_obs.pool import Ends, Pool
+from rlcli.data.next_obs.structural import JOINS, RULES, joined
+from rlcli.errors import ArgumentError
+
+aten = torch.ops.aten
+
+
+class ReadOnlyRowsError(ArgumentError):
+    """A lazy next observation was written to, or what it reads was changed under it."""
+
+
+class Rows(Tensor):
+    """Next observations `[*B, *F]` of a batch, without a second copy of the observations.
+
+    Parameters
+    ----------
+    obs : Tensor ``[*batch, *F]`` or ``[N, *F]``
+        The batch's observations; its batch dims are viewed as one, never copied.
+    extra : Tensor ``[E, *F]``
+        Rows that `obs` does not hold.
+    index : int32 Tensor ``[*B]``
+        Position of every next observation in `obs` ++ `extra`.
+
+    Attributes
+    ----------
+    obs, extra, index : Tensor
+        As above, `obs` as ``[N, *F]``.
+
+    Raises
+    ------
+    ArgumentError
+        Shapes, dtypes or devices do not fit, or a tensor that carries a graph was given.
+    """
+
+    _pool: Pool
+    _where: Tensor | Ends
+
+    @staticmethod
+    def __new__(cls, obs: Tensor, extra: Tensor, index: Tensor) -> Rows:
+        return _wrap(Pool(obs, extra), index.to(torch.int32))
+
+    @staticmethod
+    def from_ends(obs: Tensor, ends: Tensor | Ends, extra: Tensor) -> Rows:
+        """The rows of a whole batch in storage order, where only `ends` differ from "the next row".
+
+        Parameters
+        ----------
+        obs : Tensor ``[*B, *F]``
+        ends : int32 Tensor ``[E]``
+            Ascending flat positions whose next observation is not the row below; the last row is always one of them.
+            Several keys of one batch may share an `Ends`, and with it the index.
+        extra : Tensor ``[E, *F]``
+            Their next observations.
+        """
+        batch = obs.shape[: obs.ndim - extra.ndim + 1]
+        where = ends if isinstance(ends, Ends) else Ends(batch, ends)
+        if where.shape != batch or len(where.positions) != len(extra):
+            raise ArgumentError(
+                "these ends do not fit the batch",
+                why=f"{len(where.positions)} ends of {tuple(where.shape)} rows, {len(extra)} extra rows "
+                f"and observations {tuple(obs.shape)}",
+            )
+        return _wrap(Pool(obs, extra), where)
+
+    @property
+    def obs(self) -> Tensor:
+        return self._pool.obs
+
+    @property
+    def extra(self) -> Tensor:
+        return self._pool.extra
+
+    @property
+    def index(self) -> Tensor:
+        return self._where.index if isinstance(self._where, Ends) else self._where
+
+    @property
+    def ends(self) -> Tensor | None:
+        """Flat positions `[E]` of the rows that read `extra`, while these are all rows of a batch in storage order."""
+        return self._where.positions if isinstance(self._where, Ends) else None
+
+    @property
+    def nbytes_held(self) -> int:
+        """Bytes that exist because of these rows: extra rows, and ends or index (observations are the batch's own)."""
+        return self.extra.nbytes + self._where.nbytes
+
+    def full(self) -> Tensor:
+        """The values as a plain tensor `[*B, *F]`, always a fresh one; differentiable where these rows are."""
+        return _Full.apply(self) if self.requires_grad and torch.is_grad_enabled() else self._gather()
+
+    def _gather(self) -> Tensor:
+        if not self.is_inference() and self._version:
+            # a view of gathered features was written: the write went into a temporary, and must not be lost unseen
+            _refuse("a part of the next observations was written in place, and that write is lost")
+        self._pool.check()
+        if isinstance(self._where, Ends):
+            return self._where.gather(self.obs, self.extra)
+        return self._pool.gather(self._where)
+
+    # ---- operations -------------------------------------------------------------------------------------------
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        for position, name in _written(func):
+            target = args[position] if position < len(args) else kwargs.get(name)
+            if any(isinstance(x, cls) for x in (target if isinstance(target, list | tuple) else [target])):
+                _refuse(f"next observations kept as `exact` cannot be written in place ({func})")
+        lazy = _stay_lazy(func, args, kwargs)
+        if lazy is not None:
+            return lazy
+        args, kwargs = tree_map_only(cls, cls._gather, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def __setitem__(self, place: Any, value: Any) -> NoReturn:
+        _refuse("next observations kept as `exact` cannot be written in place")
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Any) -> NoReturn:
+        _refuse("next observations kept as `exact` cannot be exchanged under their name")
+
+    # ---- what reads memory without passing through an operation ------------------------------------------------
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        return self.full().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.full().numpy(), dtype=dtype)
+
+    def tolist(self) -> Any:
+        return self.full().tolist()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.full().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.obs.__dlpack_device__()
+
+    def share_memory_(self) -> Rows:
+        """Move observations (the batch's own storage), extra rows and index into shared memory."""
+        for tensor in (self.obs, self.extra, self.index):
+            tensor.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return self.obs.is_shared() and self.extra.is_shared()
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Rows({list(self.shape)}, {self.dtype}, {len(self.extra)} extra rows, gathered on read)"
+
+    # ---- copies: independent of the batch, so the rows must be copied anyway; plain ones can be written to as well -
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        memo[id(self)] = copied = self._gather().requires_grad_(self.requires_grad)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        return Tensor.requires_grad_, (self._gather(), self.requires_grad)
+
+    # ---- torch.compile, and whoever counts or traces inner tensors -----------------------------------------------
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["obs", "extra", "index"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: Any, stride: Any) -> Rows:
+        return Rows(inner["obs"], inner["extra"], inner["index"])
+
+
+class _Full(torch.autograd.Function):
+    """Gathering changes no value, so the gradient goes through as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Rows) -> Tensor:
+        return rows._gather()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _wrap(pool: Pool, where: Tensor | Ends) -> Rows:
+    # this is the constructor: `Rows(...)` and every lazy answer come through here, so it does only what it must
+    shape = (*where.shape, *pool.feature)
+    rows = Tensor._make_wrapper_subclass(Rows, shape, dtype=pool.obs.dtype, device=pool.obs.device)
+    rows._pool, rows._where = pool, where
+    torch._C._set_throw_on_mutable_data_ptr(rows)  # there is no memory behind: an error instead of a segfault
+    return rows
+
+
+def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The answer as `Rows`, or None where the operation must gather."""
+    rows = args[0] if args else None
+    if func in JOINS:
+        return _join(func, *args, **kwargs)
+    if not isinstance(rows, Rows):
+        return None
+    if func in (aten.detach.default, aten.alias.default, aten.lift_fresh.default):
+        return _wrap(rows._pool, rows._where)
+    if func is aten.is_pinned.default:
+        return rows.obs.is_pinned()
+    rule = RULES.get(func)
+    if rule is None or any(isinstance(x, Rows) for x in args[1:]):
+        return None
+    index = rule(rows.index, rows._pool.feature, *args[1:], **kwargs)
+    if isinstance(index, list):
+        return [_wrap(rows._pool, i) for i in index]
+    return None if index is None else _wrap(rows._pool, index)
+
+
+def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
+    first = tensors[0]
+    if not isinstance(first, Rows) or any(
+        not isinstance(x, Rows) or x._pool is not first._pool or x.index.ndim != first.index.ndim for x in tensors
+    ):
+        return None
+    index = joined(func, [x.index for x in tensors if isinstance(x, Rows)], first._pool.feature, dim)
+    return None if index is None else _wrap(first._pool, index)
+
+
+@cache
+def _written(func: Any) -> list[tuple[int, str]]:
+    """Position and name of the arguments an operation writes to."""
+    arguments = func._schema.arguments
+    return [
+        (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ReadOnlyRowsError(
+        what,
+        fix="Take a plain copy first: batch.set(key, batch.get(key).full()), "
+        "or collect with memory.next_obs=full",
+    )
+

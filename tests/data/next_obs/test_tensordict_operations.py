@@ -1,0 +1,191 @@
+"""Every TensorDict operation on an `exact` batch gives what `full` gives, or is refused. Each runs in a child process."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from batches import in_child, same, twins
+from tensordict import LazyStackedTensorDict, TensorDict, pad
+
+from rlcli.data.next_obs import ReadOnlyRowsError, Rows
+
+PLACES = torch.tensor([[0, 2, 1], [4, 0, 3]])
+NEXT = ("next", "observation")
+
+
+def mask(td):
+    return (torch.arange(td.numel()) % 3 == 0).reshape(td.shape)
+
+
+def memmap(td):
+    with tempfile.TemporaryDirectory() as folder:
+        return td.memmap(folder).clone()
+
+
+def reversed_lanes(td):
+    return torch.stack([td[i] for i in range(td.shape[0])][::-1])
+
+
+def into_plain(td):
+    return td.clone().zero_().copy_(td)
+
+
+LAZY = {
+    "index": lambda td: td[1],
+    "index two": lambda td: td[1, 2],
+    "slice": lambda td: td[:, 1:4],
+    "stride": lambda td: td[:, ::2],
+    "ellipsis": lambda td: td[..., -1],
+    "none": lambda td: td[None],
+    "none inside": lambda td: td[:, None, 2],
+    "mask": lambda td: td[mask(td)],
+    "fancy": lambda td: td[PLACES[0], PLACES[1]],
+    "fancy apart": lambda td: td[None, PLACES[0]],
+    "list": lambda td: td[[0, 2]],
+    "permutation": lambda td: td.reshape(-1)[torch.arange(td.numel()).flip(0)],
+    "reshape": lambda td: td.reshape(5, 3),
+    "reshape flat": lambda td: td.reshape(-1),
+    "view": lambda td: td.view(-1),
+    "flatten": lambda td: td.flatten(0, 1),
+    "unflatten": lambda td: td.reshape(-1).unflatten(0, (5, 3)),
+    "transpose": lambda td: td.transpose(0, 1),
+    "permute": lambda td: td.permute(1, 0),
+    "transpose reshape": lambda td: td.transpose(0, 1).reshape(-1),
+    "unsqueeze": lambda td: td.unsqueeze(0),
+    "unsqueeze last": lambda td: td.unsqueeze(-1),
+    "squeeze": lambda td: td.unsqueeze(1).squeeze(1),
+    "expand": lambda td: td.expand(2, *td.shape),
+    "split": lambda td: td.split(2, 1),
+    "split sizes": lambda td: td.split([1, 2], 0),
+    "chunk": lambda td: td.chunk(2, 1),
+    "unbind": lambda td: td.unbind(0),
+    "stack of slices": reversed_lanes,
+    "cat of slices": lambda td: torch.cat([td[:, 3:], td[:, :3]], 1),
+    "maybe dense stack": lambda td: LazyStackedTensorDict.maybe_dense_stack(list(td.unbind(1)), 1),
+    "lazy stack read": lambda td: LazyStackedTensorDict(*td.unbind(0), stack_dim=0)[:, 1],
+    "shallow clone": lambda td: td.clone(recurse=False),
+    "copy": lambda td: td.copy(),
+    "detach": lambda td: td.detach(),
+    "data": lambda td: td.data,
+    "contiguous": lambda td: td.contiguous(),
+    "to same device": lambda td: td.to("cpu"),
+    "share memory": lambda td: td.share_memory_(),
+    "select": lambda td: td.select(NEXT, "observation"),
+    "exclude": lambda td: td.exclude("observation"),
+    "flatten keys": lambda td: td.flatten_keys("."),
+    "to dict": lambda td: td.to_dict(),
+    "lock": lambda td: td.lock_(),
+    "update": lambda td: TensorDict({}, td.batch_size).update(td),
+}  # fmt: skip
+GATHERED = {
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "deepcopy": copy.deepcopy,
+    "clone": lambda td: td.clone(),
+    "memmap": memmap,
+    "consolidate": lambda td: td.consolidate(),
+    "where": lambda td: td.where(mask(td), td * 0),
+    "pad": lambda td: pad(td, [1, 0, 0, 2], value=1.0),
+    "dtype cast": lambda td: td.to(torch.float64),
+    "half": lambda td: td.half(),
+    "apply": lambda td: td.apply(lambda x: x + 1),
+    "arithmetic": lambda td: td * 2 + td,
+    "masked fill": lambda td: td.masked_fill(mask(td), 7),
+    "gather": lambda td: td.gather(1, torch.tensor([[0, 1], [4, 4], [2, 0]])),
+    "cat of batches": lambda td: torch.cat([td, td.clone()], 1),
+    "stack of batches": lambda td: torch.stack([td, td.clone()], 0),
+    "setitem into a plain batch": lambda td: into_plain(td),
+    "update_ of a plain batch": lambda td: into_plain(td).update_(td),
+    "mean over time": lambda td: td.float().mean(dim=1),
+    "sum": lambda td: td.float().sum(),
+    "all": lambda td: (td == td).all(),
+    "isfinite": lambda td: td.isfinite(),
+    "new zeros": lambda td: torch.zeros_like(td),
+    "ones like": lambda td: torch.ones_like(td),
+    "numpy": lambda td: td.numpy(),
+    "tolist": lambda td: td.tolist(),
+    "roll by apply": lambda td: td.apply(lambda x: x.roll(1, 0)),
+    "state dict": lambda td: td.state_dict(),
+}
+REFUSED = {
+    "zero_": lambda td: td.zero_(),
+    "fill_": lambda td: td.fill_(NEXT, 3),
+    "set_": lambda td: td.set_(NEXT, td.get("observation")),
+    "set_at_": lambda td: td.set_at_(NEXT, td.get("observation")[0], 0),
+    "update_": lambda td: td.update_({"next": {"observation": td.get("observation")}}),
+    "copy_": lambda td: td.copy_(td.clone()),
+    "setitem": lambda td: td.__setitem__(0, td[1]),
+    "masked_fill_": lambda td: td.masked_fill_(mask(td), 7),
+    "apply_": lambda td: td.apply_(lambda x: x.add_(1)),
+    "load in place": lambda td: td.load_state_dict(td.clone().state_dict(), assign=False),
+}
+
+
+def compare(operation, dtype, lazy):
+    warnings.simplefilter("ignore")
+    exact, full = twins(dtype=dtype)
+    ours, theirs = operation(exact), operation(full)
+    same(ours, theirs)
+    if lazy and hasattr(ours, "get") and ours.get(NEXT, None) is not None and ours.get(NEXT).numel():
+        assert isinstance(ours.get(NEXT), Rows)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("name", LAZY)
+def test_operation_that_only_moves_rows_equals_full_and_stays_lazy(name, dtype):
+    # dicts, flattened keys and unpickled parts are compared by value alone
+    in_child(compare, LAZY[name], dtype, True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("name", GATHERED)
+def test_operation_that_needs_values_equals_full(name, dtype):
+    in_child(compare, GATHERED[name], dtype, False)
+
+
+def refused(operation):
+    exact, _ = twins()
+    with pytest.raises((ReadOnlyRowsError, ValueError)) as caught:
+        operation(exact)
+    reasons, error = [], caught.value
+    while error is not None:  # tensordict wraps what a leaf raises
+        reasons.append(error)
+        error = error.__cause__ or error.__context__
+    assert any(isinstance(reason, ReadOnlyRowsError) and ".full()" in str(reason) for reason in reasons)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operation_that_writes_next_observations_is_refused_with_the_way_out(name):
+    in_child(refused, REFUSED[name])
+
+
+def test_a_single_env_batch_works_the_same_way():
+    exact, full = twins(batched=False, steps=9, ends=3)
+    for operation in (lambda td: td[2:7], lambda td: td[[0, 8, 8]], lambda td: td.reshape(3, 3), lambda td: td * 2):
+        same(operation(exact), operation(full))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_chains_of_operations_never_give_a_wrong_row(seed):
+    rng = np.random.default_rng(seed)
+    exact, full = twins(seed, lanes=int(rng.integers(1, 5)), steps=int(rng.integers(1, 9)), ends=int(rng.integers(0, 6)))
+    moves = [
+        lambda td: td.reshape(-1),
+        lambda td: td.transpose(0, -1),
+        lambda td: td[torch.arange(td.shape[0]).flip(0)],
+        lambda td: td.unsqueeze(int(td.ndim > 1)),
+        lambda td: torch.cat([td, td]),
+        lambda td: torch.stack([td, td], td.ndim),
+        lambda td: td[: max(1, td.shape[0] - 1)],
+        lambda td: td.split(1, -1)[0],
+        lambda td: td.clone(),
+        lambda td: td[mask(td)],
+    ]
+    for pick in rng.integers(0, len(moves), 6):
+        exact, full = moves[pick](exact), moves[pick](full)
+        same(exact, full)
