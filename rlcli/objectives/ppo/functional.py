@@ -1,0 +1,62 @@
+"""The terms of PPO as pure functions of one number a row: `[*B]` in, `[*B]` out, nothing reduced.
+
+A log-ratio is `log pi(a|s) - log pi_old(a|s)`. Reductions and masks are the caller's.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlcli.errors import ArgumentError
+
+CRITIC_LOSSES = ("l2", "l1", "smooth_l1")
+
+
+def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Importance-weighted advantage (eq. 6): what an unclipped update maximises."""
+    return log_ratio.exp() * advantage
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """The pessimistic one of the ratio and the ratio clipped to `[1 - low, 1 + high]` (eq. 7).
+
+    Returns
+    -------
+    gain : Tensor
+        To be maximised.
+    ratio : Tensor
+        `exp(log_ratio)`.
+    """
+    ratio = log_ratio.exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage), ratio
+
+
+def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:
+    """Distance of a value from its target: squared ("l2"), absolute ("l1") or Huber's with delta 1 ("smooth_l1")."""
+    if kind == "l2":
+        return F.mse_loss(value, target, reduction="none")
+    if kind == "l1":
+        return F.l1_loss(value, target, reduction="none")
+    if kind == "smooth_l1":
+        return F.smooth_l1_loss(value, target, reduction="none")
+    raise ArgumentError(f"unknown loss_critic_type {kind!r}", fix=f"Choose one of {', '.join(CRITIC_LOSSES)}")
+
+
+def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: str, limit: float) -> Tensor:
+    """The larger of the error and the error of the value moved at most `limit` away from `old_value`."""
+    near = old_value + (value - old_value).clamp(-limit, limit)
+    return torch.maximum(value_error(value, target, kind), value_error(near, target, kind))
+
+
+def effective_sample_size(log_ratio: Tensor) -> Tensor:
+    """Kish's `(sum w)^2 / sum w^2` over all rows as a share of their number; -inf leaves a row out of the sums."""
+    flat = log_ratio.flatten()
+    return (2 * flat.logsumexp(0) - (2 * flat).logsumexp(0)).exp() / flat.shape[0]
+
+
+def explained_variance(value: Tensor, target: Tensor) -> Tensor:
+    """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant."""
+    eps = torch.finfo(target.dtype).eps
+    return 1 - (target - value).var(correction=0) / (target.var(correction=0) + eps)

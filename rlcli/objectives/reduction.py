@@ -1,0 +1,64 @@
+"""Means and standard deviations over the rows that count: the one place where masks meet arithmetic.
+
+A mask is bool `[*B]` or `[*B, 1]`, or None for "every row counts". Rows outside it may hold anything, NaN too: they
+are selected away, never multiplied by zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import COLLECTOR_MASK, MASK, Key
+
+SHIFTED_VALID = "shifted_valid"
+MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def rows_that_count(columns: Mapping[Key, Tensor], like: Tensor, keys: Iterable[Key] = MASK_KEYS) -> Tensor | None:
+    """The conjunction of all masks in `columns`, expanded to the shape of `like`; None where there is none."""
+    valid: Tensor | None = None
+    for key in keys:
+        mask = columns.get(key)
+        if mask is not None:
+            mask = mask.bool()
+            mask = mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
+            valid = mask if valid is None else valid & mask
+    return valid
+
+
+def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
+    """`x [*B, F]` to one number over the rows that count; `none` keeps the shape and puts 0 in the other rows."""
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"unknown reduction {reduction!r}", fix=f"Choose one of {', '.join(REDUCTIONS)}")
+    if mask is not None:
+        x = x.masked_fill(~mask, 0.0)
+    if reduction == "none":
+        return x
+    total = x.sum()
+    if reduction == "sum":
+        return total
+    return total / (x.numel() if mask is None else mask.sum().clamp_min(1))
+
+
+def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and (unbiased) standard deviation over the rows that count."""
+    if mask is None:
+        std, mean = torch.std_mean(x)
+        return mean, std
+    count = mask.sum()
+    mean = reduce(x, mask)
+    square = ((x - mean) ** 2).masked_fill(~mask, 0.0).sum()
+    return mean, (square / (count - 1).clamp_min(1)).sqrt()
+
+
+def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:
+    """Zero mean and unit deviation over the rows that count; a deviation under `floor` counts as `floor`."""
+    if x.numel() < 2:
+        return x
+    mean, std = moments(x, mask)
+    return (x - mean) / std.clamp_min(floor)

@@ -1,0 +1,53 @@
+"""Value estimates as pure functions: tensors in, tensors out, no module and no tensordict.
+
+Shapes are `[*B, T, F]`, or flat `[N, 1]` where `done` cuts the recursion. A `vec_` name is the same function.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlcli.kernels.gae import gae
+
+__all__ = ["generalized_advantage_estimate", "vec_generalized_advantage_estimate"]
+
+
+def generalized_advantage_estimate(
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    reward: Tensor,
+    done: Tensor,
+    terminated: Tensor | None = None,
+    *,
+    time_dim: int = -2,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimate (Schulman et al., 2016, arXiv:1506.02438, eq. 16).
+
+    Parameters
+    ----------
+    gamma, lmbda : float or Tensor
+        Discount and decay; a tensor gives one for every step.
+    state_value, next_state_value, reward : Tensor
+        `[*B, T, F]`, float32 or float64.
+    done, terminated : Tensor
+        `[*B, T, F]`, bool. `done` cuts the recursion, `terminated` also drops the bootstrap; without
+        `terminated` every end is one.
+    time_dim : int
+        The dimension that is time.
+    backend : {"auto", "reference", "cpu"}
+        See `rlcli.kernels.gae.gae`.
+
+    Returns
+    -------
+    advantage, value_target : Tensor
+        `[*B, T, F]`.
+    """
+    terminated = done if terminated is None else terminated
+    values = (state_value, next_state_value)
+    return gae(reward, terminated, done, *values, gamma, lmbda, backend, time_dim=time_dim)
+
+
+vec_generalized_advantage_estimate = generalized_advantage_estimate

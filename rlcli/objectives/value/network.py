@@ -1,0 +1,41 @@
+"""Calling a value network on rows, in chunks where memory is short."""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import STATE_VALUE, Key
+from rlcli.objectives.lowered import Columns, Lowered
+
+
+class RowValues:
+    """A feed-forward value network as a function from rows to values.
+
+    Parameters
+    ----------
+    network : TensorDictModule
+        Writes the value under `state_value`, or else under the last of its out_keys.
+    """
+
+    def __init__(self, network: TensorDictModuleBase) -> None:
+        self.net = Lowered(network)
+        for module in network.modules():
+            if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+                raise ArgumentError(
+                    "a recurrent value network cannot be evaluated row by row",
+                    where=type(module).__name__,
+                    why="its value depends on the rows before",
+                )
+        self.in_keys = self.net.in_keys
+        self.key: Key = STATE_VALUE if STATE_VALUE in self.net.out_keys else self.net.out_keys[-1]
+
+    def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
+        """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
+        n = next(iter(columns.values())).shape[0]
+        if chunk_rows is None or chunk_rows >= n:
+            return self.net(columns)[self.key]
+        starts = range(0, n, chunk_rows)
+        return torch.cat([self.net({k: x[i : i + chunk_rows] for k, x in columns.items()})[self.key] for i in starts])
