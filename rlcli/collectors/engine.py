@@ -1,0 +1,346 @@
+"""The loop: policy, env, transforms, resets; written once, for every kind of env, policy and transform.
+
+Everything special is bound to a batch's rows before the loop starts (`_BoundBatch`), so that the five lines of `run` are
+the whole of what happens per step.  The batch is finished afterwards in vectorised passes (`finish`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcli.collectors.columns import Columns, Schema, allocate
+from rlcli.collectors.finals import Finals
+from rlcli.collectors.programs import Bound, Program, RandomProgram
+from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
+from rlcli.envs.contract import broken
+from rlcli.envs.lanes import Lanes, reward_column
+from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
+from rlcli.transforms import Faces, RowOp, Transform
+from rlcli.transforms.base import RAW
+
+BOOL, SINGLE, LONG = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
+
+
+@dataclass
+class Seconds:
+    """Where the time of a timed batch went."""
+
+    env: float = 0.0
+    policy: float = 0.0
+    total: float = 0.0
+
+
+class _BoundBatch:
+    """One batch's memory with env, policy, transforms and finals bound to it."""
+
+    def __init__(self, engine: Engine, columns: Columns) -> None:
+        self.columns = columns
+        lanes, rows = engine.lanes, columns.rows
+        self.lanes = lanes
+        self.step, self.reset = lanes.bind(engine.env_rows(rows))
+        self.program = engine.program.bind(columns, engine.lanes.n)
+        self.random = engine.random.bind(columns, engine.lanes.n)
+        self.row_ops = engine.row_ops(rows, columns.data)
+        self.finals = Finals({key: rows[key] for key in engine.observations})
+        columns.settle()
+
+    def run(self, act: Callable, first: int, last: int, keep_finals: bool) -> None:
+        step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
+        for t in range(first, last):
+            done = step(t, act(t))  # true successors into row t+1
+            for op in row_ops:
+                if cut := op.step(t + 1):
+                    done = self._truncate(t, cut, done)
+            if done:
+                if keep_finals:
+                    keep(t, done)
+                reset(t, done)  # row t+1 of the finished lanes becomes their first observation
+                for op in row_ops:
+                    op.reset(t + 1, done)
+
+    def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
+        """A row op ends episodes: flag them truncated, and have them reset with the others."""
+        ends = self.lanes.outcome.ends
+        for lane in cut:
+            if lane in done:
+                at = next(i for i, end in enumerate(ends) if end[:2] == (t, lane))
+                ends[at] = (t, lane, ends[at][2], True)
+            else:
+                ends.append((t, lane, False, True))
+        return sorted({*done, *cut})
+
+
+class Engine:
+    """Collects batches of columns.
+
+    Parameters
+    ----------
+    lanes : Lanes
+        The env's array face.
+    transforms : list of Transform
+        Applied to what the env returns, innermost first.
+    faces : Faces
+        Which of them run in the loop, and on which rows.
+    program : Program
+        The policy.
+    stored : callable
+        Whether a key goes to the consumer.
+    keep_finals : bool
+        Whether true next observations of episode ends are needed (`full` and `exact`).
+    track_ids : bool
+    ids : _TrajectoryPool
+    reuse : bool
+        Always write into the same memory: what was handed out before is overwritten.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        transforms: list[Transform],
+        faces: Faces,
+        program: Program,
+        random: RandomProgram,
+        *,
+        stored: Callable[[Key], bool],
+        keep_finals: bool,
+        track_ids: bool,
+        ids: _TrajectoryPool,
+        rng: np.random.Generator,
+        batched: bool = True,
+        reuse: bool = False,
+    ) -> None:
+        self.transforms = transforms
+        self.lanes, self.faces, self.program, self.random = lanes, faces, program, random
+        self.stored, self.keep_finals, self.track_ids, self.ids, self.reuse = stored, keep_finals, track_ids, ids, reuse
+        self.rng, self.batched = rng, batched
+        n = lanes.n
+        self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
+        self.live: Schema = {**faces.rows, **program.live}
+        self.carrier = {key: np.empty((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
+        self.reward_rows = REWARD in faces.needs
+        columns: Schema = {**random.once, **program.once, **_always(track_ids)}
+        read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
+        self.once: Schema = {
+            key: kind
+            for key, kind in columns.items()
+            if (stored(key) or key in read_later or (key == REWARD and self.reward_rows)) and key not in self.live
+        }
+        self.current_ids = np.zeros(n, np.int64)
+        self._pool: list[_BoundBatch] = []
+        self.begun = False
+        self.seconds: Seconds | None = None
+        self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
+
+    def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
+        """The rows that the env writes, under its own names."""
+        return {key: rows[name] for key, name in self.faces.env_keys.items()}
+
+    def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
+        """The transforms that run in the loop, bound to these rows."""
+        if not self.reward_rows:
+            return self.faces.bind(rows, self.lanes.n)
+        rewards = list(data[REWARD].swapaxes(0, 1))
+        return [_RewardRows(self.lanes, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.lanes.n)]
+
+    # ---- episodes ----------------------------------------------------------------------------------------------
+    def restart(self) -> None:
+        """Begin a new episode in every lane, with new ids, from nothing."""
+        self.lanes.take_outcome()
+        self._begin(list(range(self.lanes.n)))
+        self.begun = True
+
+    def _begin(self, lanes: list[int]) -> None:
+        """New episodes in these lanes, on the carrier."""
+        self.lanes.restart(self.env_rows(self.carrier), lanes)
+        rows = {key: [array] for key, array in self.carrier.items()}
+        for op in self.row_ops(rows, {REWARD: np.zeros((self.lanes.n, 1, 1), np.float32)}):
+            op.begin()
+            op.reset(0, lanes)
+            op.end()
+        self.fresh[lanes] = True
+        if self.track_ids:
+            self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and arrays: carrier, ids, random stream, transforms, envs."""
+        if not self.begun:
+            return {"begun": False, "next_id": self.ids.next_id, "rng": self.rng.bit_generator.state}
+        return {
+            "begun": True,
+            "next_id": self.ids.next_id,
+            "rng": self.rng.bit_generator.state,
+            "ids": self.current_ids.copy(),
+            "carrier": {show(key): array.copy() for key, array in self.carrier.items()},
+            "fresh": self.fresh.copy(),
+            "transforms": [transform.state_dict() for transform in self.transforms],
+            "lanes": self.lanes.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
+        """Continue from `state_dict`; the lanes that had to begin a new episode."""
+        self.ids.restart_at(int(state["next_id"]))
+        self.rng.bit_generator.state = state["rng"]
+        self.begun = bool(state["begun"])
+        if not self.begun:
+            return []
+        self.current_ids[:] = state["ids"]
+        self.fresh = np.asarray(state["fresh"], np.bool_)
+        for key, array in self.carrier.items():
+            array[...] = np.asarray(state["carrier"][show(key)])
+        for transform, saved in zip(self.transforms, state["transforms"], strict=True):
+            transform.load_state_dict(saved)
+        lost = self.lanes.load_state_dict(state["lanes"], replay=replay)
+        if lost:
+            self._begin(lost)
+        return lost
+
+    # ---- batches -----------------------------------------------------------------------------------------------
+    def collect(
+        self, steps: int, random_steps: int = 0, timed: bool = False
+    ) -> tuple[dict[Key, np.ndarray], Finals]:
+        """Run `steps` steps, the first `random_steps` of them with random actions.
+
+        Returns
+        -------
+        columns : dict
+            Key -> array `[N, steps, *shape]`.
+        finals : Finals
+            The true next observations of steps that ended an episode; valid until the next call.
+        """
+        if not self.begun:
+            self.restart()
+        batch = self._batch(steps)
+        batch.finals.clear()
+        for key, carrier in self.carrier.items():
+            batch.columns.rows[key][0][...] = carrier
+        self.begun = False  # until the batch is whole, the carrier is not to be trusted
+        self.seconds = None
+        seconds = Seconds() if timed else None
+        started = time.perf_counter()
+        step = batch.step
+        if seconds is not None:
+            batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
+        try:
+            with torch.inference_mode():
+                for op in batch.row_ops:
+                    op.begin()
+                if random_steps:
+                    self._leg(batch, batch.random, 0, random_steps, seconds)
+                if random_steps < steps:
+                    self._leg(batch, batch.program, random_steps, steps, seconds)
+                for op in batch.row_ops:
+                    op.end()
+                finished = self._finish(batch)
+        finally:
+            batch.step = step  # type: ignore[method-assign]
+        self.begun = True
+        if seconds is not None:
+            seconds.total = time.perf_counter() - started
+            self.seconds = seconds
+        return finished, batch.finals
+
+    def _leg(self, batch: _BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> None:
+        program.begin(self.rng, first, last)
+        act = program.act if seconds is None else _timed(program.act, seconds, "policy")
+        batch.run(act, first, last, self.keep_finals)
+        program.end(first, last)
+
+    def _batch(self, steps: int) -> _BoundBatch:
+        """Memory that nobody holds: an old batch's if its tensors are gone, new otherwise."""
+        for batch in self._pool:
+            if batch.columns.steps == steps and (self.reuse or batch.columns.free()):
+                return batch
+        self._pool = [batch for batch in self._pool if batch.columns.steps == steps][-2:]
+        stored = {key for key in self.live if self.stored(key)}
+        with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
+            batch = _BoundBatch(self, allocate(steps, self.lanes.n, self.live, stored, self.once, self.carrier))
+        self._pool.append(batch)
+        return batch
+
+    def _finish(self, batch: _BoundBatch) -> dict[Key, np.ndarray]:
+        """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left."""
+        data, lanes = dict(batch.columns.data), self.lanes
+        outcome = lanes.take_outcome()
+        self._check_finite(batch)
+        if REWARD in data:
+            column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
+            reward_column(outcome, lanes, batch.columns.steps, column[..., 0])
+        flags = [data[key] for key in (TERMINATED, TRUNCATED, DONE) if key in data]
+        for column in flags:
+            column.fill(False)
+        for name in END_FLAGS:
+            if name in data:
+                data[name].fill(False)
+        if outcome.ends:
+            t, lane, terminated, truncated = (list(column) for column in zip(*outcome.ends, strict=True))
+            for key, values in ((TERMINATED, terminated), (TRUNCATED, truncated), (DONE, True)):
+                if key in data:
+                    data[key][lane, t, 0] = values
+        if self.track_ids:
+            resets = [(t, lane) for t, lane, _, _ in outcome.ends]
+            column = data.get(TRAJ_IDS)
+            if column is None:
+                column = np.empty((lanes.n, batch.columns.steps), LONG)
+            fill_ids(column, self.current_ids, resets, self.ids)
+        for transform in self.faces.after:
+            transform.batch_pass(data, self.fresh)
+        self.fresh = np.zeros(lanes.n, np.bool_)
+        return data
+
+    def _check_finite(self, batch: _BoundBatch) -> None:
+        """Observations of the batch are finite, or an error names the first that is not."""
+        for key in self.lanes.schema:
+            rows = batch.columns.rows.get(key, [np.empty(0, np.bool_)])
+            column = batch.columns.data.get(key)
+            if rows[0].dtype.kind != "f" or column is None:
+                continue
+            for values in (column, rows[-1], *batch.finals.values.get(key, ())):
+                if not np.isfinite(values).all():
+                    lane = int(np.argwhere(~np.isfinite(values))[0][0])
+                    raise broken(
+                        self.lanes,
+                        f"the env's {show(key)} is not finite",
+                        lane=lane if len(values) == self.lanes.n else 0,
+                        expected="finite numbers",
+                        got="NaN or infinity",
+                    )
+
+
+class _RewardRows(RowOp):
+    """Puts each step's rewards into rows for the transforms that read them inside the loop."""
+
+    def __init__(self, lanes: Lanes, rows: list[np.ndarray]) -> None:
+        self.lanes, self.rows = lanes, rows
+
+    def step(self, t: int) -> None:
+        self.rows[t - 1][:, 0] = self.lanes.outcome.rewards[-self.lanes.n :]
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        """A reset has no reward."""
+
+
+def _always(track_ids: bool) -> Schema:
+    """Columns every batch may hold, beside observations and what the policy writes."""
+    flag = ((1,), BOOL)
+    columns: Schema = {REWARD: ((1,), SINGLE), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
+    columns |= {name: flag for name in END_FLAGS}
+    if track_ids:
+        columns[TRAJ_IDS] = ((), LONG)
+    return columns
+
+
+def _timed(call: Callable, seconds: Seconds, name: str) -> Callable:
+    def timed(*args):
+        before = time.perf_counter()
+        result = call(*args)
+        setattr(seconds, name, getattr(seconds, name) + time.perf_counter() - before)
+        return result
+
+    return timed

@@ -1,0 +1,151 @@
+"""The array face of an env that only knows TensorDicts: stepped as it is, its outputs copied into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from rlcli.envs import EnvBase
+from rlcli.envs.actions import ActionFormat
+from rlcli.envs.lanes import NONE, Lanes, Outcome
+from rlcli.envs.strip import NO_LIMIT
+from rlcli.errors import EnvError
+from rlcli.keys import ACTION, RESET, Key, show, unravel
+from rlcli.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot
+
+
+def array_face(env: EnvBase) -> Lanes:
+    """The env's own array face, or one made over its TensorDict methods."""
+    lanes = getattr(env, "lanes", None)
+    return lanes if isinstance(lanes, Lanes) else TensorDictLanes(env)
+
+
+class TensorDictLanes(Lanes):
+    """Steps an `EnvBase` through `step` and `reset`.
+
+    Parameters
+    ----------
+    env : EnvBase
+        Batch size `()` or `(N,)`.
+    """
+
+    def __init__(self, env: EnvBase) -> None:
+        self.env = env
+        self.n = env.batch_size.numel() if env.batch_size else 1
+        dims = len(env.batch_size)
+        specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
+        self.schema = {unravel(key): (tuple(s.shape[dims:]), torch.empty(0, dtype=s.dtype).numpy().dtype) for key, s in specs}
+        self.actions = ActionFormat(*_as_space(env.action_spec, dims))
+        self.outcome = Outcome()
+        self.clock, self.limit = 0, NO_LIMIT
+        self.started = [0] * self.n
+        self.episodes = [-1] * self.n
+        self.seeds: list[int | None] = [None] * self.n
+        self.name = type(env).__name__
+        self._seed: int | None = None
+
+    def steps_in_episode(self, lane: int) -> int:
+        return self.clock - self.started[lane]
+
+    def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
+        self._seed = run_seed
+
+    def limit_frames(self, steps: int) -> None:
+        self.limit = min(self.limit, steps)
+
+    def _tensor(self, row: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(row if self.env.batch_size else row[0])
+
+    def _write(self, row: dict[Key, np.ndarray], td, lanes: Sequence[int]) -> None:
+        for key, array in row.items():
+            value = td.get(key, None)
+            if value is None:
+                raise EnvError(f"the env did not write '{show(key)}'", where=self.name, why="its spec promises it")
+            got = value.detach().cpu().numpy()
+            expected = array.shape if self.env.batch_size else array.shape[1:]
+            if got.shape != expected or got.dtype != array.dtype:
+                raise EnvError(
+                    f"the env's {show(key)} differs from its spec", where=self.name,
+                    why=f"expected {expected} {array.dtype}, got {got.shape} {got.dtype}",
+                )  # fmt: skip
+            array[list(lanes)] = got.reshape(array.shape)[list(lanes)]
+
+    def restart(self, row, lanes) -> None:
+        if self._seed is not None:
+            self.env.set_seed(self._seed)
+            self._seed = None
+        if len(lanes) == self.n:
+            td = self.env.reset()
+        else:
+            td = TensorDict({}, batch_size=self.env.batch_size)
+            for key, array in row.items():
+                td.set(key, self._tensor(array).clone())
+            mask = torch.zeros(self.n, dtype=torch.bool)
+            mask[list(lanes)] = True
+            td = self.env.reset(td.set(RESET, mask.reshape(*self.env.batch_size, 1)))
+        self._write(row, td, lanes)
+        for lane in lanes:
+            self.started[lane] = self.clock
+            self.episodes[lane] += 1
+
+    def bind(self, rows) -> tuple[Callable, Callable]:
+        env, shape = self.env, self.env.batch_size
+
+        def step(t: int, actions) -> Sequence[int]:
+            self.clock += 1
+            td = TensorDict({}, batch_size=shape, device=env.device)
+            for key, arrays in rows.items():
+                td.set(key, self._tensor(arrays[t]).clone())
+            td.set(ACTION, self._stored(actions))
+            following = env.step(td).get("next")
+            self._write({key: arrays[t + 1] for key, arrays in rows.items()}, following, range(self.n))
+            self.outcome.rewards += following.get("reward").reshape(-1).tolist()
+            terminated = following.get("terminated").reshape(-1).tolist()
+            truncated = following.get("truncated").reshape(-1).tolist()
+            done: Sequence[int] = NONE
+            for lane in range(self.n):
+                cut = truncated[lane] or self.clock - self.started[lane] >= self.limit
+                if terminated[lane] or cut:
+                    self.outcome.ends.append((t, lane, terminated[lane], cut))
+                    done = [*done, lane]
+            return done
+
+        def reset(t: int, lanes: Sequence[int]) -> None:
+            self.restart({key: arrays[t + 1] for key, arrays in rows.items()}, lanes)
+
+        return step, reset
+
+    def _stored(self, actions) -> torch.Tensor:
+        format = self.actions
+        loop = np.asarray(actions, format.dtype)
+        if format.encoded:
+            shape, dtype = format.stored
+            out = np.empty((self.n, *shape), dtype)
+            format.encode(loop, out)
+            loop = out
+        spec = self.env.action_spec
+        assert spec is not None
+        return torch.from_numpy(np.array(loop)).reshape(spec.shape).to(spec.dtype)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _as_space(spec, dims: int) -> tuple[spaces.Space, bool]:
+    """The gymnasium space of an action spec, and whether it stores indices."""
+    shape = tuple(spec.shape[dims:])
+    if isinstance(spec, OneHot):
+        return spaces.Discrete(spec.n), False
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(spec.n), True
+    if isinstance(spec, (MultiOneHot, MultiCategorical)):
+        return spaces.MultiDiscrete(list(spec.nvec)), isinstance(spec, MultiCategorical)
+    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
+    low = spec.low if isinstance(spec, Bounded) else torch.full(shape, -torch.inf)
+    high = spec.high if isinstance(spec, Bounded) else torch.full(shape, torch.inf)
+    low, high = (np.broadcast_to(np.asarray(bound.cpu()), spec.shape)[(0,) * dims].astype(dtype) if torch.as_tensor(bound).ndim else np.full(shape, float(bound), dtype) for bound in (low, high))
+    return spaces.Box(low, high, shape, dtype), True

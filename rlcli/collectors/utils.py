@@ -1,0 +1,6 @@
+"""The seeds' import path for trajectory helpers."""
+
+from rlcli.collectors.trajectory_ids import _TrajectoryPool
+from rlcli.data.split_trajectories import split_trajectories
+
+__all__ = ["_TrajectoryPool", "split_trajectories"]

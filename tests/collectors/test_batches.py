@@ -1,0 +1,213 @@
+"""What a batch holds: shapes, keys, flags, ids and successors, in every next-observation mode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from worlds import Counter, Walk
+
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import ArgumentError
+from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
+
+
+def counters(n: int = 3, **kwargs) -> SerialEnv:
+    return SerialEnv(n, lambda: GymEnv(Counter(**kwargs)))
+
+
+def test_a_single_env_gives_time_only_and_a_batched_one_envs_then_time():
+    assert Collector(GymEnv(Counter()), frames_per_batch=10).next().shape == (10,)
+    batch = Collector(counters(), frames_per_batch=30).next()
+    assert batch.shape == (3, 10) and batch.names[-1] == "time"
+
+
+def test_batches_hold_the_documented_keys_and_dtypes():
+    batch = Collector(counters(), frames_per_batch=30).next()
+    expected = {
+        "observation": torch.float32,
+        "action": torch.int64,
+        "done": torch.bool,
+        "terminated": torch.bool,
+        "truncated": torch.bool,
+        ("collector", "traj_ids"): torch.int64,
+        ("next", "observation"): torch.float32,
+        ("next", "reward"): torch.float32,
+        ("next", "done"): torch.bool,
+        ("next", "terminated"): torch.bool,
+        ("next", "truncated"): torch.bool,
+    }
+    assert {key: batch.get(key).dtype for key in batch.keys(True, True)} == expected
+    assert batch["action"].shape == (3, 10, 3) and bool((batch["action"].sum(-1) == 1).all())
+
+
+def test_frames_are_rounded_up_to_whole_steps_and_the_last_batch_is_cut():
+    collector = Collector(counters(), frames_per_batch=10, total_frames=25)
+    assert [batch.shape[1] for batch in collector] == [4, 4, 1]
+    assert collector.frames == 27 and collector.frames_in_batch == 12
+
+
+def test_rewards_flags_and_successors_are_those_of_the_episodes():
+    batch = Collector(counters(1), frames_per_batch=18).next()[0]
+    reward = batch["next", "reward"].squeeze(-1)
+    assert reward.tolist() == [1, 2, 3, 1, 1, 2, 3, 4, 5] * 2
+    ends = [2, 3, 8, 11, 12, 17]
+    assert batch["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist() == ends
+    assert batch["next", "terminated"].squeeze(-1)[ends].tolist() == [True, False, True] * 2
+    assert batch["next", "truncated"].squeeze(-1)[ends].tolist() == [False, True, True] * 2
+    # the successor is the real one, never the reset observation
+    assert batch["next", "observation"][:, 1].tolist() == reward.tolist()
+    assert torch.equal(batch["next", "observation"][:, 0], batch["observation"][:, 0])
+
+
+@pytest.mark.parametrize("mode", ["full", "exact"])
+@pytest.mark.parametrize("steps", [1, 3, 7, 42])
+def test_no_row_depends_on_the_batch_length(mode, steps):
+    """252 steps cut in four ways give the same bits in every column."""
+
+    def rows(steps):
+        env = TransformedEnv(SerialEnv(2, lambda: GymEnv(Walk())), Compose(InitTracker(), StepCounter(), RewardSum()))
+        collector = Collector(env, frames_per_batch=2 * steps, total_frames=2 * 42, next_obs=mode, seed=3)
+        return torch.cat([batch.clone() for batch in collector], 1)
+
+    expected, got = rows(42), rows(steps)
+    for key in expected.keys(True, True):
+        assert torch.equal(got.get(key) + 0, expected.get(key) + 0), key
+
+
+def test_exact_and_full_agree_and_compact_is_full_without_successors():
+    batches = {}
+    for mode in ("full", "exact", "compact"):
+        env = SerialEnv(3, lambda: GymEnv(Walk()))
+        collector = Collector(env, frames_per_batch=120, next_obs=mode, seed=5)
+        batches[mode] = [collector.rollout().clone() for _ in range(3)]
+    for full, exact, compact in zip(*batches.values(), strict=True):
+        for key in full.keys(True, True):
+            assert torch.equal(exact.get(key) + 0, full.get(key) + 0), key
+        dropped = set(full.keys(True, True)) - set(compact.keys(True, True))
+        assert dropped == {("next", "place"), ("next", "eye", "image")}
+
+
+def test_trajectory_ids_are_unique_and_change_exactly_after_ends():
+    collector = Collector(counters(), frames_per_batch=30)
+    batch = torch.cat([collector.next() for _ in range(3)], 1)
+    ids, done = batch["collector", "traj_ids"], batch["next", "done"].squeeze(-1)
+    assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
+    per_lane = [set(ids[lane].tolist()) for lane in range(3)]
+    assert sum(map(len, per_lane)) == len(set.union(*per_lane))
+
+
+def test_a_kept_batch_is_never_overwritten():
+    collector = Collector(counters(), frames_per_batch=30)
+    kept, views, arrays = [], [], []
+    for _ in range(4):
+        batch = collector.rollout()
+        kept.append(batch.clone())
+        views.append(batch["observation"][1:, 2:])
+        arrays.append(batch["next", "reward"].numpy())
+    for clone, view, array in zip(kept, views, arrays, strict=True):
+        assert torch.equal(clone["observation"][1:, 2:], view)
+        assert np.array_equal(clone["next", "reward"].numpy(), array)
+
+
+def test_dropped_batches_give_their_memory_to_the_next():
+    collector = Collector(counters(), frames_per_batch=30)
+    places = set()
+    for _ in range(8):
+        batch = collector.rollout()
+        places.add(batch["observation"].data_ptr())
+        del batch
+    assert len(places) == 1
+
+
+def test_keep_keys_drops_the_rest():
+    keep = ["observation", "action", ("next", "reward")]
+    batch = Collector(counters(), frames_per_batch=30, keep_keys=keep).next()
+    assert set(batch.keys(True, True)) == {"observation", "action", ("next", "reward"), ("next", "observation")}
+
+
+def test_max_frames_per_traj_truncates_and_counts_steps():
+    batch = Collector(counters(lengths=(50,)), frames_per_batch=60, max_frames_per_traj=4).next()
+    assert batch["step_count"].squeeze(-1)[0].tolist() == [0, 1, 2, 3] * 5
+    assert bool(batch["next", "truncated"][:, 3::4].all()) and not bool(batch["next", "terminated"].any())
+
+
+def test_reset_at_each_iter_begins_new_episodes():
+    collector = Collector(counters(lengths=(50,)), frames_per_batch=12, reset_at_each_iter=True)
+    first, second = collector.rollout().clone(), collector.rollout()
+    assert second["observation"][:, 0, 1].tolist() == [0, 0, 0]
+    assert not set(first["collector", "traj_ids"].flatten().tolist()) & set(
+        second["collector", "traj_ids"].flatten().tolist()
+    )
+
+
+def test_set_truncated_flags_the_last_step():
+    batch = Collector(counters(lengths=(50,)), frames_per_batch=12, set_truncated=True).next()
+    assert batch["next", "truncated"].squeeze(-1).tolist() == [[False] * 3 + [True]] * 3
+
+
+def test_the_first_frames_are_random_and_their_number_is_exact():
+    class Always(torch.nn.Module):
+        def forward(self, observation):
+            return torch.tensor([0, 0, 1]).expand(*observation.shape[:-1], 3).clone()
+
+    collector = Collector(counters(), Always(), frames_per_batch=30, init_random_frames=45, seed=1)
+    batch = torch.cat([collector.rollout().clone() for _ in range(3)], 1)
+    picked = batch["action"].argmax(-1)
+    assert bool((picked[:, 15:] == 2).all()) and len(set(picked[:, :15].flatten().tolist())) == 3
+
+
+def test_hooks_run_around_each_batch_and_their_errors_reach_the_caller():
+    seen = []
+    collector = Collector(
+        counters(),
+        frames_per_batch=30,
+        total_frames=60,
+        pre_collect_hook=lambda: seen.append("pre"),
+        post_collect_hook=lambda batch: seen.append(tuple(batch.shape)),
+    )
+    list(collector)
+    assert seen == ["pre", (3, 10)] * 2
+
+    def fail():
+        raise RuntimeError("from the hook")
+
+    with pytest.raises(RuntimeError, match="from the hook"):
+        Collector(counters(), frames_per_batch=30, pre_collect_hook=fail).next()
+
+
+def test_whole_trajectories_only_with_trajs_per_batch():
+    collector = Collector(counters(), frames_per_batch=30, total_frames=120, trajs_per_batch=4)
+    for batch in collector:
+        mask = batch["collector", "mask"]
+        assert batch.shape[0] == 4
+        last = mask.sum(1) - 1
+        assert bool(batch["next", "done"].squeeze(-1)[torch.arange(4), last].all())
+        assert bool((batch["observation"][:, 0, 1] == 0).all())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"frames_per_batch": 0},
+        {"total_frames": 0},
+        {"split_trajs": True, "track_traj_ids": False},
+        {"next_obs": "fulll"},
+        {"next_obs": "full", "compact_obs": True},
+        {"trajs_per_batch": 0},
+        {"max_frames_per_traj": 0},
+    ],
+)
+def test_options_that_cannot_work_are_refused(options):
+    with pytest.raises(ArgumentError):
+        Collector(counters(), **options)
+
+
+def test_two_collectors_with_one_seed_give_the_same_bits_first_episode_included():
+    def batch(seed):
+        return Collector(SerialEnv(2, lambda: GymEnv(Walk())), frames_per_batch=40, seed=seed).next()
+
+    a, b, c = batch(7), batch(7), batch(8)
+    assert all(torch.equal(a.get(key), b.get(key)) for key in a.keys(True, True))
+    assert not torch.equal(a["place"][:, 0], c["place"][:, 0])
