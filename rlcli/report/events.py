@@ -1,0 +1,42 @@
+"""TensorBoard events: all figures of an iteration in one record, a tenth of the cost of one each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class EventsWriter:
+    """Appends scalars to a new events file in `folder`. Needs the package `tensorboard`.
+
+    Parameters
+    ----------
+    folder : Path
+    resume_at : int, optional
+        Earlier files' figures past this many frames are hidden: the resumed run writes them anew.
+    """
+
+    def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(str(folder))
+        if resume_at is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._add(resume_at + 1, session_log=start)
+
+    def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None:
+        """One record at `frames` with every (name, value)."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
+        self._add(frames, summary=self._summary(value=values))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, **content: object) -> None:
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))

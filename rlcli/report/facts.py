@@ -1,0 +1,44 @@
+"""What the reporter is told once, before the first batch: the run's name and what of it to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlcli.keys import OBSERVATION, Key
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run before it starts.
+
+    Attributes
+    ----------
+    title : str
+        The recipe's name, or the verb.
+    obs_keys : sequence of keys
+        The observations of the batch, for the ledger.
+    next_obs : str
+        "full", "compact" or "exact".
+    dropped : mapping from key to bytes a frame
+        Further keys that `full` would store and this run does not.
+    """
+
+    title: str
+    env: str
+    total_frames: int
+    seed: int | None = None
+    obs_keys: Sequence[Key] = (OBSERVATION,)
+    next_obs: str = ""
+    dropped: Mapping[Key, int] | None = None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The learner's memory: shown in the ledger."""
+
+    modules: Mapping[str, torch.nn.Module]
+    optimizer: torch.optim.Optimizer | Mapping | None = None
+    device: torch.device | str = "cpu"

@@ -1,0 +1,298 @@
+"""The memory ledger: every key with shape, dtype, device and bytes, and what the modes save against `full`.
+
+Bytes are counted from the tensors, each address once: keys that share memory, views of one flat buffer and
+the observations inside a lazy next observation are not counted twice. What the whole process holds comes from
+the operating system. Functions here read and never allocate on a device.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.next_obs.rows import Rows
+from rlcli.keys import Key, show, under_next, unravel
+
+ROLLOUT = "rollout"
+LEARNER = "params+optim"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger.
+
+    Attributes
+    ----------
+    component : str
+        Whose memory it is: "rollout", "params+optim", "buffer".
+    key : str
+    bytes : int
+        Held now, counted nowhere else in the ledger.
+    shape, dtype, device : as they read in print; empty where the key is not stored
+    peak : int
+        The most this line has held in the run.
+    per_frame : float
+        Bytes a frame; 0 where the notion does not apply.
+    saved : int
+        What `full` would have stored for this key, less what is held.
+    note : str
+        "exact", "not stored", "same memory as done".
+    """
+
+    component: str
+    key: str
+    bytes: int
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    peak: int = 0
+    per_frame: float = 0.0
+    saved: int = 0
+    note: str = ""
+
+    def as_dict(self) -> dict:
+        return asdict(self) | {"shape": list(self.shape)}
+
+
+class Claims:
+    """Addresses already counted, so that no byte is counted twice."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, list[tuple[int, int]]] = {}
+
+    def claim(self, tensor: Tensor) -> int:
+        """Bytes between the tensor's first and last element that nobody claimed before."""
+        if not tensor.numel() or tensor.device.type == "meta":
+            return 0
+        reach = sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        stop = start + (reach + 1) * tensor.element_size()
+        taken = self._taken.setdefault(str(tensor.device), [])
+        free = _outside(start, stop, taken)
+        taken.extend(free)
+        return sum(high - low for low, high in free)
+
+
+def _outside(start: int, stop: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    free = [(start, stop)]
+    for low, high in taken:
+        if high <= start or low >= stop:
+            continue
+        free = [part for a, b in free for part in ((a, min(b, low)), (max(a, high), b)) if part[0] < part[1]]
+    return free
+
+
+def batch_entries(
+    batch: TensorDictBase,
+    obs_keys: Iterable[Key] = (),
+    *,
+    dropped: Mapping[Key, int] | None = None,
+    component: str = ROLLOUT,
+    claims: Claims | None = None,
+) -> list[Entry]:
+    """The ledger of one batch `[N, T]`.
+
+    Parameters
+    ----------
+    batch : TensorDictBase
+    obs_keys : iterable of keys
+        Observation keys: `full` would store each again under "next". Where that is absent, its bytes are
+        saved.
+    dropped : mapping from key to bytes a frame, optional
+        Other keys that `full` would store and the chosen modes do not.
+    component : str
+    claims : Claims, optional
+        Shared with other components whose tensors may alias this batch's.
+    """
+    claims = Claims() if claims is None else claims
+    frames = max(batch.numel(), 1)
+    whole: list[tuple[Key, Tensor]] = []
+    lazy: list[tuple[Key, Rows]] = []
+    for key, value in _leaves(batch):
+        if isinstance(value, Rows):
+            lazy.append((key, value))
+        else:
+            whole.append((key, value))
+    entries = [_plain(component, key, value, frames, claims) for key, value in whole]
+    entries += [_gathered(component, key, value, frames, claims) for key, value in lazy]
+
+    held = {entry.key for entry in entries}
+    by_key = dict(whole)
+    for obs_key in obs_keys:
+        source = by_key.get(unravel(obs_key))
+        if source is not None and show(under_next(obs_key)) not in held:
+            entries.append(_absent(component, under_next(obs_key), source.nbytes, frames))
+    for key, per_frame in (dropped or {}).items():
+        if show(key) not in held:
+            entries.append(_absent(component, key, per_frame * frames, frames))
+    return entries
+
+
+def learner_entries(
+    modules: Mapping[str, torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Mapping | None = None,
+    *,
+    claims: Claims | None = None,
+) -> list[Entry]:
+    """Parameters, buffers, gradients and optimizer state: one line each, summed over all modules.
+
+    `optimizer` may be a torch optimizer or any nested mapping of tensors.
+    """
+    claims = Claims() if claims is None else claims
+    kinds: dict[str, list[Tensor]] = {"parameters": [], "gradients": [], "buffers": [], "optimizer": []}
+    for module in modules.values():
+        for parameter in module.parameters():
+            kinds["parameters"].append(parameter.data)
+            if parameter.grad is not None:
+                kinds["gradients"].append(parameter.grad)
+        kinds["buffers"] += list(module.buffers())
+    if optimizer is not None:
+        state = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        kinds["optimizer"] += list(_tensors(state))
+    return [_summed(kind, tensors, claims) for kind, tensors in kinds.items() if tensors]
+
+
+def process_memory() -> tuple[int, int]:
+    """Resident bytes of this process: now, and at its peak.
+
+    `ru_maxrss` survives `exec`, so a process started by a large one would inherit its peak; Linux's own
+    high-water mark of this address space is read first.
+    """
+    import psutil
+
+    now = psutil.Process().memory_info().rss
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return now, max(now, int(line.split()[1]) * 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return now, max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+class Ledger:
+    """Entries of all components, with the most each has held.
+
+    Examples
+    --------
+    >>> ledger = Ledger()
+    >>> ledger.read(batch, ["observation"], modules={"actor": actor}, optimizer=optimizer)
+    >>> ledger.component("rollout").saved
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._peaks: dict[tuple[str, str], int] = {}
+
+    def read(
+        self,
+        batch: TensorDictBase | None,
+        obs_keys: Iterable[Key] = (),
+        *,
+        modules: Mapping[str, torch.nn.Module] | None = None,
+        optimizer: torch.optim.Optimizer | Mapping | None = None,
+        dropped: Mapping[Key, int] | None = None,
+        others: Iterable[Entry] = (),
+    ) -> None:
+        """Take the present state; `others` are lines a component (a buffer) writes about itself."""
+        claims = Claims()
+        entries: list[Entry] = []
+        if modules:
+            entries += learner_entries(modules, optimizer, claims=claims)
+        if batch is not None:
+            entries = batch_entries(batch, obs_keys, dropped=dropped, claims=claims) + entries
+        entries += others
+        for entry in entries:
+            name = (entry.component, entry.key)
+            self._peaks[name] = max(self._peaks.get(name, 0), entry.bytes, entry.peak)
+        self.entries = [replace(entry, peak=self._peaks[entry.component, entry.key]) for entry in entries]
+
+    def components(self) -> list[str]:
+        """Names in order of first appearance."""
+        return list(dict.fromkeys(entry.component for entry in self.entries))
+
+    def component(self, name: str) -> Entry:
+        """The sum over one component, as an entry with an empty key; peaks are summed too."""
+        lines = [entry for entry in self.entries if entry.component == name]
+        return Entry(
+            name,
+            "",
+            sum(entry.bytes for entry in lines),
+            peak=sum(entry.peak for entry in lines),
+            per_frame=sum(entry.per_frame for entry in lines),
+            saved=sum(entry.saved for entry in lines),
+        )
+
+    @property
+    def saved(self) -> int:
+        """Bytes that `full` would hold on top of what is held."""
+        return sum(entry.saved for entry in self.entries)
+
+
+def _plain(component: str, key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
+    held = claims.claim(value)
+    note = "" if held or not value.numel() else "memory counted above"
+    return Entry(component, show(key), held, *_describe(value), per_frame=held / frames, note=note)
+
+
+def _gathered(component: str, key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
+    """A lazy next observation: its extra rows and index are its own, the observations belong to their key."""
+    held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
+    held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
+    full = value.numel() * value.element_size()
+    return Entry(
+        component,
+        show(key),
+        held,
+        *_describe(value),
+        per_frame=held / frames,
+        saved=full - held,
+        note="exact",
+    )
+
+
+def _pointers(rows: Rows) -> list[Tensor]:
+    """What says where each row lies: the ends, and the index only if something has built it."""
+    if rows.ends is None:
+        return [rows.index]
+    built = rows.nbytes_held > rows.extra.nbytes + rows.ends.nbytes
+    return [rows.ends, rows.index] if built else [rows.ends]
+
+
+def _absent(component: str, key: Key, full: int, frames: int) -> Entry:
+    return Entry(component, show(key), 0, per_frame=0.0, saved=full, note="not stored")
+
+
+def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> Entry:
+    dtypes = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors))
+    devices = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
+    count = sum(t.numel() for t in tensors)
+    return Entry(LEARNER, kind, sum(claims.claim(t) for t in tensors), (count,), dtypes, devices)
+
+
+def _describe(value: Tensor) -> tuple[tuple[int, ...], str, str]:
+    return tuple(value.shape), str(value.dtype).removeprefix("torch."), str(value.device)
+
+
+def _leaves(batch: TensorDictBase) -> Iterator[tuple[Key, Tensor]]:
+    for key, value in batch.items(include_nested=True, leaves_only=True):
+        if isinstance(value, Tensor):  # non-tensor values have no bytes to count
+            yield unravel(key), value
+
+
+def _tensors(state: object) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors(value)

@@ -1,0 +1,213 @@
+"""The live view: progress, throughput by stage, memory and learning, redrawn at most four times a second.
+
+`render` is a pure function of a snapshot. It lays the three columns out for the width it is given: beside
+each other, learning below the other two, or all stacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from rlcli.report import closing, figures
+from rlcli.report.snapshot import LEARNING, MemoryRow, Snapshot
+
+THREE_COLUMNS, TWO_COLUMNS, LEARNING_WIDTH, GAP = 116, 78, 38, 3
+_LABEL, _QUIET, _STRONG, _GOOD, _WARN = "cyan", "dim", "bold", "green", "yellow"
+
+Block = list[
+    Text
+]  # lines; laid out by hand, since tables within tables took rich 6 ms a frame, and this takes 1
+
+
+def render(snapshot: Snapshot) -> RenderableType:
+    """The view as a rich renderable that fits any width from about 40 columns."""
+    return _Screen(snapshot)
+
+
+class _Screen:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        screen = Text("\n", no_wrap=True, overflow="ellipsis").join(_lines(self._snapshot, width))
+        screen.no_wrap, screen.overflow = True, "ellipsis"
+        yield screen
+
+
+def _lines(snapshot: Snapshot, width: int) -> Block:
+    throughput, memory = _throughput(snapshot), _memory(snapshot.memory)
+    if width >= THREE_COLUMNS:
+        body = _beside(throughput, memory, _learning(snapshot, LEARNING_WIDTH))
+    elif width >= TWO_COLUMNS:
+        body = _beside(throughput, memory) + _learning(snapshot, width)
+    else:
+        body = throughput + memory + _learning(snapshot, width)
+    return _header(snapshot, width) + body + _footer(snapshot)
+
+
+def _header(snapshot: Snapshot, width: int) -> Block:
+    name = Text(snapshot.name, style=_STRONG)
+    clock = Text.assemble(
+        (f"{100 * snapshot.fraction:3.0f}%", _STRONG),
+        f"  {figures.duration(snapshot.elapsed)} · ETA {figures.duration(snapshot.eta)}",
+    )
+    room = width - name.cell_len - clock.cell_len - 2
+    if room < 10:  # the bar needs room: the name moves to its own line
+        return [name, Text(" ").join([_bar(snapshot.fraction, max(width - clock.cell_len - 1, 4)), clock])]
+    return [Text(" ").join([name, _bar(snapshot.fraction, room), clock])]
+
+
+def _bar(fraction: float, width: int) -> Text:
+    halves = int(2 * width * fraction)
+    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    return Text.assemble((done, "magenta"), ("━" * (width - len(done)), _QUIET))
+
+
+def _throughput(snapshot: Snapshot) -> Block:
+    spent = snapshot.spent
+    lines = [Text.assemble(("throughput ", _LABEL), (figures.rate(spent.rate), _STRONG), " frames/s")]
+    stages = spent.stages()
+    room = max(map(len, stages), default=0)
+    for stage, seconds in stages.items():
+        parts = [f"{name} {figures.share(s, spent.seconds)}" for name, s in spent.parts(stage).items()]
+        head = f"{stage:<{room}} {figures.share(seconds, spent.seconds):>2}%"
+        for i in range(0, max(len(parts), 1), 2):
+            lines.append(Text.assemble(f"{head} ", (" ".join(parts[i : i + 2]), _QUIET)))
+            head = " " * len(head)
+    return lines
+
+
+def _memory(rows: Sequence[MemoryRow]) -> Block:
+    room = max([14, *(len(row.label) for row in rows)])
+    lines = [Text.assemble((f"{'memory':<{room}}", _LABEL), (f"{'now':>9}{'peak':>9}{'saved':>9}", _QUIET))]
+    for row in rows:
+        peak = "" if row.peak is None else figures.size(row.peak)
+        saved = figures.size(row.saved) if row.saved else ""
+        held = f"{row.label:<{room}}{figures.size(row.now):>9}{peak:>9}"
+        lines.append(Text.assemble(held, (f"{saved:>9}", _GOOD)))
+    return lines
+
+
+def _learning(snapshot: Snapshot, width: int) -> Block:
+    """The learning figures packed into lines of at most `width`."""
+    figure, figures_now = figures.number, snapshot.learning
+    items = [
+        Text.assemble("return ", (figure(snapshot.mean_return), _STRONG)),
+        Text(figures.sparkline(snapshot.returns), style=_GOOD),
+        Text(f"best {figure(snapshot.best)}"),
+        Text(f"length {figure(snapshot.mean_length)}"),
+        Text(f"episodes {figures.count(snapshot.episodes)}"),
+    ]
+    items += [Text(f"{short} {figure(figures_now[k])}") for k, short in LEARNING.items() if k in figures_now]
+    if snapshot.boundary is not None:
+        items.append(Text(f"boundary rows {100 * snapshot.boundary:.1f} %"))
+        items.append(Text(f"approximated {figures.count(snapshot.approximated)}"))
+    lines = [Text("learning", style=_LABEL), Text()]
+    for item in items:
+        used = lines[-1].cell_len
+        if used and used + 2 + item.cell_len > width:
+            lines.append(Text())
+        elif used and item.cell_len:
+            lines[-1].append("  ")
+        lines[-1].append_text(item)
+    return lines
+
+
+def _footer(snapshot: Snapshot) -> Block:
+    lines = [Text(snapshot.notice, style=f"{_STRONG} {_WARN}")] if snapshot.notice else []
+    for text, times in snapshot.warnings:
+        lines.append(
+            Text(f"! {text}" + (f" ({figures.count(times)} times)" if times > 1 else ""), style=_WARN)
+        )
+    return lines
+
+
+def _beside(*blocks: Block) -> Block:
+    """Blocks as columns, `GAP` apart."""
+    rooms = [max(line.cell_len for line in block) + GAP for block in blocks]
+    rows = []
+    for cells in zip_longest(*blocks):
+        row = Text()
+        edge = 0
+        for cell, room in zip(cells, rooms, strict=True):
+            if cell is not None:
+                row.append(" " * (edge - row.cell_len))
+                row.append_text(cell)
+            edge += room
+        rows.append(row)
+    return rows
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the program here."""
+        raise BrokenPipeError
+
+
+class LiveView:
+    """Draws snapshots on a terminal, at most `per_second`; between them `due` is one clock reading.
+
+    What the program prints meanwhile scrolls by above the view.
+    """
+
+    redraws = True
+
+    def __init__(
+        self, stream: TextIO | None = None, per_second: float = 4.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = _Terminal(file=stream, highlight=False, markup=False)
+        self._every, self._now = 1.0 / per_second, now
+        self._next = now()
+        self._live: Live | None = None
+        self._gone = False
+
+    def due(self) -> bool:
+        return not self._gone and self._now() >= self._next
+
+    def show(self, snapshot: Snapshot) -> None:
+        began = self._now()
+        with self._hang_up_is_quiet():
+            if self._live is None:
+                self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
+                self._live.start()
+            self._live.update(render(snapshot), refresh=True)
+        ended = self._now()
+        self._next = ended + max(self._every, 100 * (ended - began))  # a slow terminal may not cost over 1 %
+
+    def say(self, text: str) -> None:
+        with self._hang_up_is_quiet():
+            self.console.print(text)
+
+    def warn(self, text: str) -> None:
+        """Nothing: the footer holds the warnings."""
+
+    def close(self, snapshot: Snapshot | None = None) -> None:
+        if snapshot is not None:
+            self.show(replace(snapshot, notice=""))
+        with self._hang_up_is_quiet():
+            if self._live is not None:
+                self._live.stop()
+        self._live = None
+
+    def report(self, summary: Mapping) -> None:
+        with self._hang_up_is_quiet():
+            self.console.print()
+            self.console.print(closing.to_terminal(summary))
+
+    @contextlib.contextmanager
+    def _hang_up_is_quiet(self) -> Iterator[None]:
+        """A terminal that is gone ends the view, not the run: metrics.jsonl has it all."""
+        try:
+            yield
+        except OSError:
+            self._gone = True

@@ -1,0 +1,209 @@
+"""metrics.jsonl: one JSON object an iteration, handed to the system at once; TensorBoard beside it.
+
+The file is valid JSON line by line whatever the figures are (NaN and inf become null), loses at most its last
+line in a crash, and is cut back to the checkpoint's frame count when a run resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlcli.errors import ConfigError, ResourceError
+from rlcli.report.events import EventsWriter
+
+FRAMES = "frames"
+LOGGERS = ("auto", "none", "tensorboard")
+
+
+class MetricsWriter:
+    """Appends records to `metrics.jsonl` and, where chosen, to TensorBoard events in the same folder.
+
+    Parameters
+    ----------
+    path : Path
+        The file; created when missing.
+    resume_at : int, optional
+        Keep the records up to this many frames and drop the rest, a torn last line included.
+    logger : str
+        "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out.
+
+    Raises
+    ------
+    ConfigError
+        TensorBoard was asked for and is not installed, or the name is unknown.
+    ResourceError
+        The file cannot be written: folder gone, disk full. What was written before stays.
+    """
+
+    def __init__(self, path: Path | str, *, resume_at: int | None = None, logger: str = "none") -> None:
+        self.path = Path(path)
+        use_tensorboard = wants_tensorboard(logger)
+        try:
+            if resume_at is not None and self.path.exists():
+                cut_back(self.path, resume_at)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            _end_last_line(self._file)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        self._inode = os.fstat(self._file.fileno()).st_ino
+        self._events = EventsWriter(self.path.parent, resume_at) if use_tensorboard else None
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Append one record; `record["frames"]` is its place in the run.
+
+        Values are numbers, strings, bools, None, one-element tensors or nested mappings of these.
+        """
+        values = plain(record)
+        data = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            if os.stat(self.path).st_ino != self._inode:
+                raise FileNotFoundError(2, "another file has taken its place")
+            start = os.fstat(self._file.fileno()).st_size
+            written = self._file.write(data)
+            if written != len(data):
+                self._write_rest(data, written or 0, start)
+        except OSError as error:
+            raise _cannot_write(self.path, error, len(data)) from error
+        if self._events is not None:
+            scalars = ((name, value) for name, value in _scalars(values) if name != FRAMES)
+            self._events.write(int(values.get(FRAMES) or 0), scalars)
+
+    def flush(self) -> None:
+        """Push the TensorBoard events out and the file to the disk (before a checkpoint refers to it)."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        if self._events is not None:
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close the files; once is enough."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _write_rest(self, data: bytes, written: int, start: int) -> None:
+        """The disk took a part of the line: take the rest too, or leave the file as it was."""
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:]) or 0
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), start)
+            raise
+
+
+def read_metrics(path: Path | str) -> list[dict]:
+    """All records of a metrics file in order; a torn or unreadable line is left out."""
+    return [record for _, record in _records(Path(path)) if record is not None]
+
+
+def cut_back(path: Path, frames: int) -> None:
+    """Truncate a metrics file after its last record of at most `frames` frames."""
+    keep = 0
+    for end, record in _records(path):
+        if record is None:
+            continue
+        if record.get(FRAMES, 0) > frames:
+            break
+        keep = end
+    os.truncate(path, keep)
+
+
+def plain(values: Mapping) -> dict:
+    """A nested mapping as strict JSON has it: tensors as numbers, non-finite numbers as None."""
+    return {str(key): _plain(value) for key, value in values.items()}
+
+
+def wants_tensorboard(logger: str) -> bool:
+    """Whether `logger` means TensorBoard events here; asks the import system without importing anything.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name, or for "tensorboard" where it is not installed.
+    """
+    if logger not in LOGGERS:
+        raise ConfigError(
+            f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(LOGGERS)}."
+        )
+    installed = importlib.util.find_spec("tensorboard") is not None
+    if logger == "tensorboard" and not installed:
+        raise ConfigError(
+            "TensorBoard is not installed",
+            where="logger=tensorboard",
+            fix='pip install "rlcli[tensorboard]", or logger=none (metrics.jsonl is always written).',
+        )
+    return installed and logger != "none"
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
+    """Each whole line's end offset and record, None where it does not parse."""
+    offset = 0
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            yield offset, record if isinstance(record, dict) else None
+
+
+def _end_last_line(file) -> None:
+    """After a crash the last line may be torn: end it, so that the next record starts on its own line."""
+    size = os.fstat(file.fileno()).st_size
+    if size:
+        with open(file.name, "rb") as reader:
+            reader.seek(size - 1)
+            torn = reader.read(1) != b"\n"
+        if torn:
+            file.write(b"\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return plain(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{name}", value
+
+
+def _cannot_write(path: Path, error: OSError, needed: int | None = None) -> ResourceError:
+    why = error.strerror or str(error)
+    if needed is not None:
+        why += f"; {needed} bytes were to be written"
+    return ResourceError(
+        "cannot write the metrics",
+        where=str(path),
+        why=why,
+        fix="Free space or restore the folder, then resume the run; everything up to the last line is kept.",
+    )

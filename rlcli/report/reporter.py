@@ -1,0 +1,376 @@
+"""What the training loop talks to, so that it holds no logging code: one call a batch.
+
+    with Reporter(facts, folder=run.path) as reporter:
+        reporter.start("threads 1 (auto)")
+        for batch in collector:
+            with reporter.clock("update"): learning = ...
+            reporter.batch(batch, learning)
+        summary = reporter.close("done", commands)
+
+It gathers what a view needs only when that view is due, and keeps no reference to a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from tensordict import TensorDictBase
+
+from rlcli.keys import DONE, REWARD
+from rlcli.report import closing
+from rlcli.report.curve import Curve
+from rlcli.report.devices import DevicePeaks
+from rlcli.report.episodes import EpisodeStats, boundary_rows
+from rlcli.report.facts import Facts, Watched
+from rlcli.report.ledger import Entry, Ledger, process_memory
+from rlcli.report.metrics import MetricsWriter, plain
+from rlcli.report.snapshot import LEARNING, Snapshot, memory_rows
+from rlcli.report.stages import OTHER, Clock, Spent
+from rlcli.report.view import View, open_view
+
+Figure = float | torch.Tensor
+
+APPROXIMATED = "the successor's value was approximated by the row's own (next_obs=compact)"
+LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first batch is always read
+
+
+class Reporter:
+    """Follows a run: episodes, stages, memory, metrics, the view, the closing report.
+
+    Parameters
+    ----------
+    facts : Facts
+    folder : Path, optional
+        The run folder; without one nothing is written.
+    console : str
+        "auto", "live", "plain" or "off".
+    logger : str
+        "auto", "tensorboard" or "none"; metrics.jsonl is always written.
+    resume_at : int, optional
+        Frames of the checkpoint a resumed run continues from: later metrics are cut.
+    stream : text file, optional
+        Where to print; `sys.stdout` by default.
+
+    Raises
+    ------
+    ConfigError
+        Unknown console or logger, or TensorBoard asked for and missing.
+    ResourceError
+        From `batch` and `close` too: the run folder cannot be written.
+
+    Leaving its context gives the terminal back (a live view hides the cursor), also after an error.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        *,
+        folder: Path | str | None = None,
+        console: str = "auto",
+        logger: str = "none",
+        resume_at: int | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.facts = facts
+        self.folder = None if folder is None else Path(folder)
+        self.clock = Clock()
+        self.episodes = EpisodeStats()
+        self.ledger = Ledger()
+        self._view: View = open_view(console, stream)
+        self._metrics = (
+            None
+            if self.folder is None
+            else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
+        )
+        self._curve = Curve()
+        self._frames = self._iteration = self._approximated = 0
+        self._boundary: int | None = None  # unknown until a batch shows its ends
+        self._learning: dict[str, Figure] = {}
+        self._warnings: dict[str, tuple[str, int]] = {}
+        self._notice = ""
+        self._watched: Watched | None = None
+        self._peaks: DevicePeaks | None = None
+        self._process = (0, 0)
+        self._next_ledger = 0.0
+
+    @property
+    def frames(self) -> int:
+        """Frames reported so far, earlier sessions included."""
+        return self._frames
+
+    @property
+    def redraws(self) -> bool:
+        """Whether a live view is drawn on the terminal."""
+        return self._view.redraws
+
+    def watch(self, watched: Watched) -> None:
+        """Show a learner's parameters, optimizer state and, on CUDA, its device's peaks."""
+        self._watched = watched
+        if torch.device(watched.device).type == "cuda":
+            self._peaks = self.clock.watch = DevicePeaks(watched.device)
+
+    def start(self, *lines: str) -> None:
+        """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
+        for text in lines:
+            self._view.say(text)
+        self.clock.start()
+        self._process = process_memory()
+        if self._view.redraws:
+            self._view.show(self.snapshot())
+
+    def batch(
+        self,
+        batch: TensorDictBase,
+        learning: Mapping[str, Figure] | None = None,
+        *,
+        reward=None,
+        done=None,
+        approximated: int = 0,
+        others: Iterable[Entry] = (),
+    ) -> None:
+        """Report one batch `[N, T]` after its update.
+
+        Parameters
+        ----------
+        batch : TensorDictBase
+        learning : mapping, optional
+            Figures of the update: numbers or one-element tensors. `kl`, `clip_fraction`, `explained_variance`
+            and `entropy` are shown; all are written.
+        reward, done : Tensor or ndarray `[N, T, 1]`, optional
+            Read instead of `("next", "reward")` and `("next", "done")`: the rewards before any scaling.
+        approximated : int
+            Rows of this batch whose successor value was approximated.
+        others : iterable of Entry
+            Ledger lines of other components.
+        """
+        with self.clock(OTHER), self.clock("log"):
+            reward = batch.get(REWARD, None) if reward is None else reward
+            done = batch.get(DONE, None) if done is None else done
+            ended = self._read_batch(reward, done)
+            self._frames += batch.numel()
+            self._iteration += 1
+            self._approximated += approximated
+            self._learning = dict(learning or {})
+            due = self._view.due()
+            now = time.monotonic()
+            if due or now >= self._next_ledger:
+                self._next_ledger = now + LEDGER_EVERY
+                self._read_ledger(batch, others)
+        spent = self.clock.lap(batch.numel())
+        with self.clock(OTHER), self.clock("log"):
+            if self._metrics is not None:
+                self._metrics.write(self._record(spent, ended))
+            if due:
+                self._view.show(self.snapshot())
+
+    def tick(self) -> None:
+        """Redraw if due; for long updates, between epochs. Costs one clock reading otherwise."""
+        if self._view.redraws and self._view.due():
+            self._view.show(self.snapshot())
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._view.say(text)
+
+    def warn(self, kind: str, text: str, count: int = 1) -> None:
+        """Count a warning; its first text is shown once, the count at the end."""
+        if kind not in self._warnings:
+            self._view.warn(text)
+        self._warnings[kind] = text, self._warnings.get(kind, ("", 0))[1] + count
+
+    def notice(self, text: str) -> None:
+        """Say what happens now ("stopping after this batch")."""
+        self._notice = text
+        if self._view.redraws:
+            self._view.show(self.snapshot())
+        else:
+            self._view.say(text)
+
+    def flush(self) -> None:
+        """Bring the metrics to the disk; call before a checkpoint that counts on them."""
+        if self._metrics is not None:
+            self._metrics.flush()
+
+    def snapshot(self) -> Snapshot:
+        """What a view shows now."""
+        facts, episodes = self.facts, self.episodes
+        shown = {name: float(self._learning[name]) for name in LEARNING if name in self._learning}
+        return Snapshot(
+            title=facts.title,
+            env=facts.env,
+            seed=facts.seed,
+            frames=self._frames,
+            total_frames=facts.total_frames,
+            elapsed=self.clock.elapsed(),
+            spent=self.clock.total(),
+            memory=memory_rows(
+                self.ledger,
+                facts.obs_keys,
+                next_obs=facts.next_obs,
+                process=self._process,
+                devices=self._device_rows(),
+            ),
+            learning=shown,
+            returns=self._curve.points,
+            mean_return=episodes.mean_return,
+            mean_length=episodes.mean_length,
+            best=episodes.best if episodes.episodes else None,
+            episodes=episodes.episodes,
+            boundary=None if self._boundary is None else self._boundary / max(self._frames, 1),
+            approximated=self._approximated,
+            warnings=list(self._warnings.values()),
+            notice=self._notice,
+        )
+
+    def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
+        """End the view, write summary.json and report.md, print the closing report, and return the summary.
+
+        Parameters
+        ----------
+        status : str
+            "done", "stopped" or "failed".
+        commands : mapping from label to command line, optional
+            What to type next: evaluate, resume, plot.
+        **facts
+            More for summary.json: verb, evaluation results, the run's path.
+        """
+        self.clock.lap()
+        self._view.close(self.snapshot() if self._frames else None)
+        summary = self._summary(status, commands or {}) | facts
+        try:
+            if self.folder is not None:
+                closing.write(self.folder, summary)
+        finally:
+            if self._metrics is not None:
+                self._metrics.close()
+        self._view.report(summary)
+        return summary
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Give the terminal and the files back, whatever happened; says nothing."""
+        self._view.close()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def state_dict(self) -> dict:
+        """Plain values for a checkpoint: a resumed run continues totals, episodes, curve and warnings."""
+        return {
+            "frames": self._frames,
+            "iteration": self._iteration,
+            "boundary": self._boundary,
+            "approximated": self._approximated,
+            "warnings": {kind: list(entry) for kind, entry in self._warnings.items()},
+            "clock": self.clock.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "curve": self._curve.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Continue where `state_dict` was taken."""
+        self._frames, self._iteration = int(state["frames"]), int(state["iteration"])
+        self._boundary, self._approximated = state["boundary"], int(state["approximated"])
+        since = self._warnings  # what the loading itself had to say
+        self._warnings = {kind: (text, int(count)) for kind, (text, count) in state["warnings"].items()}
+        for kind, (text, count) in since.items():
+            self.warn(kind, text, count)
+        self.clock.load_state_dict(state["clock"])
+        self.episodes.load_state_dict(state["episodes"])
+        self._curve.load_state_dict(state["curve"])
+
+    def _read_batch(self, reward, done) -> tuple[float | None, float | None]:
+        """Take a batch's episodes and boundaries; the mean return and length of those that ended in it."""
+        ended: tuple[float | None, float | None] = (None, None)
+        if done is not None:
+            self._boundary = (self._boundary or 0) + boundary_rows(done)
+            if reward is not None:
+                returns, lengths = self.episodes.update(reward, done)
+                ended = (float(returns.mean()), float(lengths.mean())) if len(returns) else ended
+        if self.episodes.mean_return is not None:
+            self._curve.add(self.episodes.mean_return)
+        return ended
+
+    def _read_ledger(self, batch: TensorDictBase, others: Iterable[Entry]) -> None:
+        watched, facts = self._watched, self.facts
+        self.ledger.read(
+            batch,
+            facts.obs_keys,
+            modules=watched.modules if watched else None,
+            optimizer=watched.optimizer if watched else None,
+            dropped=facts.dropped,
+            others=others,
+        )
+        self._process = process_memory()
+
+    def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
+        """One line of metrics.jsonl."""
+        episodes = self.episodes
+        return {
+            "frames": self._frames,
+            "iteration": self._iteration,
+            "seconds": self.clock.total().seconds,
+            "frames_per_second": spent.rate,
+            "return": episodes.mean_return,
+            "length": episodes.mean_length,
+            "batch_return": ended[0],
+            "batch_length": ended[1],
+            "episodes": episodes.episodes,
+            "best": episodes.best if episodes.episodes else None,
+            **self._learning,
+            "boundary_rows": self._boundary,
+            "approximated": self._approximated,
+            "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
+            "memory": {
+                **{name: self.ledger.component(name).bytes for name in self.ledger.components()},
+                "saved": self.ledger.saved,
+                "rss": self._process[0],
+            },
+        }
+
+    def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
+        facts, episodes = self.facts, self.episodes
+        warnings = dict(self._warnings)
+        if self._approximated:
+            warnings["approximated"] = APPROXIMATED, self._approximated
+        self._process = process_memory()
+        learning = {
+            "return": episodes.mean_return,
+            "length": episodes.mean_length,
+            "best_return": episodes.best if episodes.episodes else None,
+            "episodes": episodes.episodes,
+            **self._learning,
+        }
+        devices = self._device_rows() | {f"  {stage}": peak for stage, peak in self._stage_peaks().items()}
+        return plain(
+            {
+                "status": status,
+                "title": facts.title,
+                "env": facts.env,
+                "seed": facts.seed,
+                "frames": self._frames,
+                "total_frames": facts.total_frames,
+                "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
+                "throughput": closing.throughput(self.clock.total()),
+                "memory": closing.memory(self.ledger, self._process, devices),
+                "learning": learning,
+                "boundary_rows": self._boundary,
+                "approximated": self._approximated,
+                "warnings": [
+                    {"kind": kind, "text": text, "count": count} for kind, (text, count) in warnings.items()
+                ],
+                "commands": dict(commands),
+            }
+        )
+
+    def _device_rows(self) -> dict[str, int]:
+        return {} if self._peaks is None else {f"{self._peaks.device} peak": self._peaks.peak}
+
+    def _stage_peaks(self) -> dict[str, int]:
+        return {} if self._peaks is None else self._peaks.by_stage

@@ -1,0 +1,164 @@
+"""metrics.jsonl is valid line by line, survives crashes and resumes, and says when the disk refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.errors import ConfigError, ResourceError
+from rlcli.report.metrics import MetricsWriter, read_metrics, wants_tensorboard
+
+
+def strict(text: str):
+    def refuse(name: str):
+        raise ValueError(name)
+
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_figures_of_every_kind_become_strict_json(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.write(
+            {
+                "frames": 10,
+                "nan": float("nan"),
+                "inf": torch.tensor(float("-inf")),
+                "tensor": torch.tensor(0.5),
+                "numpy": np.float32(2.0),
+                "int": np.int64(3),
+                "stages": {"collect": 1.5, "nan": np.nan},
+            }
+        )
+    assert strict(path.read_text()) == [
+        {
+            "frames": 10,
+            "nan": None,
+            "inf": None,
+            "tensor": 0.5,
+            "numpy": 2.0,
+            "int": 3,
+            "stages": {"collect": 1.5, "nan": None},
+        }
+    ]
+
+
+def test_a_record_is_there_as_soon_as_it_is_written(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write({"frames": 1})
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"frames": 1}]
+    writer.close()
+
+
+@pytest.mark.parametrize("tail", ["", '{"frames": 50, "los', '{"frames": 50}', "\x00\x00\x00"])
+def test_a_resumed_run_continues_after_its_checkpoint(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"frames": f}) + "\n" for f in (10, 20, 30, 40)) + tail)
+    with MetricsWriter(path, resume_at=20) as writer:
+        writer.write({"frames": 30, "again": True})
+    assert strict(path.read_text()) == [{"frames": 10}, {"frames": 20}, {"frames": 30, "again": True}]
+
+
+def test_every_cut_of_the_file_resumes_to_a_prefix(tmp_path):
+    whole = "".join(json.dumps({"frames": f, "x": f / 7}) + "\n" for f in range(10, 60, 10))
+    path = tmp_path / "metrics.jsonl"
+    for cut in range(len(whole)):
+        path.write_text(whole[:cut])
+        MetricsWriter(path, resume_at=30).close()
+        kept = path.read_text()
+        assert whole.startswith(kept) and (not kept or kept.endswith("\n"))
+        assert all(record["frames"] <= 30 for record in strict(kept))
+
+
+def test_a_torn_line_does_not_swallow_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"frames": 1}\n{"fra')
+    with MetricsWriter(path) as writer:
+        writer.write({"frames": 2})
+    assert read_metrics(path) == [{"frames": 1}, {"frames": 2}]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_refused_with_the_bytes_needed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with (
+        MetricsWriter(path) as writer,
+        pytest.raises(ResourceError, match=r"No space left on device; \d+ bytes") as caught,
+    ):
+        writer.write({"frames": 1})
+    assert caught.value.exit_code == 5
+
+
+def test_a_line_that_only_half_fits_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.write({"frames": 1})
+
+    class HalfFull:
+        """The disk takes four more bytes."""
+
+        def __init__(self, file):
+            self.file, self.left = file, 4
+
+        def write(self, data):
+            if not self.left:
+                raise OSError(28, "No space left on device")
+            taken, self.left = self.file.write(data[: self.left]), 0
+            return taken
+
+        def fileno(self):
+            return self.file.fileno()
+
+    monkeypatch.setattr(writer, "_file", HalfFull(writer._file))
+    with pytest.raises(ResourceError):
+        writer.write({"frames": 2})
+    monkeypatch.undo()
+    writer.close()
+    assert path.read_text() == '{"frames":1}\n'
+
+
+def test_a_folder_that_vanished_is_noticed(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with MetricsWriter(folder / "metrics.jsonl") as writer:
+        shutil.move(folder, tmp_path / "elsewhere")
+        with pytest.raises(ResourceError, match="cannot write the metrics"):
+            writer.write({"frames": 1})
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ResourceError, match="No such file"):
+        MetricsWriter(tmp_path / "no" / "metrics.jsonl")
+
+
+def test_an_unknown_logger_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="auto, none, tensorboard"):
+        wants_tensorboard("wandb")
+
+
+def test_tensorboard_is_optional_unless_asked_for(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert wants_tensorboard("auto") is False
+    with pytest.raises(ConfigError, match="not installed"):
+        wants_tensorboard("tensorboard")
+
+
+def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path, logger="tensorboard") as writer:
+        for frames in (10, 20, 30):
+            writer.write({"frames": frames, "kl": frames / 10, "bad": float("nan"), "stages": {"env": 0.5}})
+    with MetricsWriter(path, logger="auto", resume_at=20) as writer:
+        writer.write({"frames": 30, "kl": 9.0})
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("kl")] == [(10, 1.0), (20, 2.0), (30, 9.0)]
+    assert "stages/env" in events.Tags()["scalars"] and "bad" not in events.Tags()["scalars"]

@@ -1,0 +1,209 @@
+"""The reporter: one call a batch gives metrics, views and a closing report that agree with each other."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlcli.errors import ResourceError
+from rlcli.report import closing
+from rlcli.report.curve import Curve
+from rlcli.report.devices import DevicePeaks
+from rlcli.report.metrics import read_metrics
+from rlcli.report.reporter import Facts, Reporter, Watched
+
+N, T = 2, 10
+FACTS = Facts("ppo_compact", "CartPole-v1", 100, seed=3, next_obs="compact")
+
+
+def batch(ends: int = 1) -> TensorDict:
+    done = torch.zeros(N, T, 1, dtype=torch.bool)
+    done[:, 4 : 4 + ends] = True
+    return TensorDict(
+        {"observation": torch.zeros(N, T, 4), "next": {"reward": torch.ones(N, T, 1), "done": done}}, [N, T]
+    )
+
+
+def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
+    reporter = Reporter(FACTS, folder=folder, **{"console": "off", **options})
+    net = torch.nn.Linear(4, 2)
+    reporter.watch(Watched({"net": net}, torch.optim.Adam(net.parameters())))
+    reporter.start("threads 1 (auto)")
+    for _ in range(batches):
+        with reporter.clock("collect"):
+            reporter.clock.split("collect", env=0.5, policy=0.25)
+        with reporter.clock("update"):
+            pass
+        reporter.batch(batch(), {"kl": torch.tensor(0.01), "loss_policy": float("nan")}, approximated=4)
+    reporter.warn("rounded", "total_frames was cut")
+    return reporter, reporter.close("done", {"evaluate": "rlcli eval RUN"}, verb="train")
+
+
+def test_each_batch_is_one_record_that_adds_up(tmp_path):
+    a_run(tmp_path)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["frames"] for record in records] == [20, 40, 60]
+    last = records[-1]
+    assert last["episodes"] == 6 and last["kl"] == pytest.approx(0.01) and last["loss_policy"] is None
+    assert (last["return"], last["best"]) == (pytest.approx((5 + 5 + 4 * 10) / 6), 10.0)
+    assert last["approximated"] == 12 and last["boundary_rows"] == 3 * 4
+    assert sum(sum(record["stages"].values()) for record in records) == pytest.approx(
+        last["seconds"], abs=1e-4
+    )
+    assert last["memory"]["rollout"] == N * T * (16 + 4 + 1) and last["memory"]["saved"] == N * T * 16
+
+
+def test_the_summarys_stages_add_up_to_its_seconds(tmp_path):
+    _, summary = a_run(tmp_path)
+    spent = summary["throughput"]
+    assert sum(stage["seconds"] for stage in spent["stages"].values()) == pytest.approx(
+        spent["seconds"], rel=1e-9
+    )
+    for stage in spent["stages"].values():
+        if stage["parts"]:
+            assert sum(stage["parts"].values()) == pytest.approx(stage["seconds"], rel=1e-9, abs=1e-12)
+
+
+def test_the_closing_files_say_what_the_summary_says(tmp_path):
+    _, summary = a_run(tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert summary["status"] == "done" and summary["verb"] == "train" and summary["frames"] == 60
+    kinds = {warning["kind"]: warning["count"] for warning in summary["warnings"]}
+    assert kinds == {"rounded": 1, "approximated": 12}
+    report = (tmp_path / "report.md").read_text()
+    for part in (
+        "CartPole-v1, seed 3: done at 60 of 100 frames",
+        "next.observation (not stored)",
+        "(12 times)",
+    ):
+        assert part in report
+    assert "`rlcli eval RUN`" in report and "| = rollout |" in report
+
+
+def test_a_resumed_run_continues_its_totals(tmp_path):
+    first, _ = a_run(tmp_path, batches=2)
+    state = json.loads(json.dumps(first.state_dict()))
+    second = Reporter(FACTS, folder=tmp_path, console="off", resume_at=40)
+    second.warn("checkpoint", "one was damaged")
+    second.load_state_dict(state)
+    second.start()
+    second.batch(batch())
+    assert second.snapshot().warnings == [("total_frames was cut", 1), ("one was damaged", 1)]
+    second.close()
+    whole, _ = a_run(None, batches=3)
+    assert second.frames == whole.frames == 60
+    assert second.episodes.state_dict() == whole.episodes.state_dict()
+    assert second.clock.total().seconds > first.clock.total().seconds
+    assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [20, 40, 60]
+
+
+def test_rewards_given_apart_are_read_instead_of_the_batchs(tmp_path):
+    reporter = Reporter(FACTS, console="off")
+    reporter.batch(batch(), reward=torch.full((N, T, 1), 10.0))
+    assert reporter.episodes.mean_return == 50
+
+
+def test_a_batch_without_rewards_or_ends_is_reported_all_the_same():
+    reporter = Reporter(FACTS, console="off")
+    reporter.batch(TensorDict({"observation": torch.zeros(N, T, 4)}, [N, T]))
+    snapshot = reporter.snapshot()
+    assert (snapshot.frames, snapshot.mean_return, snapshot.boundary) == (20, None, None)
+
+
+def test_no_reference_to_a_batch_is_kept():
+    reporter = Reporter(FACTS, console="off")
+    td = batch()
+    column = td["observation"]
+    before = sys.getrefcount(column)
+    reporter.batch(td)
+    assert sys.getrefcount(column) == before
+
+
+def test_a_warning_is_printed_once_and_counted(tmp_path):
+    stream = io.StringIO()
+    reporter = Reporter(FACTS, folder=tmp_path, console="plain", stream=stream)
+    for _ in range(3):
+        reporter.warn("restore", "this env cannot be restored exactly")
+    summary = reporter.close("stopped")
+    assert stream.getvalue().count("warning: this env") == 1
+    assert summary["warnings"][0]["count"] == 3
+    assert "\x1b" not in stream.getvalue() and stream.getvalue().isascii()
+
+
+def test_a_run_that_stopped_before_its_first_batch_still_closes(tmp_path):
+    summary = Reporter(FACTS, folder=tmp_path, console="plain", stream=io.StringIO()).close("stopped")
+    assert summary["frames"] == 0 and (tmp_path / "report.md").exists()
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    _, summary = a_run(tmp_path)
+    before = (tmp_path / "report.md").read_bytes()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ResourceError, match="No space left"):
+        closing.write(tmp_path, summary)
+    assert (tmp_path / "report.md").read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_curve_keeps_the_whole_history_in_bounded_memory():
+    curve = Curve(capacity=8)
+    for value in range(1000):
+        curve.add(float(value))
+    points = curve.points
+    assert len(points) <= 8 and points == sorted(points)
+    assert points[0] < 130 and points[-1] > 870
+    again = Curve(capacity=8)
+    again.load_state_dict(json.loads(json.dumps(curve.state_dict())))
+    assert again.points == points
+
+
+def test_a_devices_peak_is_kept_by_stage():
+    class Cuda:
+        peak = 0
+
+        def max_memory_allocated(self, device):
+            return self.peak
+
+        def reset_peak_memory_stats(self, device):
+            self.peak = 5  # what stays allocated
+
+    cuda = Cuda()
+    reporter = Reporter(FACTS, console="off")
+    peaks = reporter.clock.watch = DevicePeaks("cuda:0", cuda)
+    with reporter.clock("update"):
+        cuda.peak = 100
+    with reporter.clock("collect"):
+        cuda.peak = 30
+    with reporter.clock("update"):
+        cuda.peak = 60
+    assert peaks.by_stage == {"other": 5, "update": 100, "collect": 30} and peaks.peak == 100
+
+
+def test_an_error_in_the_loop_gives_the_terminal_back(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with pytest.raises(ZeroDivisionError), Reporter(FACTS, console="live", stream=stream) as reporter:
+        reporter.start()
+        assert "\x1b[?25l" in stream.getvalue()  # the cursor is hidden
+        raise ZeroDivisionError
+    assert stream.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_closing_twice_does_no_harm(tmp_path):
+    with Reporter(FACTS, folder=tmp_path, console="off", logger="auto") as reporter:
+        reporter.batch(batch())
+        reporter.close("done")

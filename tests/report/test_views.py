@@ -1,0 +1,249 @@
+"""What a person sees: both views show the same numbers, fit the width, cost nothing between redraws."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from rlcli.errors import ConfigError
+from rlcli.report import figures
+from rlcli.report.live import LiveView, render
+from rlcli.report.plain import PlainView, line
+from rlcli.report.snapshot import Snapshot
+from rlcli.report.view import NoView, chosen, open_view
+
+
+@pytest.fixture(autouse=True)
+def a_usual_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(snapshot: Snapshot, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False, markup=False)
+    console.print(render(snapshot))
+    return console.file.getvalue().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("width", [200, 120, 116, 115, 80, 78, 77, 60, 40])
+def test_every_line_fits_the_terminal_and_the_screen(snapshot, width):
+    lines = drawn(snapshot, width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) < 24
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_nothing_is_cut_off_at_usual_widths(snapshot, width):
+    text = "\n".join(drawn(snapshot, width))
+    assert "…" not in text
+    for part in (
+        "ppo_exact · CartPole-v1 · seed 1",
+        "62%",
+        "0:00:09 · ETA 0:00:02",
+        "15.3k frames/s",
+        "253 KiB",
+    ):
+        assert part in text
+    for part in (
+        "return 312",
+        "best 500",
+        "kl 0.006",
+        "clip 0.11",
+        "ev 0.71",
+        "boundary rows 1.1 %",
+        "! the last",
+    ):
+        assert part in text
+
+
+def test_columns_stand_beside_each_other_where_there_is_room(snapshot):
+    three, two, one = drawn(snapshot, 120), drawn(snapshot, 80), drawn(snapshot, 60)
+    assert len(three) < len(two) < len(one)
+    assert all(word in three[1] for word in ("throughput", "memory", "learning"))
+    assert all(word in two[1] for word in ("throughput", "memory"))
+
+
+def test_both_views_show_the_same_numbers(snapshot):
+    def numbers(text: str) -> set[str]:
+        return set(re.findall(r"\d[\d.,:]*", text))
+
+    bare = replace(snapshot, env="", seed=None, warnings=())  # their own lines, at the start, in plain output
+    live, plain = numbers("\n".join(drawn(bare, 120))), numbers(line(bare))
+    assert len(live) > 15 and live <= plain
+    assert plain - live == {"62,000", "100,000"}
+
+
+def test_the_plain_line_is_one_line_of_ascii(snapshot, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.show(snapshot)
+    text = stream.getvalue()
+    assert text.count("\n") == 1 and text.isascii() and "\x1b" not in text
+
+
+@pytest.mark.parametrize("state", [Snapshot(), Snapshot(total_frames=10, warnings=[("a [b]odd[/b] env", 3)])])
+def test_a_run_that_has_not_begun_can_be_shown(state):
+    assert drawn(state, 80) and line(state)
+    assert drawn(state, 80)[-1].strip() in (
+        "! a [b]odd[/b] env (3 times)",
+        "return -  best -  length -  episodes 0",
+    )
+
+
+def test_plain_lines_thin_out_as_the_run_goes_on(snapshot):
+    now = 0.0
+    view = PlainView(io.StringIO(), now=lambda: now)
+    shown = []
+    while now < 7200:
+        if view.due():
+            view.show(snapshot)
+            shown.append(now)
+        now += 0.25
+    gaps = [b - a for a, b in pairwise(shown)]
+    assert min(gaps) >= 2 and max(gaps) <= 60.5
+    assert sum(t < 3600 for t in shown) < 275
+
+
+def test_the_last_state_is_always_printed_once(snapshot):
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.show(snapshot)
+    view.close(replace(snapshot, frames=100_000))
+    view.close(replace(snapshot, frames=100_000))
+    assert stream.getvalue().count("\n") == 2
+
+
+def test_the_live_view_redraws_at_most_as_often_as_it_says():
+    now = 0.0
+    view = LiveView(Terminal(), per_second=4, now=lambda: now)
+    view.show(Snapshot())
+    assert not view.due()
+    now = 0.24
+    assert not view.due()
+    now = 0.26
+    assert view.due()
+    view.close()
+
+
+def test_a_slow_terminal_is_drawn_less_often(snapshot, monkeypatch):
+    now = 0.0
+
+    class Slow(Terminal):
+        def write(self, text: str) -> int:
+            nonlocal now
+            now += 0.05
+            return super().write(text)
+
+    view = LiveView(Slow(), now=lambda: now)
+    view.show(snapshot)
+    now += 1.0
+    assert not view.due()
+    now += 1000.0
+    assert view.due()
+    view.close()
+
+
+class Gone(Terminal):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("kind", [PlainView, LiveView])
+def test_a_reader_that_hangs_up_does_not_stop_the_run(kind, snapshot):
+    view = kind(Gone())
+    view.show(snapshot)
+    view.say("checkpoint saved")
+    view.close(snapshot)
+
+
+def test_auto_draws_on_a_utf8_terminal_and_writes_lines_elsewhere(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    assert chosen("auto", terminal) == "live"
+    assert chosen("auto", io.StringIO()) == "plain"
+    terminal.encoding = "ascii"
+    assert chosen("auto", terminal) == "plain"
+    monkeypatch.setenv("TERM", "dumb")
+    terminal.encoding = "utf-8"
+    assert chosen("auto", terminal) == "plain"
+    assert isinstance(open_view("off"), NoView)
+
+
+def test_an_unknown_console_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="auto, live, plain, off"):
+        chosen("fancy", io.StringIO())
+
+
+def test_plain_text_survives_a_stream_that_cannot_encode_it():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    PlainView(stream).say("ähnlich")
+    assert raw.getvalue() == b"?hnlich\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (253 * 1024, "253 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (None, "-"),
+    ],
+)
+def test_sizes_read_in_binary_units(value, text):
+    assert figures.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.4, "0"), (312, "312"), (999.6, "1.0k"), (14_900, "14.9k"), (999_960, "1.0M"), (2.5e6, "2.5M")],
+)
+def test_rates_read_in_thousands(value, text):
+    assert figures.rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (312.4, "312"),
+        (21.46, "21.5"),
+        (0.006, "0.006"),
+        (3e-5, "3e-05"),
+        (0.0, "0"),
+        (-0.71, "-0.71"),
+        (float("nan"), "-"),
+    ],
+)
+def test_figures_read_with_about_three_digits(value, text):
+    assert figures.number(value) == text
+
+
+def test_durations_round_to_seconds():
+    assert [figures.duration(s) for s in (0, 9.4, 59.6, 98_100)] == [
+        "0:00:00",
+        "0:00:09",
+        "0:01:00",
+        "27:15:00",
+    ]
+    assert figures.duration(None) == figures.duration(float("inf")) == "-"
+
+
+def test_a_sparkline_spans_the_whole_history():
+    assert figures.sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
+    assert figures.sparkline([5.0, 5.0, 5.0]) == "▁▁▁"
+    assert figures.sparkline([float("nan")]) == ""
+    assert len(figures.sparkline(range(1000), 12)) == 12
