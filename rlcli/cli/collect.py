@@ -1,0 +1,20 @@
+"""`rlcli collect`: compose a configuration and write frames to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcli.cli.job import run_job
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    return run_job("collect", words, recipe_dirs, start)
+
+
+def start(cfg: Any, overrides: list[str]) -> Any:
+    """Collect as a configuration says."""
+    from rlcli.jobs import collect
+
+    return collect(cfg, overrides)

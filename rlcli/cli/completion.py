@@ -1,0 +1,153 @@
+"""`rlcli completion bash|zsh|fish`: tab completion of verbs, keys, choices and recipes.
+
+The script asks the hidden verb `__complete`, which reads the schema's table alone, so that a tab is
+answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rlcli.errors import ConfigError
+
+_SCRIPTS = {
+    "bash": """\
+_rlcli() {
+    local line="${COMP_LINE:0:COMP_POINT}" IFS=$'\\n'
+    COMPREPLY=($(rlcli __complete "$line" 2>/dev/null))
+    # bash splits words at = and :, so only what follows them is replaced
+    local word="${line##* }" cut
+    for cut in "=" ":"; do
+        if [[ "$COMP_WORDBREAKS" == *"$cut"* && "$word" == *"$cut"* ]]; then
+            local head="${word%"${word##*$cut}"}"
+            COMPREPLY=("${COMPREPLY[@]#"$head"}")
+        fi
+    done
+    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *[=.] ]] && compopt -o nospace
+}
+complete -F _rlcli rlcli
+""",
+    "zsh": """\
+#compdef rlcli
+_rlcli() {
+    local -a found
+    found=(${(f)"$(rlcli __complete "${LBUFFER}" 2>/dev/null)"})
+    compadd -Q -S '' -- $found
+}
+compdef _rlcli rlcli
+""",
+    "fish": """\
+complete -c rlcli -f -a '(rlcli __complete (commandline -cp) 2>/dev/null)'
+""",
+}
+_INSTALL = {
+    "bash": 'eval "$(rlcli completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(rlcli completion zsh)"    # in ~/.zshrc, after compinit',
+    "fish": "rlcli completion fish | source    # in config.fish",
+}
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb, or the hidden one that its scripts call."""
+    if words and words[0] == "__complete":
+        for candidate in candidates(words[1] if len(words) > 1 else ""):
+            print(candidate)
+        return 0
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: rlcli completion bash|zsh|fish\n\nPrint a script. Where your shell starts, put:")
+        for line in _INSTALL.values():
+            print(f"  {line}")
+        return 0
+    if words[0] not in _SCRIPTS:
+        raise ConfigError(f"no completion for {words[0]!r}", fix=f"Known: {', '.join(_SCRIPTS)}.")
+    print(_SCRIPTS[words[0]], end="")
+    return 0
+
+
+def candidates(line: str) -> list[str]:
+    """What the last word of a command line, up to the cursor, can become.
+
+    Parameters
+    ----------
+    line : str
+        `rlcli train env.n`, for example.
+    """
+    words = line.split(" ")
+    word, before = words[-1], [w for w in words[1:-1] if w]
+    return [text for text in _offers(word, before) if text.startswith(word)]
+
+
+def _offers(word: str, before: list[str]) -> Iterable[str]:
+    from rlcli.cli.main import VERBS
+
+    if not before:
+        return VERBS
+    verb = before[0]
+    if verb == "show" and len(before) == 1 and "=" not in word:
+        return ("train", "collect")
+    if verb in ("train", "collect"):
+        return _of_job(verb, word)
+    if verb == "show" and len(before) > 1:
+        return _of_job(before[1] if before[1] in ("train", "collect") else "train", word)
+    if verb == "cp" and len(before) == 1:
+        from rlcli.config.recipes import find_recipes
+
+        return find_recipes()
+    if verb in ("resume", "eval"):
+        return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
+    if verb == "ls":
+        return ("recipes", "runs", "envs", "wrappers", "policies")
+    return _SCRIPTS if verb == "completion" else ()
+
+
+def _of_job(verb: str, word: str) -> Iterator[str]:
+    from rlcli.config.recipes import find_recipes
+    from rlcli.config.schemas import VERBS as SCHEMAS
+    from rlcli.config.tree import choices, groups, leaves
+
+    schema = SCHEMAS[verb]
+    key, equals, _ = word.partition("=")
+    if equals:
+        yield from (f"{key}={value}" for value in _values(schema, key))
+        return
+    if word.startswith("-"):
+        yield from (
+            "--multirun",
+            "--cfg",
+            "--resolve",
+            "--package",
+            "--import",
+            "--recipe-dir",
+            "--debug",
+            "--help",
+        )
+        return
+    if find_recipes():
+        yield "recipe="
+    for group in groups(schema):
+        if f"{group}.kind" in leaves(schema) and choices(schema, group):
+            yield f"{group}="
+        yield f"{group}."
+    in_group = word.partition(".")[0] if "." in word else None
+    for name in leaves(schema):
+        if (name.partition(".")[0] == in_group or "." not in name) and not name.endswith(".kind"):
+            yield f"{name}="
+
+
+def _values(schema: type, key: str) -> Iterable[str]:
+    from rlcli.config.recipes import find_recipes
+    from rlcli.config.tree import choices, find, groups
+
+    if key == "recipe":
+        return find_recipes()
+    if key in groups(schema):
+        return choices(schema, key)
+    if key == "env.id":
+        from gymnasium.envs.registration import registry as known
+
+        return sorted(known)
+    leaf = find(schema, key)
+    if leaf is None:
+        return ()
+    return leaf.option.choices or leaf.option.words or (("true", "false") if leaf.hint is bool else ())

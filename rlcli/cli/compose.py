@@ -1,0 +1,212 @@
+"""From a verb and overrides to one typed, checked configuration; the only file that has Hydra compose.
+
+Ours differs from a plain Hydra app in that recipes and overrides pass the guard first, and that every
+problem is reported at once: of overrides, of recipes, and of the composed values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlcli.cli.overrides import Checked, check_overrides, expand
+from rlcli.config import registry
+from rlcli.config.problem import Problem, raise_all
+from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped
+from rlcli.config.schemas import VERBS, CollectConfig
+from rlcli.config.validate import validate
+from rlcli.errors import ConfigError
+
+HYDRA_VERSION_BASE = "1.3"
+_JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command that passed its checks: verb, overrides for Hydra, and recipes as they were read."""
+
+    verb: str
+    checked: tuple[Checked, ...]
+    contents: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def overrides(self) -> list[str]:
+        return [item.text for item in self.checked]
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe of a plan that is no sweep."""
+        chosen = [item.values[0] for item in self.checked if item.key == "recipe"]
+        return chosen[-1] if chosen else None
+
+
+def configure(verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = ()) -> CollectConfig:
+    """The configuration of one job.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem.
+    """
+    return typed(compose(plan(verb, overrides, recipe_dirs)))
+
+
+def plan(
+    verb: str,
+    overrides: Sequence[str],
+    recipe_dirs: Iterable[str] = (),
+    *,
+    multirun: bool = False,
+    look: bool = False,
+) -> Plan:
+    """Check a whole command, composing every job of a sweep, before anything runs.
+
+    Parameters
+    ----------
+    multirun : bool
+        Whether overrides may sweep.
+    look : bool
+        The configuration is only looked at, so what this machine lacks does not matter.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem.
+    """
+    schema, recipes = VERBS[verb], find_recipes(recipe_dirs)
+    checked, problems = check_overrides(schema, overrides, recipes, multirun=multirun)
+    chosen = [name for item in checked if item.key == "recipe" for name in item.values if name]
+    contents, bad = _read(schema, chosen, recipes)
+    problems += bad
+    if bad:  # the rest can still be checked without the recipe
+        checked = [item for item in checked if item.key != "recipe"]
+        contents = {}
+    _store(schema, verb, contents)
+    ahead = Plan(verb, tuple(checked), contents)
+    jobs = _jobs(ahead, recipes, problems) if multirun else [ahead.overrides]
+    for job in jobs[:_JOBS_CHECKED_AHEAD]:
+        problems += _check_job(verb, job)
+    raise_all(problem for problem in problems if not (look and problem.only_here))
+    return ahead
+
+
+def _check_job(verb: str, overrides: list[str]) -> list[Problem]:
+    try:
+        return validate(as_object(_compose(verb, overrides)))
+    except ConfigError as error:
+        return [Problem(str(error))]
+
+
+def compose(ready: Plan, *, with_hydra: bool = False) -> DictConfig:
+    """Hydra's tree for a plan that is no sweep."""
+    return _compose(ready.verb, ready.overrides, with_hydra=with_hydra)
+
+
+def typed(node: DictConfig) -> CollectConfig:
+    """A composed tree as dataclasses, checked.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem.
+    """
+    cfg = as_object(node)
+    raise_all(validate(cfg))
+    return cfg
+
+
+def as_object(node: DictConfig) -> CollectConfig:
+    try:
+        return OmegaConf.to_object(node)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ConfigError(" ".join(str(error).splitlines()[0].split())) from None
+
+
+def _jobs(ahead: Plan, recipes: Any, problems: list[Problem]) -> list[list[str]]:
+    """Override lists of a sweep's jobs, those included that a recipe asks for in `hydra.sweeper.params`."""
+    asked: dict[str, Any] = {}
+    for data in ahead.contents.values():
+        asked |= (data.get("hydra", {}).get("sweeper", {}) or {}).get("params", {}) or {}
+    typed_keys = {item.key for item in ahead.checked}
+    texts = [f"{key}={value}" for key, value in asked.items() if key not in typed_keys]
+    params, bad = check_overrides(VERBS[ahead.verb], texts, recipes, multirun=True)
+    problems += bad
+    for item in ahead.checked:
+        if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
+            problems.append(
+                Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=...")
+            )
+    return expand((*params, *ahead.checked))
+
+
+def _read(
+    schema: type, chosen: list[str], recipes: dict[str, Recipe]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Contents of the chosen recipes and of those they build on, and what is wrong with them."""
+    contents: dict[str, Any] = {}
+    problems: list[Problem] = []
+    waiting = list(dict.fromkeys(chosen))
+    while waiting:
+        name = waiting.pop()
+        if name in contents:
+            continue
+        try:
+            data = recipes[name].read()
+        except ConfigError as error:
+            problems.append(Problem(str(error)))
+            continue
+        problems += check_recipe(schema, recipes[name], data, recipes)
+        contents[name] = data
+        waiting += [parent for parent in parents(data) if parent in recipes]
+    if not problems:
+        for name in chosen:
+            lineage(name, contents)
+    return contents, problems
+
+
+def _store(schema: type, verb: str, contents: dict[str, Any]) -> None:
+    """Tell Hydra's store our schema, the recipes as they were read, and users' policies."""
+    store = ConfigStore.instance()
+    store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
+    for name, data in contents.items():
+        store.store(
+            group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe"
+        )
+    for name in registry.users_names("policy"):
+        store.store(group="policy", name=name, node={"kind": name}, provider="registry")
+
+
+def _compose(verb: str, overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
+    try:
+        with (
+            _own_hydra(),
+            initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
+        ):
+            return hydra_compose(verb, overrides, return_hydra_config=with_hydra)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error.__cause__ or error).splitlines()[0].split())
+        raise ConfigError(f"the configuration cannot be composed: {reason}") from None
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra keeps one application per process; a caller that is one itself gets it back afterwards."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        # composing has put another object into the place of the one that was cleared
+        GlobalHydra.instance().clear()
+        if outer is not None:
+            GlobalHydra.instance().initialize(outer)

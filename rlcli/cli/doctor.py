@@ -1,0 +1,92 @@
+"""`rlcli doctor`: what this machine has, what is missing, and the command that installs it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rlcli import __version__
+
+CORE = "rlcli torch tensordict gymnasium hydra-core omegaconf numpy numba rich psutil safetensors triton"
+# extra -> the packages it brings, by distribution name
+EXTRAS = {
+    "atari": ("ale-py", "opencv-python-headless"),
+    "mujoco": ("mujoco",),
+    "box2d": ("box2d",),
+    "envpool": ("envpool",),
+    "tensorboard": ("tensorboard",),
+    "peers": ("torchrl", "stable-baselines3"),
+}
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    if any(word in ("-h", "--help") for word in words):
+        print("usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.")
+        return 0
+    for line in _report():
+        print(line)
+    return 0
+
+
+def _report() -> Iterator[str]:
+    yield "versions"
+    yield f"  {'python':<24} {platform.python_version()}  ({sys.executable})"
+    for name in CORE.split():
+        yield f"  {name:<24} {_version(name) or 'not installed'}"
+    yield "machine"
+    yield from _machine()
+    yield "devices"
+    yield from _devices()
+    yield "extras"
+    for extra, packages in EXTRAS.items():
+        found = [f"{name} {_version(name)}" for name in packages if _version(name)]
+        lacking = [name for name in packages if not _version(name)]
+        advice = f'pip install "rlcli[{extra}]"' if lacking else ""
+        yield f"  {extra:<12} {', '.join(found) or '-':<44} {advice}".rstrip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return __version__ if name == "rlcli" else None  # run from its folder, without being installed
+
+
+def _machine() -> Iterator[str]:
+    import psutil
+
+    gib = 2**30
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = psutil.virtual_memory()
+    yield f"  {'system':<24} {platform.platform()}"
+    yield f"  {'cores':<24} {usable} usable, {psutil.cpu_count(logical=False) or '?'} physical"
+    yield f"  {'memory':<24} {memory.available / gib:.1f} GiB free of {memory.total / gib:.1f}"
+    yield f"  {'disk here':<24} {shutil.disk_usage('.').free / gib:.1f} GiB free"
+    if Path("/dev/shm").is_dir():
+        yield f"  {'/dev/shm':<24} {shutil.disk_usage('/dev/shm').free / gib:.1f} GiB free"
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        yield f"  {'open files':<24} {soft} (at most {hard})"
+
+
+def _devices() -> Iterator[str]:
+    import torch
+
+    yield f"  {'cpu':<24} {torch.get_num_threads()} threads by default; runs choose their own (threads=auto)"
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            card = torch.cuda.get_device_properties(index)
+            yield f"  {f'cuda:{index}':<24} {card.name}, {card.total_memory / 2**30:.0f} GiB"
+    else:
+        built = torch.version.cuda
+        yield f"  {'cuda':<24} {'no device found' if built else 'this torch is a CPU build'}"
+    if sys.platform == "darwin":
+        yield f"  {'mps':<24} {'available' if torch.backends.mps.is_available() else 'not available'}"

@@ -1,0 +1,45 @@
+"""`rlcli eval RUN`: play episodes with the policy of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlcli.cli.job import Flags
+from rlcli.errors import ConfigError
+
+USAGE = """\
+usage: rlcli eval RUN [--episodes 20] [--deterministic] [--seed N] [--video FILE.mp4]
+
+  --episodes N       how many episodes
+  --deterministic    the most likely action instead of a sampled one
+  --seed N           episodes are reset with seeds derived from it; never those of training
+  --video FILE.mp4   record the first episode
+"""
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    flags = Flags(prog="rlcli eval", add_help=False, allow_abbrev=False)
+    flags.add_argument("-h", "--help", action="store_true")
+    flags.add_argument("path", metavar="RUN", nargs="?")
+    flags.add_argument("--episodes", type=int, default=20)
+    flags.add_argument("--deterministic", action="store_true")
+    flags.add_argument("--seed", type=int, default=None)
+    flags.add_argument("--video", default=None)
+    args = flags.parse_args(list(words))
+    if args.help:
+        print(USAGE, end="")
+        return 0
+    if args.episodes < 1:
+        raise ConfigError(f"--episodes is {args.episodes}", fix="Allowed: >= 1.")
+    from rlcli.cli.runs import run_folder
+
+    path = run_folder(args.path, "eval")
+    from rlcli.jobs import evaluate
+
+    result = evaluate(
+        path, episodes=args.episodes, deterministic=args.deterministic, seed=args.seed, video=args.video
+    )
+    if result is not None:
+        print(result)
+    return 0

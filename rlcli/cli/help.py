@@ -1,0 +1,81 @@
+"""`rlcli train --help` and `rlcli collect --help`: every key with its meaning, default and allowed values."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rlcli.config.recipes import find_recipes
+from rlcli.config.schemas import VERBS
+from rlcli.config.tree import Leaf, choices, doc, groups, leaves
+
+_FLAGS = """\
+flags
+  -m, --multirun            run every combination of key=a,b,c or key=range(0,5)
+  -c, --cfg job|hydra|all   print the composed configuration and stop
+  --resolve                 with --cfg: references replaced by their values
+  -p, --package KEY         with --cfg: only this key
+  --import PACKAGE          import your package, for the names that it registers
+  --recipe-dir FOLDER       look for recipes there too
+  --debug                   show the traceback of an error
+"""
+
+
+def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
+    """Print the page of a verb, as wide as the terminal."""
+    width = max(72, min(120, shutil.get_terminal_size().columns))
+    sys.stdout.write("\n".join(_page(verb, recipe_dirs, width)) + "\n")
+
+
+def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
+    schema = VERBS[verb]
+    yield f"usage: rlcli {verb} [recipe=NAME] [group=choice] [key=value ...] [flags]"
+    yield ""
+    yield (schema.__doc__ or "").strip()
+    yield ""
+    yield _FLAGS
+    yield "groups (choose with group=choice; `rlcli show` prints what a choice sets)"
+    yield from _wrapped("recipe", find_recipes(recipe_dirs), width)
+    for group in groups(schema):
+        if f"{group}.kind" in leaves(schema):
+            yield from _wrapped(group, choices(schema, group), width)
+    heading = None
+    for leaf in leaves(schema).values():
+        group = leaf.key.split(".")[0] if "." in leaf.key else ""
+        if leaf.key.endswith(".kind") or leaf.key == "recipe":
+            continue
+        if group != heading:
+            heading = group
+            yield ""
+            yield f"{group}: {doc(schema, group)}" if group else "keys"
+        yield from _describe(leaf, width)
+
+
+def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:
+    return textwrap.wrap(
+        f"  {name:<11}{' | '.join(values)}", width, subsequent_indent=" " * 13, break_long_words=False
+    )
+
+
+def _describe(leaf: Leaf, width: int) -> list[str]:
+    allowed = leaf.option.allowed()
+    text = leaf.option.help + (f" [{allowed}]" if allowed else "")
+    head = f"  {leaf.key}={spell(leaf.default)}"
+    lines = textwrap.wrap(text, max(30, width - 42), break_on_hyphens=False, break_long_words=False)
+    if len(head) > 40:
+        return [head, *(" " * 42 + line for line in lines)]
+    return [f"{head:<42}{lines[0]}", *(" " * 42 + line for line in lines[1:])]
+
+
+def spell(value: Any) -> str:
+    """A value as it is typed in an override."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return "[" + ",".join(map(spell, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{spell(entry)}" for key, entry in value.items()) + "}"
+    return str(value)

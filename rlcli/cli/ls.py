@@ -1,0 +1,88 @@
+"""`rlcli ls`: what there is to choose from: recipes and runs, or envs, wrappers and policies by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlcli.config.problem import raise_all
+from rlcli.config.suggest import unknown
+
+USAGE = """\
+usage: rlcli ls [recipes | runs | envs | wrappers | policies]
+
+Without a word: recipes, then the runs under ./runs.
+"""
+_WHAT = ("recipes", "runs", "envs", "wrappers", "policies")
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    if any(word in ("-h", "--help") for word in words):
+        print(USAGE, end="")
+        return 0
+    for word in words:
+        if word not in _WHAT:
+            raise_all([unknown("listing", word, _WHAT)])
+    for what in words or ("recipes", "runs"):
+        for line in _listing(what, recipe_dirs):
+            print(line)
+    return 0
+
+
+def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
+    if what == "recipes":
+        yield from _recipes(recipe_dirs)
+    elif what == "runs":
+        yield from _runs(Path("runs"))
+    elif what == "envs":
+        from gymnasium.envs.registration import registry as known
+
+        from rlcli.config.registry import users_names
+
+        yield from (*users_names("env"), *sorted(known))
+    else:
+        from rlcli.config import registry, tree
+        from rlcli.config.schemas import Config
+
+        yield from sorted(registry.names("wrapper")) if what == "wrappers" else tree.choices(Config, "policy")
+
+
+def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
+    from rlcli.config.recipes import find_recipes
+
+    width = shutil.get_terminal_size((110, 24)).columns
+    yield "recipes (rlcli train recipe=NAME, rlcli cp NAME FILE)"
+    for recipe in find_recipes(recipe_dirs).values():
+        header = recipe.header
+        yield f"  {recipe.name:<18} {recipe.verb:<8} {header[0] if header else ''}"[: max(width, 60)].rstrip()
+
+
+def _runs(root: Path) -> Iterator[str]:
+    """Run folders, newest first; a folder counts once it holds a summary or a configuration."""
+    folders = {path.parent for name in ("summary.json", "config.json") for path in root.glob(f"**/{name}")}
+    folders = {folder for folder in folders if "checkpoints" not in folder.parts}
+    if not folders:
+        yield f"runs: none under {root}/ yet"
+        return
+    yield "runs (rlcli resume RUN, rlcli eval RUN)"
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
+        yield f"  {folder}  {_summary(folder / 'summary.json')}".rstrip()
+
+
+def _summary(path: Path) -> str:
+    """The plain numbers of a run's summary, or that it has not ended."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "not finished"
+    except (OSError, ValueError):
+        return "summary cannot be read"
+    if not isinstance(data, dict):
+        return ""
+    scalars = [(key, value) for key, value in data.items() if isinstance(value, int | float | str)]
+    return " ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in scalars[:5]
+    )

@@ -1,0 +1,140 @@
+"""`rlcli VERB ...`: finds the verb, hands over, and turns errors into a sentence and an exit code.
+
+Imports neither Hydra nor rich nor torch, so that `rlcli --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from rlcli.errors import ConfigError, RlcliError, StoppedSafely
+
+# verb -> (its module, what it does)
+VERBS = {
+    "train": ("train", "train a policy: rlcli train recipe=ppo_exact env.id=CartPole-v1"),
+    "collect": ("collect", "write frames to disk: rlcli collect recipe=collect_random"),
+    "resume": ("resume", "go on with a run that was stopped: rlcli resume RUN"),
+    "eval": ("eval", "play episodes with a run's policy: rlcli eval RUN --episodes 20"),
+    "ls": ("ls", "list recipes, runs, environments or wrappers"),
+    "cp": ("cp", "copy a recipe to a file of your own: rlcli cp ppo_exact my.yaml"),
+    "show": ("show", "print a composed configuration, with --why where each value comes from"),
+    "doctor": ("doctor", "versions, cores, devices, extras, and what to install"),
+    "bench": ("bench", "measure this machine: rlcli bench collect"),
+    "completion": ("completion", 'tab completion: eval "$(rlcli completion bash)"'),
+}
+_HIDDEN = {"__complete": "completion"}
+
+HELP = f"""usage: rlcli VERB [key=value ...] [flags]
+
+Memory-efficient reinforcement learning from the command line. `rlcli train` alone trains CartPole.
+
+verbs
+{chr(10).join(f"  {verb:<12}{what}" for verb, (_, what) in VERBS.items())}
+
+flags of every verb
+  -h, --help           what the verb reads: every key with its meaning
+  --import PACKAGE     import your package, for the envs, wrappers and policies that it registers
+  --recipe-dir FOLDER  look for recipes there too (./recipes is always looked at)
+  --debug              show the traceback of an error
+
+exit codes: 0 done, 2 configuration, 3 environment, 4 damaged data, 5 resources, 6 numerics,
+            75 stopped safely, 130 interrupted
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv : list of str, optional
+        The words after `rlcli`; those of this process by default.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    verb = ""
+    try:
+        words = [word for word in words if word != "--debug"]
+        packages, words = _take(words, "--import")
+        recipe_dirs, words = _take(words, "--recipe-dir")
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(HELP, end="")
+            return 0
+        if words[0] in ("-V", "--version", "version"):
+            from rlcli import __version__
+
+            print(f"rlcli {__version__}")
+            return 0
+        verb, *rest = words
+        if verb not in VERBS and verb not in _HIDDEN:
+            raise _unknown_verb(verb)
+        if packages:
+            from rlcli.config.registry import import_package
+
+            for package in packages:
+                import_package(package)
+        module = import_module(f"rlcli.cli.{_HIDDEN.get(verb) or VERBS[verb][0]}")
+        code = module.run(words if verb in _HIDDEN else rest, recipe_dirs)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `rlcli ls | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return 130
+    except StoppedSafely as stop:
+        print(stop, file=sys.stderr)
+        return stop.exit_code
+    except RlcliError as error:
+        if debug:
+            raise
+        print(f"rlcli{' ' + verb if verb in VERBS else ''}: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:  # the last stop: nothing goes on after it
+        if debug:
+            raise
+        print(
+            f"rlcli {verb}: an error that rlcli did not foresee: {type(error).__name__}: {error}\n"
+            "Run it again with --debug to see where.",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _take(words: list[str], flag: str) -> tuple[list[str], list[str]]:
+    """The values of a flag that may stand anywhere and be repeated, and the words that are left."""
+    values, rest = [], []
+    stream = iter(words)
+    for word in stream:
+        if word == flag:
+            value = next(stream, None)
+            if value is None:
+                raise ConfigError(f"{flag} needs a value", fix=f"Write {flag} NAME.")
+            values.append(value)
+        elif word.startswith(flag + "="):
+            values.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return values, rest
+
+
+def _unknown_verb(verb: str) -> ConfigError:
+    from rlcli.config.suggest import did_you_mean
+
+    if "=" in verb:
+        return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")
+    hint = did_you_mean(verb, VERBS)
+    return ConfigError("; ".join(filter(None, (f"{verb!r} is not a verb", hint))), fix="See rlcli --help.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Overrides before Hydra composes with them: every mistake at once, in our words, with the nearest names.
+
+An override that is wrong is left out of what is composed, so that the checks after composing still run on
+the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType, QuotedString
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from rlcli.config import guard
+from rlcli.config.problem import Problem
+from rlcli.config.recipes import unknown_recipe
+from rlcli.config.resolved import assign, unknown_key
+from rlcli.config.suggest import unknown
+from rlcli.config.tree import branches, choices, find, groups, leaves, verbs_with
+
+MAX_JOBS = 10_000
+
+
+class Checked(NamedTuple):
+    """One override that can be used: its text, its key, and the values it takes (several in a sweep)."""
+
+    text: str
+    key: str
+    values: tuple[Any, ...]
+    sweeps: bool
+
+
+def check_overrides(
+    schema: type, overrides: Sequence[str], recipes: Iterable[str], *, multirun: bool = False
+) -> tuple[list[Checked], list[Problem]]:
+    """The overrides that can be used, and what is wrong with the others.
+
+    Parameters
+    ----------
+    schema : type
+        The verb's configuration class.
+    overrides : sequence of str
+        As typed.
+    recipes : iterable of str
+        Names that `recipe=` accepts.
+    multirun : bool
+        Whether sweeps are allowed (`-m`).
+    """
+    usable: list[Checked] = []
+    problems: list[Problem] = []
+    recipes = list(recipes)
+    for text in overrides:
+        try:
+            (override,) = OverridesParser.create().parse_overrides([text])
+        except HydraException as error:
+            problems.append(_unreadable(text, error, recipes))
+            continue
+        result = _check_one(schema, override, recipes, multirun)
+        if isinstance(result, Checked):
+            usable.append(result)
+        else:
+            problems += result
+    return _presets(usable), problems
+
+
+def expand(checked: Sequence[Checked]) -> list[list[str]]:
+    """The override lists of every job of a sweep, in Hydra's order."""
+    last = {item.key: item for item in checked}
+    texts = [
+        [f"{item.key}={_spell(value)}" for value in item.values] if item.sweeps else [item.text]
+        for item in last.values()
+    ]
+    return [list(job) for job in itertools.islice(itertools.product(*texts), MAX_JOBS)]
+
+
+def _unreadable(text: str, error: HydraException, recipes: list[str]) -> Problem:
+    if "=" not in text and text.lstrip("-") == text:
+        if text in recipes:
+            return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
+        return Problem(f"cannot read {text!r}", "write key=value")
+    return Problem(
+        f"cannot read {text!r}: {' '.join(str(error).splitlines()[0].split())}", "quote it for the shell?"
+    )
+
+
+def _check_one(
+    schema: type, override: Override, recipes: list[str], multirun: bool
+) -> Checked | list[Problem]:
+    key, text = override.key_or_group, override.input_line
+    assert text is not None
+    if override.package is not None:
+        return [Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")]
+    if override.type == OverrideType.DEL:
+        return [Problem(f"{text!r}: a key cannot be deleted", f"set it: {key}=null")]
+    names = tuple(recipes) if key == "recipe" else choices(schema, key) if key in groups(schema) else ()
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write {key}=range(a,b,step)")]
+    if override.is_sweep_override():
+        if not multirun:
+            return [
+                Problem(
+                    f"{text!r} is a sweep over several values", "add -m to run them all, or quote the value"
+                )
+            ]
+        raw = value.filter(list(names)) if isinstance(value, Glob) else override.sweep_iterator()
+        values = tuple(_plain(v) for v in itertools.islice(raw, MAX_JOBS + 1))
+        if len(values) > MAX_JOBS:
+            return [Problem(f"{text!r} sweeps over more than {MAX_JOBS} values")]
+    else:
+        values = (_plain(value),)
+    problems = [p for v in values for p in guard.check_override(key, v)]
+    if not problems:
+        problems = [p for v in values for p in _check_value(schema, override, key, v, names)]
+    if problems:
+        return problems
+    return Checked(_retyped(schema, override, key, text), key, values, override.is_sweep_override())
+
+
+def _check_value(
+    schema: type, override: Override, key: str, value: Any, names: tuple[str, ...]
+) -> Iterator[Problem]:
+    if key.partition(".")[0].partition("/")[0] == "hydra":
+        return
+    if key == "recipe":
+        if value is not None and value not in names:
+            yield unknown_recipe(str(value), names)
+    elif key in groups(schema):
+        if isinstance(value, dict):
+            yield Problem(f"{key} is one of {', '.join(names)}", f"set its keys one by one: {key}.<key>=...")
+        elif value not in names:
+            yield unknown(key, str(value), names)
+    elif key.endswith(".kind") and key.removesuffix(".kind") in groups(schema):
+        yield Problem(f"{key} follows from the choice", f"write {key.removesuffix('.kind')}={value}")
+    elif key in branches(schema):
+        for name, entry in value.items() if isinstance(value, dict) else ():
+            yield from _check_value(schema, override, f"{key}.{name}", entry, ())
+        if not isinstance(value, dict):
+            yield Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=...")
+    elif find(schema, key) is None:
+        if override.is_add() or override.is_force_add():
+            return
+        verbs = verbs_with(key)
+        if verbs:
+            yield Problem(f"{key} belongs to rlcli {' and '.join(verbs)}", "leave it out here")
+        else:
+            yield unknown_key(schema, key, override.get_value_element_as_str())
+    elif not (isinstance(value, str) and "${" in value):
+        yield from assign(OmegaConf.structured(schema), schema, key, value)
+
+
+def _retyped(schema: type, override: Override, key: str, text: str) -> str:
+    """The text that Hydra needs: `+` only for what is new, `++` below a mapping with free keys."""
+    leaf = find(schema, key)
+    if leaf is None:
+        return text
+    bare = text.lstrip("+")
+    return bare if key in leaves(schema) else f"++{bare}"
+
+
+def _presets(usable: list[Checked]) -> list[Checked]:
+    """`memory.next_obs=compact` alone is the preset of that name; beside an explicit `memory=` both stay."""
+    if any(item.key == "memory" for item in usable):
+        return usable
+    return [
+        item._replace(text=re.sub(r"^memory\.next_obs", "memory", item.text), key="memory")
+        if item.key == "memory.next_obs"
+        else item
+        for item in usable
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    return value
+
+
+def _spell(value: Any) -> str:
+    """A value in the grammar of overrides."""
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w.\-/:]+", value) else "'" + value.replace("'", "\\'") + "'"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spell, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_spell(entry)}" for key, entry in value.items()) + "}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

@@ -1,0 +1,96 @@
+"""`rlcli show train recipe=... [--why]`: the composed configuration, and where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.cli.job import Flags, print_cfg
+from rlcli.config.schemas import VERBS
+
+USAGE = """\
+usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why]
+
+Print the configuration that a command would run with; nothing runs.
+
+  --why   one line per key, with the file, recipe or override that its value comes from
+"""
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    flags = Flags(prog="rlcli show", add_help=False, allow_abbrev=False)
+    flags.add_argument("-h", "--help", action="store_true")
+    flags.add_argument("--why", action="store_true")
+    flags.add_argument("words", nargs="*")
+    args: argparse.Namespace = flags.parse_intermixed_args(list(words))
+    if args.help:
+        print(USAGE, end="")
+        return 0
+    # `rlcli show recipe=x` means train, which is the verb that most recipes are for
+    verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"
+
+    from rlcli.cli import compose
+
+    ready = compose.plan(verb, args.words, recipe_dirs, look=True)
+    if args.why:
+        _print_why(verb, ready)
+    else:
+        print_cfg(compose.compose(ready, with_hydra=True), "job", None, True)
+    return 0
+
+
+def _print_why(verb: str, ready: Any) -> None:
+    from rlcli.cli.compose import as_object, compose
+    from rlcli.cli.help import spell
+    from rlcli.cli.job import del_hydra
+    from rlcli.config.tree import leaves
+    from rlcli.config.validate import value_at
+
+    node = compose(ready, with_hydra=True)
+    chosen = dict(node.hydra.runtime.choices)
+    del_hydra(node)
+    cfg = as_object(node)
+    sources = list(_sources(ready, chosen))
+    rows = []
+    for key in leaves(VERBS[verb]):
+        origin = next((name for name, data in reversed(sources) if _holds(data, key)), "default")
+        if key == "recipe" and cfg.recipe:
+            origin = "command line"
+        rows.append((f"{key}={spell(value_at(cfg, key))}", origin))
+    width = min(56, max(len(text) for text, _ in rows))
+    for text, origin in rows:
+        print(f"{text:<{width}}  # {origin}")
+
+
+def _sources(ready: Any, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every place that sets keys, the weakest first: choice files, recipes, the command line."""
+    from rlcli.config import guard
+    from rlcli.config.recipes import lineage, shipped
+
+    for group, choice in chosen.items():
+        path = Path(shipped("conf")) / group / f"{choice}.yaml"
+        if "/" not in group and path.exists():
+            yield f"{group}={choice}", {group: guard.parse_yaml(path.read_text(encoding="utf-8"), str(path))}
+    if ready.recipe:
+        for name in lineage(ready.recipe, ready.contents):
+            yield f"recipe {name}", ready.contents[name]
+    for item in ready.checked:
+        if item.key not in chosen:
+            yield "command line", _nested(item.key, item.values[0])
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _holds(data: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return False
+        data = data[part]
+    return True

@@ -1,0 +1,288 @@
+"""From a configuration to objects: the one place that knows both."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import gymnasium as gym
+import torch
+from tensordict.nn import InteractionType
+
+from rlcli.collectors import Collector
+from rlcli.collectors.devices import resolve
+from rlcli.config import registry
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import ConfigError
+from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, Key, under_next, unravel
+from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.objectives import ClipPPOLoss
+from rlcli.objectives.value import GAE
+from rlcli.training.schedules import Linear
+from rlcli.training.update import Update
+from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform
+
+EXPLORATION = {
+    "random": InteractionType.RANDOM,
+    "mode": InteractionType.MODE,
+    "mean": InteractionType.MEAN,
+    "deterministic": InteractionType.DETERMINISTIC,
+}
+
+
+# ---- envs ------------------------------------------------------------------------------------------------------
+def build_env(
+    cfg: EnvConfig,
+    *,
+    gamma: float = 0.99,
+    num: int | None = None,
+    scale_rewards: bool = True,
+    kwargs: dict[str, Any] | None = None,
+) -> EnvBase:
+    """The envs of a run with their transforms.
+
+    Parameters
+    ----------
+    gamma : float
+        Discount, for the running scale of rewards.
+    num : int, optional
+        Instead of `cfg.num`.
+    scale_rewards : bool
+        False leaves rewards as the env gives them (evaluation).
+    kwargs : dict, optional
+        Instead of `cfg.kwargs`.
+    """
+    if kwargs is not None:
+        cfg = dataclasses.replace(cfg, kwargs=kwargs)
+    lanes = cfg.num if num is None else num
+    base: EnvBase = SerialEnv(lanes, lambda: GymEnv(_gym(cfg), categorical_action_encoding=True, narrow=True))
+    transforms = build_transforms(cfg, base, gamma, scale_rewards)
+    for transform in transforms:
+        base = TransformedEnv(base, transform)
+    return base
+
+
+def _gym(cfg: EnvConfig) -> gym.Env:
+    from rlcli.envs.make import make_gym
+
+    wrappers: list[Callable[[gym.Env], gym.Env]] = []
+    kwargs = dict(cfg.kwargs)
+    if cfg.kind == "atari":
+        kwargs.setdefault("frameskip", 1)
+        wrappers.append(_atari(cfg))
+    wrappers += [_wrapper(entry) for entry in cfg.wrappers]
+    if cfg.id in registry.users_names("env"):
+        env = registry.find("env", cfg.id)(**kwargs)
+        for wrap in wrappers:
+            env = wrap(env)
+        return gym.wrappers.TimeLimit(env, cfg.max_episode_steps) if cfg.max_episode_steps else env
+    limit = cfg.max_episode_steps
+    if cfg.kind == "atari" and limit is not None:
+        limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
+    return make_gym(cfg.id, wrappers=wrappers, max_episode_steps=limit, **kwargs)
+
+
+def _wrapper(entry: Any) -> Callable[[gym.Env], gym.Env]:
+    name, arguments = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+    wrap = registry.find("wrapper", name)
+    return lambda env: wrap(env, **(arguments or {}))
+
+
+def _atari(cfg: EnvConfig) -> Callable[[gym.Env], gym.Env]:
+    a = cfg.atari
+
+    def wrap(env: gym.Env) -> gym.Env:
+        from gymnasium.wrappers import AtariPreprocessing
+
+        return AtariPreprocessing(
+            env, noop_max=a.noop_max, frame_skip=a.frame_skip, screen_size=a.screen_size,
+            terminal_on_life_loss=a.terminal_on_life_loss, grayscale_obs=a.grayscale,
+        )  # fmt: skip
+
+    return wrap
+
+
+def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float, scale_rewards: bool) -> list[Transform]:
+    """What the configuration does to observations and rewards, innermost first."""
+    keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
+    floats: list[Key] = [key for key in keys if env.observation_spec[key].dtype.is_floating_point]
+    found: list[Transform] = []
+    if cfg.normalize_observation:
+        if not floats:
+            raise ConfigError("env.normalize_observation needs float observations", where=cfg.id)
+        found.append(RunningNorm(floats))
+    if cfg.frame_stack is not None and cfg.frame_stack > 1:
+        lanes = len(env.batch_size)
+        for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
+            alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
+            found.append(FrameStack(cfg.frame_stack, ndim, alike))
+    if scale_rewards:
+        if cfg.kind == "atari" and cfg.atari.clip_reward:
+            found.append(SignTransform())
+        if cfg.reward_scale != 1.0:
+            found.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
+        if cfg.normalize_reward:
+            found.append(RewardNorm(gamma))
+    return found
+
+
+# ---- policies --------------------------------------------------------------------------------------------------
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    """Actor and critic for the env; None for random actions."""
+    p = cfg.policy
+    if p.kind == "random":
+        return None
+    if p.kind in registry.users_names("policy"):
+        made = registry.find("policy", p.kind)(env.observation_spec, env.action_spec, **p.kwargs)
+        pair = made if isinstance(made, tuple) else (made, None)
+        return ActorCritic(*pair)
+    return build_actor_critic(
+        env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
+        shared=p.shared, orthogonal=p.orthogonal, distribution=p.distribution, init_std=p.init_std,
+        state_dependent_std=p.state_dependent_std, generator=cfg.seed,
+    )  # fmt: skip
+
+
+# ---- collecting ------------------------------------------------------------------------------------------------
+def build_collector(
+    cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
+) -> Collector:
+    """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
+    c, m, places = cfg.collector, cfg.memory, devices(cfg)
+    return Collector(
+        env, None if policy is None else policy.actor,
+        frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
+        max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
+        reset_at_each_iter=c.reset_at_each_iter, set_truncated=c.set_truncated, split_trajs=c.split_trajs,
+        trajs_per_batch=c.trajs_per_batch, track_traj_ids=c.track_traj_ids, exploration_type=EXPLORATION[cfg.policy.exploration],
+        env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
+        no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
+    )  # fmt: skip
+
+
+def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
+    """Where each stage runs; None is the CPU without a stamp on tensordicts."""
+    d = cfg.device
+    kind = d.kind
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() and cfg.policy.kind == "cnn" else "cpu"
+    here = None if kind == "cpu" else "cuda" if kind == "split" else kind
+    chosen = {
+        "env_device": d.env_device,
+        "policy_device": d.policy_device or here,
+        "storing_device": d.storing_device or (None if kind == "split" else here),
+        "train_device": d.train_device or here,
+    }
+    found = {name: resolve(device) for name, device in chosen.items()}
+    return {
+        name: None if device is not None and device.type == "cpu" else device
+        for name, device in found.items()
+    }
+
+
+def keys_to_keep(cfg: Config, loss: ClipPPOLoss, env: EnvBase) -> list[Key]:
+    """What a batch must hold: what the loss reads, rewards and ends for the estimator and the report.
+
+    Root end flags and ids are left out where nothing reads them: they follow from the others.
+    """
+    observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
+    read = [unravel(key) for key in loss.in_keys]
+    keep: list[Key] = [*read, REWARD, DONE, TERMINATED, TRUNCATED]
+    keep += [under_next(key) for key in read if key in observed]
+    return [*keep, *(unravel(tuple(key) if isinstance(key, list) else key) for key in cfg.memory.keep)]
+
+
+# ---- learning --------------------------------------------------------------------------------------------------
+def build_ppo(cfg: Config, policy: ActorCritic) -> tuple[GAE, ClipPPOLoss]:
+    """Estimator and loss."""
+    if policy.critic is None:
+        raise ConfigError(
+            "PPO needs a critic", where="policy", fix="Return (actor, critic) from your registered policy."
+        )
+    v, o = cfg.value, cfg.loss
+    advantage = GAE(
+        gamma=v.gamma, lmbda=v.lmbda, value_network=policy.critic, backend=v.backend, two_calls=v.two_calls,
+        average_gae=v.average and v.average_over == "batch",
+    )  # fmt: skip
+    loss = ClipPPOLoss(
+        policy.actor, policy.critic, clip_epsilon=o.clip_epsilon, clip_value=o.clip_value, entropy_bonus=True,
+        entropy_coeff=o.entropy_coeff, critic_coeff=o.critic_coeff, loss_critic_type="l2",
+        normalize_advantage=v.average and v.average_over == "minibatch",
+    )  # fmt: skip
+    return advantage, loss
+
+
+def build_update(cfg: Config, loss: ClipPPOLoss) -> Update:
+    """The update stage, its minibatch order drawn from the run's seed."""
+    o, epsilon = cfg.optim, cfg.loss.clip_epsilon
+    options: dict[str, Any] = {"weight_decay": o.weight_decay}
+    if o.kind in ("adam", "adamw"):
+        options |= {"eps": o.eps, "betas": tuple(o.betas)}
+    elif o.kind == "rmsprop":
+        options |= {"eps": o.eps, "alpha": o.alpha, "momentum": o.momentum}
+    else:
+        options |= {"momentum": o.momentum}
+    return Update(
+        loss, optimizer=o.kind, lr=Linear(o.lr) if o.anneal_lr else o.lr, optimizer_options=options, epochs=o.epochs,
+        batch_size=cfg.sampler.batch_size, max_grad_norm=o.max_grad_norm, target_kl=cfg.loss.target_kl,
+        clip_epsilon=Linear(epsilon) if cfg.loss.anneal_clip else None,
+        generator=torch.Generator().manual_seed(cfg.seed), compile=o.compile,
+    )  # fmt: skip
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------
+SMALL = 1_000_000  # multiply-adds of one layer for a minibatch below which a second thread costs more than it gives
+
+
+def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
+    """Threads of one torch operation: what was asked for, or one for small nets and all cores for large ones."""
+    if isinstance(cfg.threads, int):
+        return cfg.threads
+    if policy is None:
+        return 1
+    rows = getattr(getattr(cfg, "sampler", None), "batch_size", cfg.env.num)
+    largest = max((p.numel() for p in policy.parameters() if p.ndim > 1), default=0)
+    convolves = any(isinstance(m, torch.nn.Conv2d) for m in policy.modules())
+    return (os.cpu_count() or 1) if convolves or largest * rows > 32 * SMALL else 1
+
+
+# ---- from a checkpoint -----------------------------------------------------------------------------------------
+def config_of(data: dict[str, Any]) -> Config:
+    """The typed configuration of a saved training run."""
+    from rlcli.config.resolved import from_dict
+
+    return cast(Config, from_dict("train", data))
+
+
+def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
+    """A run's policy with its saved weights, and its saved observation statistics put into `env`."""
+    policy = build_policy(cfg, env)
+    assert policy is not None
+    policy.load_state_dict(state["policy"])
+    restored_transforms(env, state)
+    return policy
+
+
+def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
+    """Put saved statistics into an env's transforms, and freeze them."""
+    saved = state["collector"]["engine"].get("transforms", [])
+    _freeze([(t, s) for t, s in zip(_transforms(env), saved, strict=False)])
+
+
+def copy_transforms(source: EnvBase, target: EnvBase) -> None:
+    """The same from a live env; observation transforms come first in both."""
+    _freeze([(t, s.state_dict()) for t, s in zip(_transforms(target), _transforms(source), strict=False)])
+
+
+def _transforms(env: EnvBase) -> list[Transform]:
+    return env.transforms if isinstance(env, TransformedEnv) else []
+
+
+def _freeze(pairs: list[tuple[Transform, Any]]) -> None:
+    for transform, saved in pairs:
+        if hasattr(transform, "freeze"):
+            transform.load_state_dict(saved)
+            transform.freeze()

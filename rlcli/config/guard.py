@@ -1,0 +1,164 @@
+"""What a file may say before Hydra reads it: plain values under plain keys, never anything that runs.
+
+Hydra and OmegaConf can import modules (`_target_`, callbacks, logging formatters), read the environment
+(`oc.env`) and call functions in values; YAML can build objects by tag and grow without bound by aliases.
+None of that is accepted from a recipe or a saved configuration. Not for: whether a key or value makes sense
+(see `validate`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from rlcli.config.problem import Problem, raise_all
+from rlcli.errors import ConfigError
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 16
+HYDRA_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+SWEEPER_PARAMS = "hydra.sweeper.params"
+_RESOLVERS = ("now", "hydra")  # the date, and Hydra's own record of the job: job number, output folder
+_REFERENCE = re.compile(
+    r"\$\{(?:[\w.\[\]-]+|(?:" + "|".join(_RESOLVERS) + r"):[\w.%:+/ -]*)\}"  # ${env.num}, ${now:%H-%M}
+)
+_SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|str|bool)\(")
+
+
+def read_yaml(path: Path, *, colon_in_env_id: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML file, after every check of this module.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is not YAML, is not a mapping, or holds something that could run.
+    """
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}", why=error.strerror) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8") from None
+    data = parse_yaml(text, str(path))
+    raise_all(check(data, str(path), colon_in_env_id=colon_in_env_id))
+    return data
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The mapping that a YAML text spells; tags, aliases and excess are refused before anything is built."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{len(text)} characters are too many for a configuration file", where=where)
+    try:
+        _refuse_structure(yaml.parse(text, Loader=yaml.SafeLoader), where)
+        # OmegaConf's loader, because it reads 3e-4 as a number and refuses a key given twice
+        node = OmegaConf.create(text)
+        data = OmegaConf.to_container(node, resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        first_line = " ".join(str(error).split())[:300]
+        raise ConfigError("this is not a YAML file that can be used", where=where, why=first_line) from None
+    if not isinstance(data, dict):
+        raise ConfigError("a configuration file holds `key: value` lines", where=where)
+    return cast(dict[str, Any], data)  # keys that are not words are found by `check`
+
+
+def _refuse_structure(events: Iterator[Any], where: str) -> None:
+    import yaml
+
+    depth, documents = 0, 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ConfigError(
+                "anchors and aliases (& and *) are not accepted in a configuration", where=where
+            )
+        if getattr(event, "tag", None) is not None:
+            raise ConfigError(f"the tag {event.tag} is not accepted in a configuration", where=where)
+        if isinstance(event, yaml.ScalarEvent) and event.value == "<<":
+            raise ConfigError("merge keys (<<) are not accepted in a configuration", where=where)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"nested deeper than {MAX_DEPTH} levels", where=where)
+        if documents > 1:
+            raise ConfigError("more than one YAML document", where=where)
+
+
+def check(data: Any, where: str, *, colon_in_env_id: bool = False) -> list[Problem]:
+    """Everything in nested plain data that could run code or read the machine. `where` names its file."""
+    found: list[Problem] = []
+    for key, value in _leaves(data, ()):
+        found += [p._replace(where=where) for p in _check_leaf(key, value, colon_in_env_id)]
+    return found
+
+
+def check_override(key: str, value: Any) -> list[Problem]:
+    """The same for one override; only here an env id may name the module that registers it."""
+    return [p for path, leaf in _leaves(value, tuple(key.split("."))) for p in _check_leaf(path, leaf, True)]
+
+
+def _leaves(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(node, list | tuple) and node:
+        for index, value in enumerate(node):
+            yield from _leaves(value, (*path, str(index)))
+    else:
+        yield path, node
+
+
+def _check_leaf(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Iterator[Problem]:
+    if not all(isinstance(part, str) for part in path):
+        yield Problem(f"keys are words, not {'.'.join(map(str, path))}")
+        return
+    key = ".".join(path)
+    in_params = key.startswith(SWEEPER_PARAMS + ".")
+    if any(part.startswith("_") and part.endswith("_") for part in re.split(r"[./@+~]", key)):
+        yield Problem(f"{key!r} names code to run, and nothing in a configuration runs")
+    elif path and path[0].split(".")[0].split("/")[0].lstrip("+~") == "hydra":
+        if key not in HYDRA_KEYS and not in_params:
+            allowed = ", ".join((*HYDRA_KEYS, SWEEPER_PARAMS))
+            yield Problem(f"{key!r} is not accepted", f"of hydra's own keys only {allowed} are")
+        elif in_params:
+            yield from _check_param(path[3:], value, colon_in_env_id)
+    elif re.search(r"[^\w.\-]", key) and path[0] not in ("defaults", "env", "policy"):
+        yield Problem(f"{key!r} is not a key")
+    for part in path:
+        yield from _check_text(key, part, in_params)
+    if isinstance(value, str):
+        yield from _check_text(key, value, in_params)
+    if key == "env.id" and not colon_in_env_id and ":" in str(value):
+        yield _colon(str(value))
+
+
+def _check_param(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Iterator[Problem]:
+    """A sweep parameter becomes the override `key=value`, so its key must be a plain one."""
+    key = ".".join(path)
+    if not re.fullmatch(r"\w+(\.\w+)*", key) or key.split(".")[0] == "hydra":
+        yield Problem(f"a sweep over {key!r} is not accepted", "name a key of the configuration")
+    if key == "env.id" and not colon_in_env_id and ":" in str(value):
+        yield _colon(str(value))
+
+
+def _colon(env_id: str) -> Problem:
+    return Problem(
+        f"the env id {env_id!r} would import a module", "give it on the command line: env.id=MODULE:NAME"
+    )
+
+
+def _check_text(key: str, text: str, in_params: bool) -> Iterator[Problem]:
+    if "_target_" in text:
+        yield Problem(f"{key}: {text!r} names code to run, and nothing in a configuration runs")
+    if "${" in _REFERENCE.sub("", text):
+        yield Problem(
+            f"{key}: {text!r} holds a resolver that is not accepted", "only ${other.key} and ${now:...} are"
+        )
+    rest = _SWEEP_CALL.sub("", text) if in_params else text
+    if "(" in rest or (")" in rest and not in_params):
+        yield Problem(f"{key}: {text!r} looks like a call, and nothing in a configuration runs")

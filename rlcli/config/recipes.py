@@ -1,0 +1,176 @@
+"""Recipes: small YAML files of deltas on `conf/`, in our package, beside the user's work, and in packages.
+
+A recipe is read once, through the guard, and what was read is what Hydra is given; its file is not opened
+again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlcli.config import guard, registry
+from rlcli.config.problem import Problem
+from rlcli.config.resolved import assign, unknown_key
+from rlcli.config.suggest import did_you_mean, unknown
+from rlcli.config.tree import branches, choices, find, groups, verbs_with
+from rlcli.errors import ConfigError
+
+_HYDRA_DEFAULT = re.compile(r"override /(\w+)")
+
+
+def shipped(folder: str) -> Path:
+    """Where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install).
+
+    Raises
+    ------
+    ConfigError
+        If neither is there, which means the installation is broken.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for place in (package / f"_{folder}", package.parent / folder):
+        if place.is_dir():
+            return place
+    raise ConfigError(
+        f"the folder {folder} of rlcli is missing", where=str(package), fix="Install rlcli again."
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe file: its name and where it lies. `read` gives what it says."""
+
+    name: str
+    path: Path
+
+    @property
+    def header(self) -> list[str]:
+        """The comment lines that open the file, without their `#`."""
+        lines = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            lines.append(line.lstrip("#").strip())
+        return lines
+
+    @property
+    def verb(self) -> str:
+        """The verb that the header's command names; `train` when it names none."""
+        found = re.search(r"rlcli (train|collect) ", " ".join(self.header))
+        return found.group(1) if found else "train"
+
+    def read(self) -> dict[str, Any]:
+        """The recipe's mapping, after the guard."""
+        return guard.read_yaml(self.path)
+
+
+def parents(data: Mapping[str, Any]) -> list[str]:
+    """The recipes that a recipe's contents build on, in the order they are applied."""
+    entries = data.get("defaults", [])
+    return [e for e in entries if isinstance(e, str) and e != "_self_"] if isinstance(entries, list) else []
+
+
+def lineage(name: str, contents: Mapping[str, Mapping[str, Any]], below: tuple[str, ...] = ()) -> list[str]:
+    """A recipe and those it builds on, in the order they are applied.
+
+    Raises
+    ------
+    ConfigError
+        If a recipe builds on itself.
+    """
+    if name in below:
+        raise ConfigError(f"recipes build on each other in a circle: {' -> '.join((*below, name))}")
+    order = [step for parent in parents(contents[name]) for step in lineage(parent, contents, (*below, name))]
+    return list(dict.fromkeys((*order, name)))
+
+
+def folders(extra: Iterable[str | Path] = ()) -> list[Path]:
+    """Recipe folders, the strongest first: given ones, `./recipes`, announced packages, ours."""
+    found = [Path(folder) for folder in extra]
+    for folder in found:
+        if not folder.is_dir():
+            raise ConfigError(f"no folder {folder}", where="--recipe-dir")
+    found.append(Path("recipes"))
+    for package in registry.recipe_packages():
+        spec = find_spec(package)
+        found += (
+            [Path(place) / "recipes" for place in (spec.submodule_search_locations or ())] if spec else []
+        )
+    found.append(shipped("recipes"))
+    return list({folder.resolve(): folder for folder in found if folder.is_dir()}.values())
+
+
+def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
+    """All recipes by name; where two folders hold one name, the stronger folder's."""
+    recipes: dict[str, Recipe] = {}
+    for folder in folders(extra):
+        for path in sorted(folder.glob("*.yaml")):
+            recipes.setdefault(path.stem, Recipe(path.stem, path))
+    return dict(sorted(recipes.items()))
+
+
+def unknown_recipe(name: str, recipes: Iterable[str]) -> Problem:
+    """The sentence for a recipe that no folder holds."""
+    hint = did_you_mean(name, recipes)
+    return Problem(f"unknown recipe {name!r}", f"{hint} (rlcli ls lists them)".lstrip())
+
+
+def check_recipe(
+    schema: type, recipe: Recipe, data: dict[str, Any], recipes: dict[str, Recipe]
+) -> list[Problem]:
+    """Unknown keys, wrong types and illegal defaults of one recipe."""
+    where = str(recipe.path)
+    found = list(_check_defaults(schema, data.get("defaults", []), recipes, where))
+    body = {key: value for key, value in data.items() if key not in ("defaults", "hydra", "recipe")}
+    return found + list(_check_body(schema, body, "", where))
+
+
+def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], where: str) -> Iterator[Problem]:
+    if not isinstance(entries, list):
+        yield Problem("defaults is a list", where=where)
+        return
+    for entry in entries:
+        if entry == "_self_" or (isinstance(entry, str) and entry in recipes):
+            continue
+        if isinstance(entry, str):
+            yield unknown_recipe(entry, recipes)._replace(where=where)
+            continue
+        key, choice = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("", None)
+        match = _HYDRA_DEFAULT.fullmatch(str(key))
+        if match is None or match.group(1) not in groups(schema):
+            if match and (verbs := verbs_with(match.group(1))):
+                yield Problem(f"this recipe is for rlcli {' or '.join(verbs)}", where=where)
+            else:
+                yield Problem(
+                    f"{entry!r} is not accepted in defaults", "write - override /GROUP: CHOICE", where
+                )
+        elif choice not in choices(schema, match.group(1)):
+            group = match.group(1)
+            yield unknown(group, str(choice), choices(schema, group))._replace(where=where)
+
+
+def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> Iterator[Problem]:
+    from omegaconf import OmegaConf
+
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        if key in branches(schema):
+            if isinstance(value, dict):
+                yield from _check_body(schema, value, key + ".", where)
+            else:
+                yield Problem(f"{key} holds keys, not {value!r}", where=where)
+        elif find(schema, key) is None:
+            verbs = verbs_with(key)
+            yield (
+                Problem(
+                    f"this recipe is for rlcli {' or '.join(verbs)}: it sets {key.split('.')[0]}", where=where
+                )
+                if verbs
+                else unknown_key(schema, key, where=where)
+            )
+        elif not (isinstance(value, str) and "${" in value):
+            yield from assign(OmegaConf.structured(schema), schema, key, value, where)

@@ -1,0 +1,131 @@
+"""The only place where a name in a configuration becomes code.
+
+Our own names stand in a static table and are imported when used, so that they are known without importing
+anything. A user adds names with a decorator in a package given as `--import my_package` on the command
+line, or with an entry point `KIND.NAME = package.module:object` in the group `rlcli`. A name in a file can
+only pick from these.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rlcli.config.suggest import unknown
+from rlcli.errors import ConfigError
+
+KINDS = ("env", "wrapper", "policy")
+
+# gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
+# another array library or reset by themselves are left out.
+_GYMNASIUM = tuple(
+    """
+    AddRenderObservation AddWhiteNoise ClipAction ClipReward DelayObservation DiscretizeAction
+    DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
+    GrayscaleObservation MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView RecordVideo
+    RepeatAction RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction
+    TimeAwareObservation TimeLimit
+    """.split()  # noqa: SIM905  25 quoted names would hide the list
+)
+_OURS: dict[str, dict[str, str]] = {
+    "env": {},
+    "wrapper": {name: f"gymnasium.wrappers:{name}" for name in _GYMNASIUM},
+    "policy": {},
+}
+_users: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _register(kind: str, name: str) -> Callable[[F], F]:
+    if not name.isidentifier():
+        raise ConfigError(f"a registered name is one word of letters, digits and _, not {name!r}", where=kind)
+    if name in _OURS[kind]:
+        raise ConfigError(f"{kind} {name!r} is already a name of rlcli", fix="Choose another name.")
+
+    def keep(builder: F) -> F:
+        _users[kind][name] = builder
+        return builder
+
+    return keep
+
+
+def register_env(name: str) -> Callable[[F], F]:
+    """Make `env.id=name` build `builder(**env.kwargs)`, which returns a gymnasium env."""
+    return _register("env", name)
+
+
+def register_wrapper(name: str) -> Callable[[F], F]:
+    """Make `env.wrappers=[name]` apply `builder(env, **kwargs)`, which returns a gymnasium env."""
+    return _register("wrapper", name)
+
+
+def register_policy(name: str) -> Callable[[F], F]:
+    """Make `policy=name` build `builder(observation_spec, action_spec, **policy.kwargs)`.
+
+    The builder returns an `nn.Module` or tensordict module that acts, or a pair of it and a critic.
+    """
+    return _register("policy", name)
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """All names of a kind: ours, registered ones, and entry points. Imports none of them."""
+    if kind not in KINDS:
+        return ()
+    return tuple(dict.fromkeys((*_OURS[kind], *_users[kind], *_entry_points(kind))))
+
+
+def users_names(kind: str) -> tuple[str, ...]:
+    """The names of a kind that are not ours."""
+    return tuple(name for name in names(kind) if name not in _OURS[kind])
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """The class or function behind a name.
+
+    Raises
+    ------
+    ConfigError
+        If no table holds the name.
+    """
+    if name in _users[kind]:
+        return _users[kind][name]
+    if name in _OURS[kind]:
+        module, _, attribute = _OURS[kind][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    if name in (points := _entry_points(kind)):
+        return points[name].load()
+    problem = unknown(kind, name, names(kind))
+    raise ConfigError(str(problem), fix="If a package of yours registers it, add --import PACKAGE.")
+
+
+@functools.cache
+def _entry_points(kind: str) -> dict[str, Any]:
+    from importlib.metadata import entry_points  # 20 ms, so not for `--help`
+
+    found = entry_points(group="rlcli")
+    return {p.name.partition(".")[2]: p for p in found if p.name.partition(".")[0] == kind}
+
+
+def recipe_packages() -> list[str]:
+    """Packages that announce a folder `recipes/` of theirs by an entry point `recipes.NAME = package`."""
+    return sorted(point.value for point in _entry_points("recipes").values())
+
+
+def import_package(name: str) -> None:
+    """Import a package named on the command line, from the working folder too, for what it registers."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        raise ConfigError(
+            f"no package {name!r}",
+            where="--import",
+            fix="It is looked for in the working folder and among the installed packages.",
+        ) from None

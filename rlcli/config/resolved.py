@@ -1,0 +1,131 @@
+"""A configuration as plain data and back: what the run folder keeps, and what `resume` and `eval` read.
+
+Reading goes through the schema's types and the same guard as a recipe; Hydra is not involved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from rlcli.config import guard
+from rlcli.config.problem import Problem, raise_all
+from rlcli.config.schemas import VERBS, CollectConfig
+from rlcli.config.suggest import did_you_mean
+from rlcli.config.tree import Leaf, branches, find, groups, leaves
+
+C = TypeVar("C", bound=CollectConfig)
+
+
+def to_dict(cfg: Any) -> dict[str, Any]:
+    """Nested plain data of a configuration, keys added with `+` included."""
+    return {
+        name: to_dict(value) if dataclasses.is_dataclass(value) else value
+        for name, value in vars(cfg).items()
+    }
+
+
+def from_dict(
+    verb: str, data: Mapping[str, Any], overrides: Sequence[str] = (), where: str = "the saved configuration"
+) -> CollectConfig:
+    """The typed configuration that saved data spells, with overrides of this command applied.
+
+    Parameters
+    ----------
+    verb : str
+        `train` or `collect`: which schema the data follows.
+    data : mapping
+        What `to_dict` gave, after a round trip through JSON.
+    overrides : sequence of str
+        `key=value` texts from the command line; values are read as YAML scalars or lists.
+    where : str
+        The file's name, for messages.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys, wrong types, or text that could run code; all at once.
+    """
+    from omegaconf import OmegaConf
+
+    schema = VERBS[verb]
+    parsed, problems = _parse(schema, overrides)
+    typed_here = {key for key, _ in parsed}
+    problems += guard.check(dict(data), where, colon_in_env_id="env.id" in typed_here)
+    raise_all(problems)
+    node = OmegaConf.structured(schema)
+    for key, value, source in (
+        *((key, value, where) for key, value in _flatten(schema, data)),
+        *((key, value, "") for key, value in parsed),
+    ):
+        problems += assign(node, schema, key, value, source)
+    raise_all(problems)
+    return OmegaConf.to_object(node)  # type: ignore[return-value]
+
+
+def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> list[Problem]:
+    """Write one value into a typed tree, or say what type it should have been."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    leaf = find(schema, key)
+    try:
+        OmegaConf.update(node, key, value, merge=False, force_add=leaf is None or leaf.key != key)
+    except OmegaConfBaseException:
+        return [wrong_type(leaf, key, value, where)]
+    return []
+
+
+def wrong_type(leaf: Leaf | None, key: str, value: Any, where: str = "") -> Problem:
+    """The sentence for a value that does not fit its key's type."""
+    if leaf is None:
+        return Problem(f"{key} cannot be {value!r}", where=where)
+    allowed = leaf.option.allowed()
+    return Problem(
+        f"{key} must be {leaf.type_name}, not {value!r}", f"allowed: {allowed}" if allowed else "", where
+    )
+
+
+def unknown_key(schema: type, key: str, value: str = "...", where: str = "") -> Problem:
+    """The sentence for a key that the schema lacks, with the nearest ones that it has."""
+    legal = (*leaves(schema), *groups(schema), "recipe")
+    hint = did_you_mean(key, legal)
+    if where:
+        return Problem(f"unknown key {key!r}", hint, where)
+    return Problem(f"unknown key {key!r}", f"{hint} (add on purpose: +{key}={value})".lstrip())
+
+
+def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in data.items():
+        key = prefix + name
+        if key in branches(schema) and isinstance(value, Mapping):
+            pairs += _flatten(schema, value, key + ".")
+        else:
+            pairs.append((key, value))
+    return pairs
+
+
+def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], list[Problem]]:
+    """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began."""
+    pairs: list[tuple[str, Any]] = []
+    problems: list[Problem] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            problems.append(Problem(f"cannot read {text!r}", "write key=value"))
+        elif key in groups(schema):
+            problems.append(
+                Problem(
+                    f"{key} was chosen when the run began and cannot become {value!r} now",
+                    f"its keys can: {key}.<key>=...",
+                )
+            )
+        elif find(schema, key) is None and not key.startswith("+"):
+            problems.append(unknown_key(schema, key, value))
+        else:
+            plain = guard.parse_yaml(f"value: {value}", f"override {key}")["value"]
+            problems += guard.check_override(key.lstrip("+"), plain)
+            pairs.append((key.lstrip("+"), plain))
+    return pairs, problems

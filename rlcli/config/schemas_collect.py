@@ -1,0 +1,68 @@
+"""The fields of `collector`, `memory`, `storage`, `sampler`, `device`: how rows are gathered, kept, drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.config.option import option
+
+
+@dataclass
+class CollectorConfig:
+    """How batches are gathered."""
+
+    kind: str = option("sync", "which collector choice this is", choices=("sync",))
+    frames_per_batch: int = option(2048, "frames in one batch over all envs, rounded up to whole steps", ge=1)
+    max_frames_per_traj: int | None = option(None, "truncate trajectories at this length", ge=1)
+    init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
+    reset_at_each_iter: bool = option(False, "reset every env when a batch begins")
+    set_truncated: bool = option(False, "mark the last row of each batch as truncated")
+    split_trajs: bool = option(False, "hand out padded trajectories with a mask instead of rows in time")
+    trajs_per_batch: int | None = option(None, "hand out whole trajectories, this many at a time", ge=1)
+    track_traj_ids: bool = option(True, "number the trajectories")
+
+
+@dataclass
+class MemoryConfig:
+    """How the next observation is kept, and what else is stored."""
+
+    kind: str = option("exact", "which memory choice this is", choices=("full", "compact", "exact"))
+    next_obs: str = option(
+        "exact",
+        "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it",
+        choices=("full", "compact", "exact"),
+    )
+    fill_value: float | None = option(None, "compact: stands for an unknown next observation; null is NaN")
+    keep: list[Any] = option([], "further policy outputs to store, by key")
+
+
+@dataclass
+class StorageConfig:
+    """Where rows wait between collecting and learning. On-policy runs need none."""
+
+    kind: str = option("none", "which storage choice this is", choices=("none",))
+
+
+@dataclass
+class SamplerConfig:
+    """How rows are drawn for an update."""
+
+    kind: str = option("minibatch", "which sampler choice this is", choices=("minibatch",))
+    batch_size: int = option(256, "rows in a minibatch; reshuffled every epoch", ge=1)
+    drop_last: bool = option(False, "skip a last minibatch that is not full")
+
+
+_DEVICE = "device for {}; null follows the choice of `device`"
+
+
+@dataclass
+class DeviceConfig:
+    """Where things live. `split` steps envs on the CPU and acts and learns on the accelerator."""
+
+    kind: str = option("auto", "which device choice this is", choices=("auto", "cpu", "cuda", "mps", "split"))
+    env_device: str | None = option(None, _DEVICE.format("env outputs"))
+    policy_device: str | None = option(None, _DEVICE.format("acting"))
+    storing_device: str | None = option(None, _DEVICE.format("the batch"))
+    train_device: str | None = option(None, _DEVICE.format("learning"))
+    no_cuda_sync: bool = option(False, "do not wait for copies between host and device")

@@ -1,0 +1,75 @@
+"""The fields of `env` and `policy`: the world a run steps in, and who chooses the actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.config.option import option
+
+
+@dataclass
+class AtariConfig:
+    """Frames of the Atari screen before the policy sees them (read by `env=atari` only)."""
+
+    noop_max: int = option(30, "up to this many no-op steps at the start of an episode", ge=0)
+    frame_skip: int = option(4, "emulator frames per step; the last two are maximised", ge=1)
+    screen_size: int = option(84, "side of the resized square frame, in pixels", ge=1)
+    grayscale: bool = option(True, "one luminance channel instead of three colours")
+    terminal_on_life_loss: bool = option(False, "a lost life ends the episode for learning")
+    clip_reward: bool = option(True, "keep only the sign of the reward")
+
+
+@dataclass
+class EnvConfig:
+    """The environment, its wrappers, and how many of it are stepped together."""
+
+    kind: str = option("gym", "which env choice this is", choices=("gym", "atari", "mujoco", "envpool"))
+    id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
+    num: int = option(8, "environments stepped together in this process", ge=1)
+    mode: str = option(
+        "auto",
+        "serial: one by one; native: the env's own vector engine; auto: the faster that resumes exactly",
+        choices=("auto", "serial", "native"),
+    )
+    kwargs: dict[str, Any] = option({}, "arguments for gymnasium.make")
+    max_episode_steps: int | None = option(
+        None, "truncate episodes here; null keeps the env's own limit", ge=1
+    )
+    frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
+    normalize_observation: bool = option(False, "scale observations by their running mean and deviation")
+    normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
+    reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
+    wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
+    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
+
+
+@dataclass
+class PolicyConfig:
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
+
+    kind: str = option(
+        "mlp", "which policy choice this is", choices=("mlp", "cnn", "dict", "random", "checkpoint")
+    )
+    hidden: list[int] = option([64, 64], "units of each hidden layer", ge=1)
+    activation: str = option(
+        "tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
+    )
+    shared: bool = option(False, "one trunk for actor and critic instead of one each")
+    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
+    distribution: str = option(
+        "auto",
+        "of the actions; auto: categorical for discrete spaces, tanh_normal for bounded boxes, else normal",
+        choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
+    )
+    init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)
+    state_dependent_std: bool = option(
+        False, "the deviation is an output of the network, not a free parameter"
+    )
+    exploration: str = option(
+        "random",
+        "how actions are taken while collecting",
+        choices=("random", "mode", "mean", "deterministic"),
+    )
+    path: str | None = option(None, "policy=checkpoint: a run folder or one of its checkpoints")
+    kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")

@@ -1,0 +1,57 @@
+"""The fields of `value`, `loss` and `optim`: every detail of PPO that changes a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcli.config.option import option
+
+
+@dataclass
+class ValueConfig:
+    """Advantages and value targets."""
+
+    kind: str = option("gae", "which estimator choice this is", choices=("gae",))
+    gamma: float = option(0.99, "discount per step", ge=0, le=1)
+    lmbda: float = option(0.95, "weight of longer returns: 0 is one step, 1 the whole trajectory", ge=0, le=1)
+    average: bool = option(True, "normalise advantages to mean 0, deviation 1")
+    average_over: str = option(
+        "minibatch", "rows the normalisation runs over", choices=("batch", "minibatch")
+    )
+    two_calls: bool = option(False, "value net on observations and on next observations, one call each")
+    backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu"))
+
+
+@dataclass
+class LossConfig:
+    """The clipped surrogate objective of PPO, its value and entropy terms."""
+
+    kind: str = option("ppo_clip", "which loss choice this is", choices=("ppo_clip",))
+    clip_epsilon: float = option(0.2, "range of the probability ratio around 1", gt=0, lt=1)
+    anneal_clip: bool = option(False, "lower clip_epsilon to 0 along the run")
+    clip_value: float | None = option(None, "range of a value change per update; null does not clip", gt=0)
+    entropy_coeff: float = option(0.01, "weight of the entropy bonus", ge=0)
+    critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
+    target_kl: float | None = option(None, "stop a batch's epochs above 1.5 times this divergence", gt=0)
+
+
+@dataclass
+class OptimConfig:
+    """How gradients become weights."""
+
+    kind: str = option("adam", "which optimizer choice this is", choices=("adam", "adamw", "rmsprop", "sgd"))
+    lr: float = option(3e-4, "learning rate", gt=0)
+    anneal_lr: bool = option(True, "lower the learning rate to 0 along the run")
+    epochs: int = option(10, "passes over a batch", ge=1)
+    max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)
+    eps: float = option(1e-5, "adam, adamw, rmsprop: added to the denominator", gt=0)
+    betas: list[float] = option([0.9, 0.999], "adam, adamw: decay of the two moments", ge=0, lt=1)
+    weight_decay: float = option(0.0, "weight decay", ge=0)
+    momentum: float = option(0.0, "sgd, rmsprop: momentum", ge=0, lt=1)
+    alpha: float = option(0.99, "rmsprop: decay of the squared gradient", ge=0, lt=1)
+    implementation: str = option(
+        "auto",
+        "auto: the fastest; flat: one vector of all weights; the others are torch's",
+        choices=("auto", "flat", "foreach", "fused"),
+    )
+    compile: bool = option(False, "torch.compile the update")

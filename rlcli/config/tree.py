@@ -1,0 +1,108 @@
+"""The schema as a table: every dotted key with its type, default and meaning, and every group's choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
+
+from rlcli.config import registry
+from rlcli.config.option import Option, option_of
+from rlcli.config.schemas import VERBS
+
+
+class Leaf(NamedTuple):
+    """One key that holds a value: `env.num`, its type hint, its default and its meaning."""
+
+    key: str
+    hint: Any
+    default: Any
+    option: Option
+
+    @property
+    def type_name(self) -> str:
+        """The type as a person says it: `int`, `list of float`, `text or null`."""
+        return _say(self.hint)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
+        return get_origin(self.hint) is dict
+
+
+def leaves(schema: type) -> Mapping[str, Leaf]:
+    """Every dotted key of a schema class, in the order of its fields."""
+    if schema not in _tables:
+        _tables[schema] = {leaf.key: leaf for leaf in _walk(schema, "")}
+    return _tables[schema]
+
+
+_tables: dict[type, dict[str, Leaf]] = {}
+
+
+def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        key, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _walk(cast(type, hint), key + ".")
+        else:
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            yield Leaf(key, hint, default, option_of(field))
+
+
+def branches(schema: type) -> frozenset[str]:
+    """Every dotted key that holds further keys: the groups, and `env.atari`."""
+    return frozenset(key.rsplit(".", n)[0] for key in leaves(schema) for n in range(1, key.count(".") + 1))
+
+
+def groups(schema: type) -> tuple[str, ...]:
+    """Names of the groups of a schema, in order, without `recipe`."""
+    hints = get_type_hints(schema)
+    return tuple(f.name for f in dataclasses.fields(schema) if dataclasses.is_dataclass(hints[f.name]))
+
+
+def choices(schema: type, group: str) -> tuple[str, ...]:
+    """The names that `group=` accepts: ours, and those a user registered for it."""
+    return leaves(schema)[f"{group}.kind"].option.choices + registry.names(group)
+
+
+def doc(schema: type, group: str) -> str:
+    """The first line of a group's docstring."""
+    return (get_type_hints(schema)[group].__doc__ or "").strip().splitlines()[0]
+
+
+def find(schema: type, key: str) -> Leaf | None:
+    """The leaf that a dotted key names or lies in (`env.kwargs.render_mode` lies in `env.kwargs`)."""
+    table = leaves(schema)
+    if key in table:
+        return table[key]
+    parent = key
+    while "." in parent:
+        parent = parent.rsplit(".", 1)[0]
+        if parent in table:
+            return table[parent] if table[parent].is_free else None
+    return None
+
+
+def verbs_with(key: str) -> list[str]:
+    """The verbs whose configuration knows a key or group."""
+    return [verb for verb, schema in VERBS.items() if find(schema, key) or key in branches(schema)]
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}
+
+
+def _say(hint: Any) -> str:
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = [_say(a) for a in get_args(hint) if a is not type(None)]
+        return " or ".join(parts + (["null"] if type(None) in get_args(hint) else []))
+    if get_origin(hint) is list:
+        (entry,) = get_args(hint)
+        return "a list" if entry is Any else f"a list of {_say(entry).removeprefix('a ')}s"
+    if get_origin(hint) is dict:
+        return "a mapping"
+    return _WORDS.get(hint, str(hint))

@@ -1,0 +1,184 @@
+"""Every check of a composed configuration in one place: all problems at once, each with its remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rlcli.config import registry
+from rlcli.config.installed import check_devices, check_env, has, missing
+from rlcli.config.problem import Problem
+from rlcli.config.schemas import Config
+from rlcli.config.suggest import did_you_mean, unknown
+from rlcli.config.tree import Leaf, leaves
+
+
+def validate(cfg: Any) -> list[Problem]:
+    """All problems of a typed configuration: values out of range, then options that do not fit together.
+
+    Parameters
+    ----------
+    cfg : Config or CollectConfig
+        The typed tree.
+
+    Returns
+    -------
+    list of Problem
+        Empty when the configuration can be used.
+    """
+    found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
+    checks = [check_memory, check_policy, check_collector, check_modes, check_wrappers, check_logger]
+    if isinstance(cfg, Config):
+        checks += [check_batches, check_optim]
+    for check in (*checks, check_env, check_devices):
+        found += check(cfg)
+    return found
+
+
+def value_at(cfg: Any, key: str) -> Any:
+    """The value under a dotted key."""
+    for part in key.split("."):
+        cfg = getattr(cfg, part)
+    return cfg
+
+
+def _out_of_range(cfg: Any, leaf: Leaf) -> Iterator[Problem]:
+    value = value_at(cfg, leaf.key)
+    if leaf.option.accepts(value):
+        return
+    group = leaf.key.removesuffix(".kind")
+    if value in registry.names(group):
+        return
+    if group != leaf.key:
+        problem = unknown(group, str(value), (*leaf.option.choices, *registry.users_names(group)))
+        yield problem._replace(fix=problem.fix + "; if a package of yours registers it, add --import PACKAGE")
+    else:
+        yield Problem(f"{leaf.key} is {value!r}", f"allowed: {leaf.option.allowed() or 'finite numbers'}")
+
+
+def check_memory(cfg: Any) -> Iterator[Problem]:
+    memory = cfg.memory
+    if memory.kind != memory.next_obs:
+        yield Problem(
+            f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
+            f"choose one: memory={memory.kind} or memory={memory.next_obs}",
+        )
+    if memory.fill_value is not None and memory.next_obs != "compact":
+        yield Problem(
+            f"memory.fill_value has no meaning with memory={memory.next_obs}: nothing is missing there",
+            "leave it out, or use memory=compact",
+        )
+
+
+def check_policy(cfg: Any) -> Iterator[Problem]:
+    policy = cfg.policy
+    if policy.kind == "random" and isinstance(cfg, Config):
+        yield Problem("policy=random has no weights to train", "use rlcli collect, or another policy")
+    if policy.kind == "checkpoint" and not policy.path:
+        yield Problem(
+            "policy=checkpoint needs policy.path",
+            "policy.path=RUN_FOLDER (rlcli ls lists runs)",
+            only_here=True,
+        )
+    if policy.path and policy.kind != "checkpoint":
+        yield Problem(f"policy.path has no meaning with policy={policy.kind}", "use policy=checkpoint")
+    if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
+        yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls lists runs", only_here=True)
+    if policy.kwargs and policy.kind not in registry.users_names("policy"):
+        yield Problem(
+            f"policy.kwargs has no meaning with policy={policy.kind}",
+            "it is for a policy that you registered",
+        )
+
+
+def check_collector(cfg: Any) -> Iterator[Problem]:
+    collector = cfg.collector
+    for name in ("split_trajs", "trajs_per_batch"):
+        if getattr(collector, name) and not collector.track_traj_ids:
+            yield Problem(
+                f"collector.{name} needs trajectory ids",
+                "leave out collector.track_traj_ids=false",
+            )
+    if collector.split_trajs and isinstance(cfg, Config):
+        yield Problem(
+            "collector.split_trajs pads rows, which minibatches of single rows would learn from",
+            "it is for rlcli collect",
+        )
+
+
+def check_modes(cfg: Any) -> Iterator[Problem]:
+    env = cfg.env
+    if env.kind == "envpool" and env.mode == "serial":
+        yield Problem(
+            "env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym"
+        )
+    if env.wrappers and (env.mode == "native" or env.kind == "envpool"):
+        yield Problem(
+            "env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial"
+        )
+    if env.kind == "atari" and not env.id.startswith("ALE/"):
+        yield Problem(
+            f"env=atari and env.id={env.id} contradict each other", "ids of Atari games begin with ALE/"
+        )
+
+
+def check_wrappers(cfg: Any) -> Iterator[Problem]:
+    for entry in cfg.env.wrappers:
+        try:
+            name, _ = wrapper_call(entry)
+        except ValueError as error:
+            yield Problem(str(error), "write env.wrappers=[Name,{Name:{argument:value}}]")
+            continue
+        if name not in registry.names("wrapper"):
+            hint = did_you_mean(name, registry.names("wrapper"))
+            yield Problem(f"unknown wrapper {name!r} in env.wrappers", hint or "rlcli ls wrappers lists them")
+
+
+def wrapper_call(entry: Any) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of one entry of `env.wrappers`: `"Name"` or `{"Name": {argument: value}}`.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another form.
+    """
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, arguments),) = entry.items()
+        if isinstance(name, str) and isinstance(arguments, dict | None):
+            return name, arguments or {}
+    raise ValueError(f"env.wrappers holds {entry!r}, which is neither a name nor a name with arguments")
+
+
+def check_batches(cfg: Config) -> Iterator[Problem]:
+    rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
+    if batch > rows >= 1:
+        yield Problem(
+            f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
+            f"use sampler.batch_size <= {rows}",
+        )
+    if cfg.value.average and cfg.value.average_over == "minibatch" and batch == 1:
+        yield Problem(
+            "one row has no deviation to normalise its advantage by",
+            "use sampler.batch_size >= 2, value.average_over=batch or value.average=false",
+        )
+
+
+def check_optim(cfg: Config) -> Iterator[Problem]:
+    optim = cfg.optim
+    if len(optim.betas) != 2:
+        yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")
+    if optim.momentum and optim.kind in ("adam", "adamw"):
+        yield Problem(
+            f"optim.momentum has no meaning with optim={optim.kind}",
+            "use optim.betas, or optim=sgd | rmsprop",
+        )
+    if optim.implementation == "fused" and optim.kind == "rmsprop":
+        yield Problem("torch has no fused rmsprop", "use optim.implementation=auto")
+
+
+def check_logger(cfg: Any) -> Iterator[Problem]:
+    if cfg.logger.kind == "tensorboard" and not has("tensorboard"):
+        yield missing("tensorboard", "logger=tensorboard")

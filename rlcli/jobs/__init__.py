@@ -1,0 +1,8 @@
+"""What the command line and the Python API start: train, collect, resume, evaluate."""
+
+from rlcli.jobs.collect import collect
+from rlcli.jobs.evaluate import evaluate
+from rlcli.jobs.resume import resume
+from rlcli.jobs.train import train
+
+__all__ = ["collect", "evaluate", "resume", "train"]

@@ -1,0 +1,87 @@
+"""`rlcli collect`: frames to disk, one checksummed segment a batch, in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlcli.collectors import Collector
+from rlcli.config import build
+from rlcli.config.resolved import to_dict
+from rlcli.config.schemas import CollectConfig
+from rlcli.data.segments import SegmentWriter
+from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError, StoppedSafely
+from rlcli.keys import DONE, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, under_next, unravel
+from rlcli.modules import ActorCritic
+from rlcli.report.reporter import Facts, Reporter
+from rlcli.training import checkpoint
+from rlcli.training.run_folder import CHECKPOINTS, Run, create, open_run
+from rlcli.training.run_lock import RunLock
+from rlcli.training.signals import StopSignals
+
+SEGMENTS = "data"
+
+
+def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
+    """Collect `total_frames` into a new run folder; `rlcli.data.open_segments(run.path / "data")` reads them.
+
+    A batch counts once its segment is on disk; stopping loses at most the batch under way.
+    """
+    run = create(
+        to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
+    )
+    torch.manual_seed(cfg.seed)
+    env = build.build_env(cfg.env)
+    policy = _policy(cfg, env)
+    torch.set_num_threads(build.choose_threads(cfg, policy))
+    observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
+    collector = build.build_collector(cfg, env, policy, _stored(cfg, observed))
+    facts = Facts(
+        title=cfg.recipe or "collect", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
+        obs_keys=observed, next_obs=cfg.memory.next_obs,
+    )  # fmt: skip
+    reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind)
+    about = {"env": cfg.env.id, "seed": cfg.seed, "envs": env.batch_size.numel(), "next_obs": cfg.memory.next_obs}
+    status = "failed"
+    with RunLock(run.path), StopSignals() as stop:
+        try:
+            reporter.start(f"run {run.path}")
+            with SegmentWriter(run.path / SEGMENTS, metadata=about) as writer:
+                _fill(collector, writer, reporter, stop)
+            status = "stopped" if stop.requested else "done"
+        finally:
+            reporter.close(status, {"read": f"rlcli.data.open_segments('{run.path / SEGMENTS}')"}, verb="collect", run=str(run.path))
+            collector.shutdown()
+    if stop.requested:
+        raise StoppedSafely(f"stopped by {stop.reason} at {collector.frames:,} frames; they are on disk", where=str(run.path))
+    return run
+
+
+def _fill(collector: Collector, writer: SegmentWriter, reporter: Reporter, stop: StopSignals) -> None:
+    clock = reporter.clock
+    while not stop.requested and (steps := collector.steps_left()):
+        with clock("collect"):
+            batch = collector.rollout(steps)
+        with clock("write"):
+            writer.append(batch)
+        reporter.batch(batch)
+
+
+def _stored(cfg: CollectConfig, observed: list[Key]) -> list[Key]:
+    """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
+    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action", "sample_log_prob"]
+    keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
+    return [*keep, *(unravel(tuple(key) if isinstance(key, list) else key) for key in cfg.memory.keep)]
+
+
+def _policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    if cfg.policy.kind != "checkpoint":
+        return build.build_policy(cfg, env)
+    if cfg.policy.path is None:
+        raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
+    trained = open_run(cfg.policy.path)
+    state: dict[str, Any] = checkpoint.load_latest(trained.path / CHECKPOINTS).state
+    return build.restored_policy(build.config_of(trained.config), env, state)

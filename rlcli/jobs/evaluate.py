@@ -1,0 +1,61 @@
+"""`rlcli eval RUN`: play episodes with a run's newest policy."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import cast
+
+from rlcli.config import build
+from rlcli.config.resolved import from_dict
+from rlcli.config.schemas import Config
+from rlcli.errors import ConfigError
+from rlcli.training import checkpoint
+from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
+from rlcli.training.evaluation import evaluate as play
+from rlcli.training.run_folder import CHECKPOINTS, open_run
+
+
+def evaluate(
+    path: str | PathLike[str],
+    *,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    video: str | None = None,
+) -> Evaluation:
+    """Play whole episodes with the newest checkpoint that verifies, rewards as the env gives them.
+
+    Parameters
+    ----------
+    path : path
+        A run folder.
+    episodes : int
+        How many, each on a seed of its own that no training run uses.
+    deterministic : bool
+        The most likely action, or a draw.
+    seed : int, optional
+        Another set of episodes.
+    video : str, optional
+        Where to write the first episode.
+    """
+    run = open_run(Path(path))
+    if run.info.get("verb") != "train":
+        raise ConfigError("only training runs hold a policy", where=str(path))
+    cfg = cast(Config, from_dict("train", run.config, where=str(run.path / "config.json")))
+    state = checkpoint.load_latest(run.path / CHECKPOINTS).state
+    env = build.build_env(cfg.env, num=episodes, scale_rewards=False)
+    try:
+        policy = build.restored_policy(cfg, env, state)
+        first = EVALUATION_SEED if seed is None else seed
+        found = play(env, policy.actor, seed=first, deterministic=deterministic)
+    finally:
+        env.close()
+    if video is not None:
+        from rlcli.training.video import record
+
+        kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
+        shown = build.build_env(cfg.env, num=1, scale_rewards=False, kwargs=kwargs)
+        build.restored_transforms(shown, state)
+        record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
+    return found

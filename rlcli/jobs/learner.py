@@ -1,0 +1,122 @@
+"""Everything one training run holds, wired from its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlcli.config import build
+from rlcli.config.schemas import Config
+from rlcli.envs.lanes import GymLanes
+from rlcli.envs.replay import is_replayable
+from rlcli.errors import ConfigError
+from rlcli.report.reporter import Facts, Reporter, Watched
+from rlcli.training import checkpoint
+from rlcli.training.evaluation import Evaluation, evaluate
+from rlcli.training.on_policy import OnPolicy
+from rlcli.training.run_folder import CHECKPOINTS, Run
+from rlcli.training.saver import Saver
+from rlcli.training.signals import StopSignals
+
+
+class Learner:
+    """One run's env, policy, collector, estimator, update, reporter and saver.
+
+    Parameters
+    ----------
+    cfg : Config
+    run : Run
+        Its folder.
+    stop : StopSignals
+    resume_at : int, optional
+        Frames of the checkpoint that is about to be loaded.
+    """
+
+    def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
+        self.cfg, self.run = cfg, run
+        torch.manual_seed(cfg.seed)
+        self.env = build.build_env(cfg.env, gamma=cfg.value.gamma)
+        policy = build.build_policy(cfg, self.env)
+        if policy is None:
+            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
+        self.policy = policy
+        self.threads = build.choose_threads(cfg, policy)
+        torch.set_num_threads(self.threads)
+        device = build.devices(cfg)["train_device"]
+        if device is not None:
+            policy.to(device)
+        advantage, loss = build.build_ppo(cfg, policy)
+        self.collector = build.build_collector(cfg, self.env, policy, build.keys_to_keep(cfg, loss, self.env))
+        self.update = build.build_update(cfg, loss)
+        observed = [key for key in loss.in_keys if key in self.env.full_observation_spec.keys(True, True)]
+        facts = Facts(
+            title=cfg.recipe or "train", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
+            obs_keys=observed, next_obs=cfg.memory.next_obs,
+        )  # fmt: skip
+        self.reporter = Reporter(
+            facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at
+        )
+        self.reporter.watch(Watched({"policy": policy}, self.update.optimizer.optimizer, device or "cpu"))
+        parts = {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter}
+        self.saver = Saver(run, parts, every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter)
+        self.loop = OnPolicy(self.collector, advantage, self.update, self.reporter, self.saver, cfg.total_frames)
+        self.saver.parts["loop"] = self.loop
+        self.replayable = self._remember_episodes()
+
+    def _remember_episodes(self) -> bool:
+        """Whether open episodes can be replayed after a stop; if so, their actions are kept."""
+        lanes = self.collector.lanes
+        if not isinstance(lanes, GymLanes) or not self.cfg.run.max_replay_steps or not is_replayable(lanes):
+            return False
+        lanes.history_limit = self.cfg.run.max_replay_steps
+        return True
+
+    def start(self) -> None:
+        """Say what was derived."""
+        cfg, collector = self.cfg, self.collector
+        lines = [f"run {self.run.path}", f"threads {self.threads} ({'auto' if cfg.threads == 'auto' else 'as asked'})"]
+        if collector.frames_in_batch != cfg.collector.frames_per_batch:
+            lines.append(
+                f"frames_per_batch {cfg.collector.frames_per_batch} rounded up to {collector.frames_in_batch}: "
+                f"whole steps of {collector.lanes.n} envs"
+            )
+        if not self.replayable:
+            lines.append("this env's episodes cannot be replayed: a resumed run begins new ones")
+        self.reporter.start(*lines)
+
+    def evaluation(self, episodes: int) -> Evaluation:
+        """Play episodes with the present weights, most likely actions, rewards as the env gives them."""
+        env = build.build_env(self.cfg.env, num=episodes, scale_rewards=False)
+        build.copy_transforms(self.env, env)
+        try:
+            return evaluate(env, self.policy.actor)
+        finally:
+            env.close()
+
+    def final_evaluation(self) -> dict[str, Any]:
+        """Facts for the closing report."""
+        if not self.cfg.run.eval_episodes:
+            return {}
+        found = self.evaluation(self.cfg.run.eval_episodes)
+        self.reporter.say(f"evaluation: {found}")
+        return {"evaluation": found.as_dict()}
+
+    def load(self) -> None:
+        """Go on from the newest checkpoint that verifies; damaged ones are named."""
+        found = checkpoint.load_latest(self.run.path / CHECKPOINTS)
+        for reason in found.skipped:
+            self.reporter.warn("checkpoint", reason)
+        state = found.state
+        self.policy.load_state_dict(state["policy"])
+        self.update.load_state_dict(state["update"])
+        self.loop.load_state_dict(state["loop"])
+        self.reporter.load_state_dict(state["reporter"])
+        lost = self.collector.load_state_dict(state["collector"], replay=self.replayable)
+        if lost:
+            self.reporter.episodes.forget_open(lost)
+            self.reporter.warn(
+                "replay", f"{len(lost)} open episodes could not be brought back and count as truncated", len(lost)
+            )
+        torch.set_rng_state(state["torch_rng"]["cpu"])
+        self.saver.resumed_at(self.collector.frames)

@@ -1,0 +1,1 @@
+"""Training loops and what surrounds them: update, checkpoints, run folder, signals."""

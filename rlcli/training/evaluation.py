@@ -1,0 +1,73 @@
+"""Playing whole episodes with a policy: one episode per lane, each on a seed of its own that training never uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tensordict.nn import InteractionType
+
+from rlcli.collectors import Collector
+from rlcli.envs import EnvBase
+from rlcli.keys import DONE, REWARD
+
+EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
+STEPS_A_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the episodes, one entry each."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    def __str__(self) -> str:
+        r = self.returns
+        return (
+            f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episodes "
+            f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
+        )
+
+    def as_dict(self) -> dict:
+        """Plain values for a report."""
+        return {
+            "mean_return": float(self.returns.mean()),
+            "std_return": float(self.returns.std()),
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+        }
+
+
+def evaluate(env: EnvBase, policy, *, seed: int = EVALUATION_SEED, deterministic: bool = True) -> Evaluation:
+    """Play one episode in every lane of `env`.
+
+    Parameters
+    ----------
+    env : EnvBase
+        Batch size `(episodes,)`.
+    policy : actor or None
+        None plays random actions.
+    seed : int
+        Of the episodes.
+    deterministic : bool
+        The mode of the policy's distribution, or a draw from it.
+    """
+    collector = Collector(
+        env, policy, frames_per_batch=STEPS_A_BATCH * env.batch_size.numel(), keep_keys=[REWARD, DONE],
+        exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
+        next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
+    )  # fmt: skip
+    lanes = env.batch_size.numel()
+    returns, lengths = np.zeros(lanes), np.zeros(lanes, np.int64)
+    playing = np.ones(lanes, np.bool_)
+    while playing.any():
+        batch = collector.rollout()
+        reward = batch.get(REWARD).numpy()[..., 0].astype(np.float64)  # [N, T]
+        done = batch.get(DONE).numpy()[..., 0]
+        before = np.cumsum(done, 1) - done  # ends before this step; the first episode's steps have none
+        first = playing[:, None] & (before == 0)
+        returns += (reward * first).sum(1)
+        lengths += first.sum(1)
+        playing &= ~done.any(1)
+    return Evaluation(returns, lengths)

@@ -1,0 +1,114 @@
+"""All parameters of a model in one tensor, all gradients in another: clip, step and copy are one call each.
+
+```
+flat   | w1 w1 w1 w1 . | b1 . . . | w2 ...      every parameter is a view; gaps align them to 64 bytes
+grad   | g1 g1 g1 g1 . | ...                    every .grad is a view; gaps stay 0
+```
+A parameter that two networks share is there once. `load_state_dict` and `copy.deepcopy` of the model work as ever;
+whatever gives a parameter new memory (`.to`, `assign=True`) is noticed by `bind`, which takes it back in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+
+_ALIGN = 16  # elements
+
+
+class FlatParameters:
+    """The trainable parameters of a module as views of one tensor.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Its trainable parameters share a dtype and a device.
+
+    Attributes
+    ----------
+    tensor : nn.Parameter
+        All values; `.grad` holds all gradients. The object an optimizer works on: it never changes.
+    version : int
+        Counts how often memory moved, for those who keep views.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters = self._trainable()
+        self.version = 0
+        if not self.parameters:
+            raise ArgumentError("there is nothing to train", why="no parameter requires a gradient")
+        self._spans: list[tuple[int, int]] = []
+        end = 0
+        for p in self.parameters:
+            self._spans.append((end, end + p.numel()))
+            end += -(-p.numel() // _ALIGN) * _ALIGN
+        like = self._common(self.parameters)
+        self.tensor = nn.Parameter(torch.zeros(end, dtype=like.dtype, device=like.device))
+        self.tensor.grad = torch.zeros_like(self.tensor)
+        self._take_in()
+
+    @property
+    def grad(self) -> Tensor:
+        """All gradients, `[elements]`."""
+        assert self.tensor.grad is not None
+        return self.tensor.grad
+
+    def bind(self) -> None:
+        """Make every parameter and gradient a view again, keeping the values that the module has now."""
+        current = self._trainable()
+        if len(current) != len(self.parameters):
+            raise ArgumentError(
+                "the trainable parameters changed after the update was built",
+                why=f"there were {len(self.parameters)}, now there are {len(current)}",
+                fix="Build a new update",
+            )
+        same = all(a is b for a, b in zip(current, self.parameters, strict=True))
+        if same and all(self._is_view(p, span) for p, span in zip(current, self._spans, strict=True)):
+            return
+        for old, new in zip(self.parameters, current, strict=True):
+            if old.shape != new.shape:
+                raise ArgumentError(
+                    "a parameter changed its shape after the update was built",
+                    why=f"{tuple(old.shape)} became {tuple(new.shape)}",
+                    fix="Build a new update",
+                )
+        self.parameters = current
+        like = self._common(current)
+        if like.dtype != self.tensor.dtype or like.device != self.tensor.device:
+            self.tensor.data = self.tensor.data.to(like)
+            self.tensor.grad = torch.zeros_like(self.tensor)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        self.version += 1
+        with torch.no_grad():
+            for p, (start, stop) in zip(self.parameters, self._spans, strict=True):
+                view = self.tensor.data[start:stop].view(p.shape)
+                view.copy_(p)
+                p.data = view
+                p.grad = self.grad[start:stop].view(p.shape)
+
+    def _is_view(self, p: nn.Parameter, span: tuple[int, int]) -> bool:
+        offset = span[0] * self.tensor.element_size()
+        return (
+            p.data_ptr() == self.tensor.data_ptr() + offset
+            and p.grad is not None
+            and p.grad.data_ptr() == self.grad.data_ptr() + offset
+            and p.dtype == self.tensor.dtype
+        )
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def _common(self, parameters: list[nn.Parameter]) -> nn.Parameter:
+        kinds = {(str(p.dtype), str(p.device)) for p in parameters}
+        if len(kinds) > 1:
+            raise ArgumentError(
+                "the trainable parameters do not share a dtype and a device",
+                why=" and ".join(sorted(" on ".join(kind) for kind in kinds)),
+                fix="Move the whole model with model.to(...)",
+            )
+        return parameters[0]

@@ -1,0 +1,57 @@
+"""One minibatch in, its gradient in the flat buffer: by autograd, for any loss and any network.
+
+`closed_form.py` does the same faster for the nets it knows; this is its oracle and what it falls back to.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlcli.objectives.ppo.loss import PPOLoss
+from rlcli.training.flat import FlatParameters
+from rlcli.training.minibatches import Minibatch
+
+Figures = dict[str, Tensor] | dict[str, float]
+
+
+class Gradient(Protocol):
+    """Fills `flat.grad` with the gradient of the loss on one minibatch."""
+
+    def __call__(self, batch: Minibatch) -> Figures:
+        """Loss terms and diagnostics, `loss` (what was minimised) among them."""
+
+
+class Autograd:
+    """The gradient of the sum of a loss's `loss_*` terms.
+
+    Parameters
+    ----------
+    loss : PPOLoss
+        Anything with `terms(columns)` will do.
+    flat : FlatParameters
+        Of the loss.
+    compile : bool
+        Compile the loss's forward and backward with torch.compile.
+    """
+
+    def __init__(self, loss: PPOLoss, flat: FlatParameters, compile: bool = False) -> None:
+        self.loss, self.flat = loss, flat
+        total = functools.partial(_total, loss)
+        self._total = torch.compile(total) if compile else total
+
+    def __call__(self, batch: Minibatch) -> dict[str, Tensor]:
+        total, terms = self._total(batch)
+        self.flat.grad.zero_()
+        total.backward()
+        return {"loss": total.detach(), **{name: x.detach() for name, x in terms.items()}}
+
+
+def _total(loss: PPOLoss, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    terms = loss.terms(batch)
+    total = sum(terms[name] for name in loss.out_keys)
+    assert isinstance(total, Tensor)
+    return total, terms

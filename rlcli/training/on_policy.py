@@ -1,0 +1,79 @@
+"""The on-policy loop: collect, estimate, update, hand over the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlcli.collectors import Collector
+from rlcli.objectives.value import GAE
+from rlcli.report.reporter import Reporter
+from rlcli.training.saver import Saver
+
+TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
+
+
+class OnPolicy:
+    """Trains on each batch as it arrives, and forgets it.
+
+    Parameters
+    ----------
+    collector : Collector
+    advantage : GAE
+        Batch -> batch with `advantage` and `value_target`; `last_approximated` counts rows it had to approximate.
+    update : callable
+        (batch, fraction of the run done) -> diagnostics.
+    reporter : Reporter
+    saver : Saver
+        Checkpoints when one is due, and stops the run safely when asked to.
+    total_frames : int
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        advantage: GAE,
+        update: Callable[[TensorDictBase, float], dict[str, Any]],
+        reporter: Reporter,
+        saver: Saver,
+        total_frames: int,
+    ) -> None:
+        self.collector, self.advantage, self.update = collector, advantage, update
+        self.reporter, self.saver, self.total_frames = reporter, saver, total_frames
+        self.iteration = 0
+
+    def run(self) -> None:
+        """Train until `total_frames`; returns early only by raising (StoppedSafely among others)."""
+        clock = self.reporter.clock
+        while self.collector.frames < self.total_frames:
+            progress = self.collector.frames / self.total_frames
+            with clock("collect"):
+                batch = self.collect()
+            with clock("values"):
+                batch = self.advantage(batch)
+            with clock("update"):
+                learned = self.update(batch, progress)
+            self.collector.update_policy_weights_()
+            self.iteration += 1
+            self.reporter.batch(batch, learned, approximated=self.advantage.last_approximated)
+            self.saver.after_batch(self.collector.frames)
+
+    def collect(self) -> TensorDictBase:
+        """The next batch; every 16th is timed from within."""
+        timed = self.iteration % TIMED_EVERY == 0
+        batch = self.collector.rollout(self.collector.steps_left(), timed=timed)
+        seconds = self.collector.last_seconds
+        if seconds is not None:
+            parts = {"env": seconds.env, "policy": seconds.policy, "store": seconds.total - seconds.env - seconds.policy}
+            self.reporter.clock.split("collect", of=seconds.total, **parts)
+        return batch
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the loop needs to go on as if it had never stopped, beside the modules."""
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iteration = int(state["iteration"])

@@ -1,0 +1,74 @@
+"""When a run saves itself, and what: checkpoints by frames, and a safe stop on request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from rlcli.errors import StoppedSafely
+from rlcli.report.reporter import Reporter
+from rlcli.training import checkpoint
+from rlcli.training.run_folder import CHECKPOINTS, Run
+from rlcli.training.signals import StopSignals, resume_command
+
+
+class Stateful(Protocol):
+    """Anything a checkpoint holds."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+
+class Saver:
+    """Writes checkpoints of a run.
+
+    Parameters
+    ----------
+    run : Run
+    parts : dict
+        Name -> what is saved under it, by `state_dict()`; torch's random state is added.
+    every : int
+        Frames between checkpoints.
+    keep : int
+        How many are kept.
+    stop : StopSignals
+        Looked at after every batch.
+    reporter : Reporter
+    """
+
+    def __init__(
+        self, run: Run, parts: Mapping[str, Stateful], *, every: int, keep: int, stop: StopSignals, reporter: Reporter
+    ) -> None:
+        self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
+        self.stop, self.reporter = stop, reporter
+        self._saved_at = 0
+
+    def after_batch(self, frames: int) -> None:
+        """Save if due; if the run was asked to stop, save and stop.
+
+        Raises
+        ------
+        StoppedSafely
+            After the checkpoint was written.
+        """
+        if self.stop.requested:
+            self.save(frames)
+            raise StoppedSafely(
+                f"stopped by {self.stop.reason} at {frames:,} frames and saved", fix=f"Go on with: {resume_command(self.run.path)}"
+            )
+        if frames // self.every > self._saved_at // self.every:
+            self.save(frames)
+
+    def save(self, frames: int) -> None:
+        """Write a checkpoint now."""
+        with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
+            self.reporter.flush()
+            state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
+            state["torch_rng"] = {"cpu": torch.get_rng_state()}
+            checkpoint.save(self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep, config=self.run.config)
+        self._saved_at = frames
+
+    def resumed_at(self, frames: int) -> None:
+        """The run goes on from a checkpoint at this many frames."""
+        self._saved_at = frames

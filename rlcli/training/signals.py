@@ -1,0 +1,98 @@
+"""Stopping on request: SIGTERM or Ctrl-C set a flag that the loop reads; a second Ctrl-C stops now.
+
+The handler does nothing else but write one line with a bare system call: it may run in the middle of a write
+to the same stream, of a checkpoint, or of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+NOTICE = "stopping after this batch; Ctrl-C again stops now and loses it"
+
+
+class StopSignals:
+    """A flag that SIGTERM and Ctrl-C raise, while the context is open.
+
+    Outside the main thread, where Python takes no signal handlers, the flag simply stays down.
+
+    Parameters
+    ----------
+    notice : str
+        Written to standard error when the flag goes up; "" for nothing.
+
+    Attributes
+    ----------
+    in_place : bool
+        Set where a live view is drawn on the terminal: the notice then takes the view's last line until the next
+        redraw, since a line of its own would leave the view's cursor one line off.
+    requested : bool
+        Whether to stop at the next safe place.
+    reason : str
+        "SIGTERM" or "Ctrl-C"; "" before.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        At the second Ctrl-C.
+
+    Examples
+    --------
+    >>> with StopSignals() as stop:
+    ...     for batch in collector:
+    ...         if stop.requested:
+    ...             break
+    """
+
+    def __init__(self, notice: str = NOTICE) -> None:
+        self.requested = False
+        self.reason = ""
+        self.in_place = False
+        self._notice = notice
+        self._interrupts = 0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # a background job is started with Ctrl-C ignored, and keeps it so
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            # None stands for a handler that was not set from Python and cannot be put back from it
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+        self._before.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+        if not self.requested:
+            self.requested = True
+            self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            if self._notice:
+                with contextlib.suppress(OSError):  # the terminal may be what went away
+                    os.write(2, self._line().encode())
+
+    def _line(self) -> str:
+        if not (self.in_place and os.isatty(2)):
+            return f"{self._notice}\n"
+        room = os.get_terminal_size(2).columns - 1
+        return f"\r\x1b[2K{self._notice[:room]}"
+
+
+def resume_command(run: Path | str) -> str:
+    """What to type to continue a run, from this directory: `rlcli resume runs/train/...`."""
+    path = Path(run).absolute()
+    here = Path.cwd()
+    return f"rlcli resume {shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))}"

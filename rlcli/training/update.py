@@ -1,0 +1,184 @@
+"""The update: several epochs of minibatch steps on one batch.
+
+Reads the loss's in_keys and any mask from a batch that a value estimator has completed; changes the parameters; returns
+mean diagnostics. Knows nothing of envs, collectors, checkpoints or the console.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, NumericsError
+from rlcli.objectives.ppo.loss import PPOLoss
+from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.training.closed_form import closed_form
+from rlcli.training.figures import Means
+from rlcli.training.flat import FlatParameters
+from rlcli.training.gradient import Autograd, Gradient
+from rlcli.training.minibatches import Minibatch, Minibatches
+from rlcli.training.optimizer import FlatOptimizer
+from rlcli.training.schedules import Schedule, schedule
+
+GRADIENTS = ("auto", "autograd")
+
+
+class Update:
+    """Minimises a loss on a batch: `update(batch, fraction) -> diagnostics`.
+
+    Parameters
+    ----------
+    loss : PPOLoss
+        Its trainable parameters become views of `update.flat.tensor`.
+    optimizer : {"adam", "adamw", "rmsprop", "sgd"}
+    lr : float or Schedule
+    optimizer_options : dict, optional
+        betas, eps, weight_decay, ...
+    epochs : int
+        Passes over the batch, each in a new order.
+    batch_size : int
+        Rows of a minibatch; the last one of an epoch may be shorter.
+    max_grad_norm : float, optional
+        The gradient of all parameters together is scaled down to this norm. None: never.
+    target_kl : float, optional
+        No further epoch once the mean `kl_approx` of one exceeds this.
+    clip_epsilon : float or Schedule, optional
+        Sets `loss.clip_epsilon` before each batch. None leaves it alone.
+    generator : torch.Generator, optional
+        Of the minibatch order, on the CPU; its state is part of `state_dict`. Seeded with 0 by default.
+    max_nonfinite : int
+        A minibatch whose loss or gradient is not finite is skipped and counted; so many in a row are an error.
+    gradient : {"auto", "autograd"}
+        `auto` takes the closed form where it fits.
+    compile : bool
+        Compile the loss with torch.compile (then always autograd).
+    """
+
+    def __init__(
+        self,
+        loss: PPOLoss,
+        *,
+        optimizer: str = "adam",
+        lr: float | Schedule = 3e-4,
+        optimizer_options: Mapping[str, Any] | None = None,
+        epochs: int = 10,
+        batch_size: int = 256,
+        max_grad_norm: float | None = 0.5,
+        target_kl: float | None = None,
+        clip_epsilon: float | Schedule | None = None,
+        generator: torch.Generator | None = None,
+        max_nonfinite: int = 3,
+        gradient: str = "auto",
+        compile: bool = False,
+    ) -> None:
+        for name, count in (("epochs", epochs), ("max_nonfinite", max_nonfinite)):
+            if count < 1:
+                raise ArgumentError(f"{name} must be at least 1", why=f"got {count}")
+        if gradient not in GRADIENTS:
+            raise ArgumentError(f"unknown gradient {gradient!r}", fix=f"Choose one of {', '.join(GRADIENTS)}")
+        self.loss, self.flat = loss, FlatParameters(loss)
+        self.lr = schedule(lr)
+        self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
+        self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
+        self.epochs, self.max_grad_norm, self.target_kl = epochs, max_grad_norm, target_kl
+        self.max_nonfinite, self.gradient, self.compile = max_nonfinite, gradient, compile
+        self.minibatches = Minibatches(batch_size, generator or torch.Generator().manual_seed(0))
+        self.steps = self.skipped = self._skipped_in_a_row = 0
+        self._gradient: tuple[object, Gradient] | None = None
+
+    def __call__(self, batch: TensorDictBase, fraction: float = 0.0) -> dict[str, float]:
+        """Improve the parameters on `batch [*B]`.
+
+        Parameters
+        ----------
+        fraction : float
+            Share of the run's frames that is done, for the schedules.
+
+        Returns
+        -------
+        dict of float
+            Means over all minibatches of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`, `epochs`
+            (made), `skipped` (minibatches, in this batch).
+        """
+        self.flat.bind()
+        self.optimizer.lr = self.lr.at(fraction)
+        if self.clip_epsilon is not None:
+            self.loss.clip_epsilon = self.clip_epsilon.at(fraction)  # type: ignore[assignment]
+        columns, means, skipped = self._columns(batch), Means(), self.skipped
+        gradient = self._gradient_for(columns)
+        epoch = 0
+        for epoch in range(1, self.epochs + 1):
+            for minibatch in self.minibatches.epoch(columns):
+                means.add(self._step(gradient, minibatch))
+            if self.target_kl is not None and means.of_epoch("kl_approx") > self.target_kl:
+                break
+            means.next_epoch()
+        return means.result() | {
+            "lr": self.optimizer.lr,
+            "epochs": float(epoch),
+            "skipped": float(self.skipped - skipped),
+        }
+
+    def _step(self, gradient: Gradient, minibatch: Minibatch) -> dict[str, Any]:
+        figures = gradient(minibatch)
+        grad = self.flat.grad
+        norm = float(torch.linalg.vector_norm(grad))
+        if not (math.isfinite(norm) and math.isfinite(float(figures["loss"]))):
+            self._skip(norm, float(figures["loss"]))
+            return {}
+        self._skipped_in_a_row = 0
+        if self.max_grad_norm is not None and norm > self.max_grad_norm:
+            grad.mul_(self.max_grad_norm / (norm + 1e-6))
+        self.optimizer.step()
+        self.steps += 1
+        return {**figures, "grad_norm": norm}
+
+    def _skip(self, norm: float, loss: float) -> None:
+        """Leave parameters and optimizer as they are."""
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= self.max_nonfinite:
+            raise NumericsError(
+                f"{self._skipped_in_a_row} updates in a row were not finite",
+                where=f"optimizer step {self.steps}",
+                why=f"the loss is {loss}, the gradient's norm {norm}",
+                fix="The weights are those of the last good step. Lower optim.lr, or set optim.max_grad_norm",
+            )
+
+    def _columns(self, batch: TensorDictBase) -> Minibatch:
+        """What the loss reads, `[N, ...]` over all batch dims."""
+        columns: Minibatch = {}
+        for key in (*self.loss.in_keys, *MASK_KEYS):
+            x = batch.get(key, None)
+            if x is not None:
+                columns[key] = x.detach().reshape(-1, *x.shape[batch.ndim :])
+        return columns
+
+    def _gradient_for(self, columns: Minibatch) -> Gradient:
+        """The way to compute gradients, chosen once for each kind of batch and memory of the parameters."""
+        kind = (self.flat.version, [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()])
+        if self._gradient is None or self._gradient[0] != kind:
+            chosen = None
+            if self.gradient == "auto" and not self.compile:
+                chosen = closed_form(self.loss, self.flat, columns)
+            self._gradient = kind, chosen or Autograd(self.loss, self.flat, self.compile)
+        return self._gradient[1]
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Tensor]:
+        """Optimizer, minibatch order and counters, as tensors only; the parameters are the modules' to save."""
+        counters = torch.tensor([self.steps, self.skipped, self._skipped_in_a_row])
+        state = {f"optimizer.{name}": x for name, x in self.optimizer.state_dict().items()}
+        return state | {"generator": self.minibatches.generator.get_state(), "counters": counters}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue as the update whose `state_dict()` this is would have."""
+        prefix = "optimizer."
+        self.optimizer.load_state_dict({k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)})
+        self.minibatches.generator.set_state(state["generator"].cpu())
+        self.steps, self.skipped, self._skipped_in_a_row = (int(x) for x in state["counters"])

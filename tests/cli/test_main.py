@@ -1,0 +1,159 @@
+"""Verbs, flags, exit codes and what is printed when something is wrong."""
+
+import signal
+import sys
+
+import pytest
+
+from rlcli import errors
+from rlcli.cli import main as main_module
+
+HEAVY = ("torch", "tensordict", "hydra", "omegaconf", "rich", "numpy", "numba", "gymnasium")
+
+
+def modules_after(process, *words: str) -> set[str]:
+    """Top packages that a command imported, by the interpreter's own account."""
+    done = process("rlcli", *words, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode in (0, 2), done.stderr
+    return {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+
+
+def test_help_imports_nothing_heavy(process):
+    assert not modules_after(process, "--help") & set(HEAVY)
+
+
+def test_the_help_of_a_verb_and_completion_import_nothing_heavy(process):
+    assert not modules_after(process, "train", "--help") & {"torch", "hydra", "omegaconf", "rich"}
+    assert not modules_after(process, "__complete", "rlcli train env.") & {
+        "torch",
+        "hydra",
+        "omegaconf",
+        "rich",
+    }
+
+
+def test_a_mistyped_override_is_answered_before_torch(process):
+    imported = modules_after(process, "train", "collector.frames_per_bacth=3")
+    assert "hydra" in imported and not imported & {"torch", "tensordict"}
+
+
+def test_importing_the_package_imports_nothing_heavy(process):
+    program = f"import rlcli, sys; rlcli.train; assert not set(sys.modules) & {set(HEAVY)!r}"
+    assert process(sys.executable, "-c", program).returncode == 0
+
+
+def test_help_lists_every_verb(rlcli):
+    code, out, _ = rlcli("--help")
+    assert code == 0
+    for verb in ["train", "collect", "resume", "eval", "ls", "cp", "show", "doctor", "bench", "completion"]:
+        assert f"\n  {verb} " in out
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_help_of_a_verb_shows_every_key_with_its_meaning(rlcli, verb):
+    from rlcli.config.schemas import VERBS
+    from rlcli.config.tree import leaves
+
+    code, out, _ = rlcli(f"{verb} --help")
+    squeezed = " ".join(out.split())
+    assert code == 0
+    for leaf in leaves(VERBS[verb]).values():
+        if leaf.key != "recipe" and not leaf.key.endswith(".kind"):
+            assert f"  {leaf.key}=" in out
+            assert leaf.option.help in squeezed
+    assert "memory full | compact | exact" in squeezed
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "ls", "cp", "show", "doctor", "completion"])
+def test_the_other_verbs_have_help(rlcli, verb):
+    code, out, _ = rlcli(f"{verb} --help")
+    assert code == 0 and out.startswith(f"usage: rlcli {verb}")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("trian", "did you mean train?"),
+        ("env.num=3", "rlcli train env.num=3"),
+        ("train --mutlirun", "--mutlirun"),
+        ("train --import", "--import needs a value"),
+        ("train --import not_there_at_all", "no package 'not_there_at_all'"),
+        ("train --recipe-dir nowhere", "no folder nowhere"),
+        ("train --resolve", "--cfg job --resolve"),
+        ("train ppo_exact", "did you mean recipe=ppo_exact?"),
+        ("resume", "needs a run folder"),
+        ("resume runs/nothing", "no run folder 'runs/nothing'"),
+        ("eval", "needs a run folder"),
+        ("eval . --episodes 0", ">= 1"),
+        ("eval . --episodes many", "--episodes"),
+        ("cp", "a recipe and a file"),
+        ("cp ppo_exat x.yaml", "did you mean ppo_exact?"),
+        ("ls recipies", "did you mean recipes?"),
+        ("completion tcsh", "bash, zsh, fish"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence_and_exit_code_2(rlcli, line, words):
+    code, out, err = rlcli(line)
+    assert (code, out) == (2, "")
+    assert words in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.ConfigError, 2),
+        (errors.EnvError, 3),
+        (errors.DamagedDataError, 4),
+        (errors.ResourceError, 5),
+        (errors.NumericsError, 6),
+        (errors.StoppedSafely, 75),
+    ],
+)
+def test_an_error_becomes_its_exit_code_and_a_sentence(rlcli, started, monkeypatch, kind, code):
+    def fail(cfg, overrides):
+        raise kind("it went wrong", where="here", fix="Do that.")
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", fail)
+    got, _, err = rlcli("train")
+    assert got == code
+    assert "it went wrong (here). Do that." in err and "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(rlcli, started, monkeypatch):
+    def fail(cfg, overrides):
+        raise errors.EnvError("it went wrong")
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", fail)
+    with pytest.raises(errors.EnvError):
+        rlcli("train --debug")
+
+
+def test_an_unforeseen_error_is_named_and_ends_with_1(rlcli, started, monkeypatch):
+    def fail(cfg, overrides):
+        raise ZeroDivisionError("of something")
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", fail)
+    code, _, err = rlcli("train")
+    assert code == 1 and "ZeroDivisionError: of something" in err and "--debug" in err
+
+
+def test_an_interrupt_that_nobody_handles_ends_with_130(rlcli, monkeypatch):
+    def interrupted(words, recipe_dirs):
+        signal.raise_signal(signal.SIGINT)
+
+    from rlcli.cli import doctor
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert rlcli("doctor")[0] == 130
+
+
+def test_a_reader_that_goes_away_is_no_error(process):
+    done = process("bash", "-c", "rlcli train --help | head -1; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_table_of_verbs_names_modules_that_exist():
+    from importlib.util import find_spec
+
+    for module, _ in main_module.VERBS.values():
+        assert find_spec(f"rlcli.cli.{module}")

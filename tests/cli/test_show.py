@@ -1,0 +1,132 @@
+"""Looking at a configuration and at what there is to choose from, without running anything."""
+
+import json
+
+import pytest
+import yaml
+
+from rlcli.cli.completion import candidates
+from rlcli.config.schemas import Config
+from rlcli.config.tree import leaves
+
+
+def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):
+    code, out, _ = rlcli("train recipe=ppo_full run.dir=a/${env.id} --cfg job --resolve")
+    data = yaml.safe_load(out)
+    assert code == 0 and list(data)[:4] == ["seed", "total_frames", "threads", "recipe"]
+    assert (
+        data["run"]["dir"] == "a/CartPole-v1" and data["memory"]["next_obs"] == "full" and "hydra" not in data
+    )
+
+
+def test_cfg_of_one_package(rlcli):
+    assert yaml.safe_load(rlcli("train --cfg job -p optim")[1])["lr"] == 3e-4
+    assert rlcli("train --cfg job -p optim.lr")[1].strip() == "0.0003"
+    assert rlcli("train --cfg job -p optin")[0] == 2
+
+
+def test_cfg_hydra_shows_that_it_writes_nothing(rlcli):
+    data = yaml.safe_load(rlcli("train --cfg hydra")[1])["hydra"]
+    assert data["output_subdir"] is None and data["job"]["chdir"] is False
+
+
+def test_show_prints_the_same_as_cfg_job_resolve(rlcli):
+    assert rlcli("show train recipe=ppo_pong")[1] == rlcli("train recipe=ppo_pong --cfg job --resolve")[1]
+    assert rlcli("show recipe=ppo_pong")[1] == rlcli("show train recipe=ppo_pong")[1]
+
+
+def test_why_names_the_place_that_each_value_comes_from(rlcli):
+    _, out, _ = rlcli("show train recipe=ppo_exact optim.lr=1e-4 optim=sgd env.kwargs.a=1 --why")
+    why = {line.split("=")[0]: line.split("# ")[1] for line in out.splitlines()}
+    assert set(why) == set(leaves(Config))
+    assert why["seed"] == "default"
+    assert why["optim.lr"] == why["env.kwargs"] == "command line"
+    assert why["optim.momentum"] == "optim=sgd"
+    assert why["optim.epochs"] == "recipe ppo_compact"
+    assert why["memory.next_obs"] == "memory=exact"
+
+
+def test_ls_lists_recipes_with_their_verb_and_first_line(rlcli):
+    _, out, _ = rlcli("ls")
+    assert "ppo_exact" in out and "collect_random     collect" in out and "none under runs/ yet" in out
+
+
+def test_ls_lists_runs_with_their_summary(rlcli, tmp_path):
+    for name, summary in [("a", {"frames": 10, "return": 1.25}), ("b", None)]:
+        folder = tmp_path / "runs" / "train" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        if summary:
+            (folder / "summary.json").write_text(json.dumps(summary))
+    _, out, _ = rlcli("ls runs")
+    assert "runs/train/a  frames=10 return=1.25" in out and "runs/train/b  not finished" in out
+
+
+def test_ls_lists_envs_wrappers_and_policies(rlcli):
+    assert "CartPole-v1" in rlcli("ls envs")[1].split()
+    assert "ClipAction" in rlcli("ls wrappers")[1].split()
+    assert "mlp" in rlcli("ls policies")[1].split()
+
+
+def test_cp_copies_a_recipe_that_then_runs_and_never_overwrites(rlcli, tmp_path, started):
+    assert rlcli("cp ppo_exact recipes/mine")[0] == 0
+    assert rlcli("train recipe=mine")[0] == 0
+    assert started[0][1][0].recipe == "mine"
+    code, _, err = rlcli("cp ppo_full recipes/mine.yaml")
+    assert code == 2 and "exists" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("rlcli tr", ["train"]),
+        ("rlcli train rec", ["recipe="]),
+        ("rlcli train recipe=ppo_e", ["recipe=ppo_exact"]),
+        ("rlcli train memory=", ["memory=compact", "memory=exact"]),
+        ("rlcli train env.nu", ["env.num="]),
+        ("rlcli train policy.shared=", ["policy.shared=true", "policy.shared=false"]),
+        ("rlcli train env.id=CartPole-v", ["env.id=CartPole-v1"]),
+        ("rlcli train --mul", ["--multirun"]),
+        ("rlcli show train opt", ["optim.", "optim="]),
+        ("rlcli cp ppo_f", ["ppo_full"]),
+        ("rlcli completion b", ["bash"]),
+    ],
+)
+def test_a_tab_offers_what_fits(line, some):
+    offered = candidates(line)
+    assert set(some) <= set(offered)
+    assert all(word.startswith(line.split(" ")[-1]) for word in offered)
+
+
+def test_a_tab_never_offers_what_would_be_refused():
+    assert not [word for word in candidates("rlcli train env.") if word.startswith("env.kind")]
+    assert not [word for word in candidates("rlcli collect lo") if word.startswith("loss")]
+
+
+def test_the_bash_script_completes_in_a_real_bash(process):
+    script = (
+        'eval "$(rlcli completion bash)"; COMP_LINE="rlcli train memory=ex"; COMP_POINT=${#COMP_LINE}; '
+        '_rlcli 2>/dev/null; echo "${COMPREPLY[@]}"'
+    )
+    assert process("bash", "-c", script).stdout.strip() == "exact"
+
+
+def test_doctor_names_versions_and_what_to_install(rlcli):
+    code, out, _ = rlcli("doctor")
+    assert code == 0
+    for word in ("torch", "gymnasium", "cores", "cuda", "tensorboard"):
+        assert word in out
+
+
+def test_a_configuration_can_be_looked_at_without_the_packages_it_needs(rlcli, monkeypatch):
+    from rlcli.config import installed
+
+    monkeypatch.setattr(installed, "has", lambda package: False)
+    for line in (
+        "show recipe=ppo_pong",
+        "train recipe=ppo_pong --cfg job",
+        "show collect recipe=collect_policy",
+    ):
+        assert rlcli(line)[0] == 0
+    code, _, err = rlcli("train recipe=ppo_pong")
+    assert code == 2 and 'pip install "rlcli[atari]"' in err

@@ -1,0 +1,104 @@
+"""Recipes ship with the package, compose without a problem, and can be a user's own."""
+
+import pytest
+
+from rlcli.cli.compose import configure
+from rlcli.config import registry
+from rlcli.config.recipes import find_recipes
+from rlcli.errors import ConfigError
+
+SHIPPED = find_recipes()
+NAMES = {
+    "ppo_compact",
+    "ppo_full",
+    "ppo_exact",
+    "ppo_halfcheetah",
+    "ppo_pong",
+    "collect_random",
+    "collect_policy",
+}
+
+
+def test_the_promised_recipes_are_there():
+    assert set(SHIPPED) >= NAMES
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_composes_and_its_header_says_how_to_run_it(name, tmp_path):
+    recipe = SHIPPED[name]
+    overrides = [f"recipe={name}"] + ([f"policy.path={tmp_path}"] if name == "collect_policy" else [])
+    assert configure(recipe.verb, overrides).recipe == name
+    text = "\n".join(recipe.header)
+    assert f"rlcli {recipe.verb} recipe={name}" in text
+    assert "figures:" in text
+
+
+def test_the_three_ppo_recipes_differ_only_in_memory():
+    one, *others = (configure("train", [f"recipe=ppo_{kind}"]) for kind in ("full", "compact", "exact"))
+    for other in others:
+        assert other.memory != one.memory
+        other.memory, other.recipe = one.memory, one.recipe
+        assert other == one
+
+
+def write(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.yaml").write_text(text)
+
+
+def test_recipes_beside_the_user_are_found_and_build_on_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "recipes", "mine", "defaults: [ppo_exact]\nenv: {num: 3}\n")
+    cfg = configure("train", ["recipe=mine"])
+    assert (cfg.recipe, cfg.env.num, cfg.memory.next_obs, cfg.optim.lr) == ("mine", 3, "exact", 1e-3)
+
+
+def test_a_given_folder_wins_over_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "recipes", "ppo_exact", "seed: 1")
+    write(tmp_path / "given", "ppo_exact", "seed: 2")
+    assert configure("train", ["recipe=ppo_exact"]).seed == 1
+    assert configure("train", ["recipe=ppo_exact"], [tmp_path / "given"]).seed == 2
+
+
+def test_a_package_announces_recipes_without_being_imported(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("raise RuntimeError('imported')")
+    write(tmp_path / "theirs" / "recipes", "their_recipe", "seed: 7")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "recipe_packages", lambda: ["theirs"])
+    assert configure("train", ["recipe=their_recipe"]).seed == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("env: {nmu: 3}", "unknown key 'env.nmu'; did you mean env.num?"),
+        ("env: {num: many}", "env.num must be a whole number, not 'many'"),
+        ("env: gym", "env holds keys, not 'gym'"),
+        ("enve: {num: 3}", "unknown key 'enve'"),
+        ("defaults: [ppo_exactt]", "unknown recipe 'ppo_exactt'; did you mean ppo_exact"),
+        ("defaults: [{override /memory: exct}]", "unknown memory 'exct'; did you mean exact?"),
+        ("defaults: [{memory: exact}]", "not accepted in defaults"),
+        ("memory: {next_obs: compact}", "contradict"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_a_sentence(text, words, tmp_path):
+    write(tmp_path, "wrong", text)
+    with pytest.raises(ConfigError) as refusal:
+        configure("train", ["recipe=wrong"], [tmp_path])
+    assert words in str(refusal.value)
+
+
+def test_a_recipe_of_another_verb_says_so():
+    with pytest.raises(ConfigError, match="this recipe is for rlcli train"):
+        configure("collect", ["recipe=ppo_exact"])
+    with pytest.raises(ConfigError, match="use rlcli collect"):
+        configure("train", ["recipe=collect_random"])
+
+
+def test_recipes_that_build_on_each_other_in_a_circle_are_refused(tmp_path):
+    write(tmp_path, "a", "defaults: [b]")
+    write(tmp_path, "b", "defaults: [a]")
+    with pytest.raises(ConfigError):
+        configure("train", ["recipe=a"], [tmp_path])

@@ -1,0 +1,69 @@
+"""A configuration survives the run folder: to JSON and back, with overrides of a later command."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.config.resolved import from_dict, to_dict
+from rlcli.config.schemas import VERBS, CollectConfig, Config
+from rlcli.errors import ConfigError
+
+
+def through_json(cfg) -> dict:
+    return json.loads(json.dumps(to_dict(cfg)))
+
+
+@pytest.mark.parametrize(("verb", "schema"), VERBS.items())
+def test_a_configuration_comes_back_equal(verb, schema):
+    cfg = schema()
+    cfg.env.wrappers = ["ClipAction", {"TimeLimit": {"max_episode_steps": 5}}]
+    cfg.env.kwargs = {"render_mode": "rgb_array", "nested": {"a": [1, 2]}}
+    cfg.policy.hidden = [32]
+    again = from_dict(verb, through_json(cfg))
+    assert again == cfg and type(again) is schema
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.floats(1e-8, 10), st.lists(st.integers(1, 512), max_size=4), st.booleans()
+)
+def test_numbers_come_back_bit_for_bit(seed, lr, hidden, anneal):
+    cfg = Config()
+    cfg.seed, cfg.optim.lr, cfg.policy.hidden, cfg.optim.anneal_lr = seed, lr, hidden, anneal
+    assert from_dict("train", through_json(cfg)) == cfg
+
+
+def test_keys_added_on_purpose_come_back():
+    cfg = Config()
+    cfg.mine = {"a": 1}
+    assert from_dict("train", through_json(cfg)).mine == {"a": 1}
+
+
+def test_overrides_change_what_was_saved():
+    saved = through_json(CollectConfig())
+    cfg = from_dict(
+        "collect", saved, ["total_frames=1_000", "env.kwargs={a: 1}", "run.dir=null", "threads=2"]
+    )
+    assert (cfg.total_frames, cfg.env.kwargs, cfg.run.dir, cfg.threads) == (1000, {"a": 1}, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optim.rl=1", "did you mean optim.lr"),
+        ("env=atari", "was chosen when the run began"),
+        ("total_frames=many", "total_frames must be a whole number, not 'many'"),
+        ("total_frames", "write key=value"),
+        ("run.dir=${oc.env:HOME}", "resolver"),
+    ],
+)
+def test_a_wrong_override_of_a_resume_is_a_sentence(override, words):
+    with pytest.raises(ConfigError, match="(?s)" + words):
+        from_dict("train", {}, [override])
+
+
+def test_all_mistakes_in_a_saved_file_are_listed():
+    with pytest.raises(ConfigError) as refusal:
+        from_dict("train", {"seed": "x", "env": {"num": "y"}, "value": {"gamma": []}}, where="config.json")
+    assert str(refusal.value).count("config.json") == 3

@@ -1,0 +1,134 @@
+"""Each rule between options is reported with its remedy, and all of them at once."""
+
+import pytest
+
+from rlcli.config.resolved import from_dict
+from rlcli.config.schemas import CollectConfig, Config
+from rlcli.config.tree import leaves
+from rlcli.config.validate import validate, wrapper_call
+
+
+def texts(cfg) -> list[str]:
+    return [str(problem) for problem in validate(cfg)]
+
+
+def changed(**values):
+    """The default configuration with dotted keys changed; `__` stands for the dot."""
+    cfg = Config()
+    for key, value in values.items():
+        *path, name = key.split("__")
+        node = cfg
+        for part in path:
+            node = getattr(node, part)
+        setattr(node, name, value)
+    return cfg
+
+
+def test_the_defaults_have_no_problem():
+    assert texts(Config()) == []
+    assert texts(from_dict("collect", {"policy": {"kind": "random"}})) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"memory__next_obs": "compact"},
+            ("memory=exact", "next_obs=compact", "contradict", "memory=compact"),
+        ),
+        ({"memory__fill_value": 0.0}, ("fill_value", "memory=compact")),
+        ({"policy__kind": "random"}, ("no weights to train", "collect")),
+        ({"policy__kind": "checkpoint"}, ("policy.path", "rlcli ls")),
+        ({"policy__kind": "checkpoint", "policy__path": "/nowhere"}, ("/nowhere does not exist",)),
+        ({"policy__path": "."}, ("policy=mlp", "policy=checkpoint")),
+        ({"policy__kind": "mpl"}, ("unknown policy 'mpl'", "mlp", "--import")),
+        ({"policy__kwargs": {"a": 1}}, ("policy.kwargs", "registered")),
+        ({"policy__hidden": [64, 0]}, ("policy.hidden", ">= 1")),
+        ({"collector__frames_per_batch": 0}, ("frames_per_batch is 0", ">= 1")),
+        ({"collector__split_trajs": True}, ("split_trajs", "rlcli collect")),
+        (
+            {"collector__trajs_per_batch": 4, "collector__track_traj_ids": False},
+            ("trajs_per_batch needs trajectory ids",),
+        ),
+        ({"sampler__batch_size": 4096}, ("4096", "2048", "sampler.batch_size <= 2048")),
+        ({"sampler__batch_size": 1}, ("one row has no deviation",)),
+        ({"value__gamma": 1.01}, ("value.gamma is 1.01", ">= 0 and <= 1")),
+        ({"value__gamma": float("nan")}, ("value.gamma is nan",)),
+        ({"optim__lr": float("inf")}, ("optim.lr is inf", "> 0")),
+        ({"optim__lr": 0.0}, ("optim.lr is 0.0", "> 0")),
+        ({"optim__betas": [0.9]}, ("pair",)),
+        ({"optim__momentum": 0.9}, ("optim.momentum", "optim=adam")),
+        ({"optim__kind": "rmsprop", "optim__implementation": "fused"}, ("no fused rmsprop",)),
+        ({"env__id": "CartPol-v1"}, ("unknown env id 'CartPol-v1'", "did you mean CartPole-v1")),
+        ({"env__num": 0}, ("env.num is 0", ">= 1")),
+        ({"env__wrappers": ["ClipActon"]}, ("unknown wrapper 'ClipActon'", "ClipAction")),
+        ({"env__wrappers": [3]}, ("env.wrappers holds 3", "{Name:{argument:value}}")),
+        ({"env__wrappers": ["ClipAction"], "env__mode": "native"}, ("native engine", "env.mode=serial")),
+        ({"env__kind": "atari"}, ("env=atari", "CartPole-v1", "ALE/")),
+        ({"device__kind": "mps"}, ("mps exists on macOS only",)),
+        ({"device__train_device": "gpu"}, ("device.train_device='gpu' is not a device", "cuda")),
+        ({"threads": 0}, ("threads is 0", "auto | >= 1")),
+        ({"threads": "many"}, ("threads is 'many'", "auto")),
+        ({"run__keep": 1}, ("run.keep is 1", ">= 2")),
+        ({"seed": -1}, ("seed is -1", ">= 0")),
+    ],
+)
+def test_a_problem_names_the_option_and_its_remedy(values, words, monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    found = "\n".join(texts(changed(**values)))
+    assert found, "no problem was reported"
+    for word in words:
+        assert word in found
+
+
+def test_all_problems_are_reported_at_once():
+    cfg = changed(env__num=0, value__lmbda=2.0, memory__next_obs="full", env__id="Cartpoll-v1", run__keep=0)
+    assert len(texts(cfg)) == 5
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    from rlcli.config import installed, validate
+
+    monkeypatch.setattr(installed, "has", lambda package: False)
+    monkeypatch.setattr(validate, "has", lambda package: False)
+    for values, extra in [
+        ({"env__kind": "atari", "env__id": "ALE/Pong-v5"}, "atari"),
+        ({"env__id": "HalfCheetah-v5"}, "mujoco"),
+        ({"env__id": "LunarLander-v3"}, "box2d"),
+        ({"env__kind": "envpool", "env__mode": "native"}, "envpool"),
+        ({"logger__kind": "tensorboard"}, "tensorboard"),
+    ]:
+        assert any(f'pip install "rlcli[{extra}]"' in text for text in texts(changed(**values)))
+
+
+def test_a_gpu_is_refused_where_torch_is_a_cpu_build(monkeypatch):
+    from rlcli.config import installed
+
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: False)
+    assert "CPU build" in texts(changed(device__kind="cuda"))[0]
+    assert "CPU build" in texts(changed(device__policy_device="cuda:1"))[0]
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
+    assert texts(changed(device__kind="cuda")) == []
+
+
+def test_more_frames_in_a_batch_than_in_the_run_is_legal():
+    assert texts(changed(total_frames=100)) == []
+
+
+def test_every_key_has_a_meaning_and_an_accepted_default():
+    for schema in (Config, CollectConfig):
+        for leaf in leaves(schema).values():
+            assert leaf.option.help, leaf.key
+            assert leaf.option.accepts(leaf.default), leaf.key
+
+
+@pytest.mark.parametrize(
+    ("entry", "call"),
+    [
+        ("ClipAction", ("ClipAction", {})),
+        ({"TimeLimit": {"n": 3}}, ("TimeLimit", {"n": 3})),
+        ({"A": None}, ("A", {})),
+    ],
+)
+def test_a_wrapper_is_a_name_or_a_name_with_arguments(entry, call):
+    assert wrapper_call(entry) == call
