@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.cli.overrides import Checked, check_overrides, expand
@@ -32,22 +32,26 @@ _JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
 
 
 @dataclass(frozen=True)
+class Job:
+    """One configuration: Hydra's tree without its own branch, the same as dataclasses, and choices."""
+
+    node: DictConfig
+    cfg: CollectConfig
+    choices: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A command that passed its checks: verb, overrides for Hydra, and recipes as they were read."""
+    """A checked command: verb, overrides for Hydra, recipes as they were read; no job if it sweeps."""
 
     verb: str
     checked: tuple[Checked, ...]
     contents: Mapping[str, Mapping[str, Any]]
+    job: Job | None = None
 
     @property
     def overrides(self) -> list[str]:
         return [item.text for item in self.checked]
-
-    @property
-    def recipe(self) -> str | None:
-        """The recipe of a plan that is no sweep."""
-        chosen = [item.values[0] for item in self.checked if item.key == "recipe"]
-        return chosen[-1] if chosen else None
 
 
 def configure(verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = ()) -> CollectConfig:
@@ -58,7 +62,9 @@ def configure(verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[st
     ConfigError
         Listing every problem.
     """
-    return typed(compose(plan(verb, overrides, recipe_dirs)))
+    job = plan(verb, overrides, recipe_dirs).job
+    assert job is not None  # only a sweep has none
+    return job.cfg
 
 
 def plan(
@@ -92,24 +98,17 @@ def plan(
         checked = [item for item in checked if item.key != "recipe"]
         contents = {}
     _store(schema, verb, contents)
-    ahead = Plan(verb, tuple(checked), contents)
-    jobs = _jobs(ahead, recipes, problems) if multirun else [ahead.overrides]
-    for job in jobs[:_JOBS_CHECKED_AHEAD]:
-        problems += _check_job(verb, job)
+    ready = Plan(verb, tuple(checked), contents)
+    jobs = _jobs(ready, recipes, problems) if multirun else [ready.overrides]
+    job = None
+    for texts in jobs[:_JOBS_CHECKED_AHEAD]:
+        try:
+            job = _compose(verb, texts)
+            problems += validate(job.cfg)
+        except ConfigError as error:
+            problems.append(Problem(str(error)))
     raise_all(problem for problem in problems if not (look and problem.only_here))
-    return ahead
-
-
-def _check_job(verb: str, overrides: list[str]) -> list[Problem]:
-    try:
-        return validate(as_object(_compose(verb, overrides)))
-    except ConfigError as error:
-        return [Problem(str(error))]
-
-
-def compose(ready: Plan, *, with_hydra: bool = False) -> DictConfig:
-    """Hydra's tree for a plan that is no sweep."""
-    return _compose(ready.verb, ready.overrides, with_hydra=with_hydra)
+    return ready if multirun else replace(ready, job=job)
 
 
 def typed(node: DictConfig) -> CollectConfig:
@@ -120,33 +119,45 @@ def typed(node: DictConfig) -> CollectConfig:
     ConfigError
         Listing every problem.
     """
-    cfg = as_object(node)
+    cfg = _as_object(node)
     raise_all(validate(cfg))
     return cfg
 
 
-def as_object(node: DictConfig) -> CollectConfig:
+def whole_tree(ready: Plan) -> DictConfig:
+    """The tree of a plan's job with Hydra's own branch, to be looked at."""
+    return _compose_tree(ready.verb, ready.overrides)
+
+
+def without_hydra(node: DictConfig) -> DictConfig:
+    """The tree, from which Hydra's own branch has been removed."""
+    with flag_override(node, ["struct", "readonly"], [False, False]):
+        del node["hydra"]
+    return node
+
+
+def _as_object(node: DictConfig) -> CollectConfig:
     try:
         return OmegaConf.to_object(node)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).splitlines()[0].split())) from None
 
 
-def _jobs(ahead: Plan, recipes: Any, problems: list[Problem]) -> list[list[str]]:
+def _jobs(ready: Plan, recipes: Any, problems: list[Problem]) -> list[list[str]]:
     """Override lists of a sweep's jobs, those included that a recipe asks for in `hydra.sweeper.params`."""
     asked: dict[str, Any] = {}
-    for data in ahead.contents.values():
+    for data in ready.contents.values():
         asked |= (data.get("hydra", {}).get("sweeper", {}) or {}).get("params", {}) or {}
-    typed_keys = {item.key for item in ahead.checked}
+    typed_keys = {item.key for item in ready.checked}
     texts = [f"{key}={value}" for key, value in asked.items() if key not in typed_keys]
-    params, bad = check_overrides(VERBS[ahead.verb], texts, recipes, multirun=True)
+    params, bad = check_overrides(VERBS[ready.verb], texts, recipes, multirun=True)
     problems += bad
-    for item in ahead.checked:
+    for item in ready.checked:
         if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
             problems.append(
                 Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=...")
             )
-    return expand((*params, *ahead.checked))
+    return expand((*params, *ready.checked))
 
 
 def _read(
@@ -186,13 +197,22 @@ def _store(schema: type, verb: str, contents: dict[str, Any]) -> None:
         store.store(group="policy", name=name, node={"kind": name}, provider="registry")
 
 
-def _compose(verb: str, overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
+def _compose(verb: str, overrides: list[str]) -> Job:
+    node = _compose_tree(verb, overrides)
+    chosen, folder = dict(node.hydra.runtime.choices), str(node.hydra.run.dir)
+    cfg = _as_object(without_hydra(node))
+    if cfg.run.dir is None and folder != ".":  # conf/ says "."; anything else was asked for
+        cfg.run.dir = folder
+    return Job(node, cfg, chosen)
+
+
+def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
     try:
         with (
             _own_hydra(),
             initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
         ):
-            return hydra_compose(verb, overrides, return_hydra_config=with_hydra)
+            return hydra_compose(verb, overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error.__cause__ or error).splitlines()[0].split())
         raise ConfigError(f"the configuration cannot be composed: {reason}") from None

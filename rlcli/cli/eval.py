@@ -8,10 +8,10 @@ from rlcli.cli.job import Flags
 from rlcli.errors import ConfigError
 
 USAGE = """\
-usage: rlcli eval RUN [--episodes 20] [--deterministic] [--seed N] [--video FILE.mp4]
+usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--video FILE.mp4]
 
   --episodes N       how many episodes
-  --deterministic    the most likely action instead of a sampled one
+  --stochastic       actions drawn from the policy instead of the most likely ones
   --seed N           episodes are reset with seeds derived from it; never those of training
   --video FILE.mp4   record the first episode
 """
@@ -23,7 +23,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags.add_argument("-h", "--help", action="store_true")
     flags.add_argument("path", metavar="RUN", nargs="?")
     flags.add_argument("--episodes", type=int, default=20)
-    flags.add_argument("--deterministic", action="store_true")
+    flags.add_argument("--stochastic", action="store_true")
     flags.add_argument("--seed", type=int, default=None)
     flags.add_argument("--video", default=None)
     args = flags.parse_args(list(words))
@@ -38,7 +38,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     from rlcli.jobs import evaluate
 
     result = evaluate(
-        path, episodes=args.episodes, deterministic=args.deterministic, seed=args.seed, video=args.video
+        path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video
     )
     if result is not None:
         print(result)

@@ -55,21 +55,15 @@ def run_job(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: 
         verb, args.overrides, recipe_dirs, multirun=args.multirun and not args.cfg, look=bool(args.cfg)
     )
     if args.cfg:
-        print_cfg(compose.compose(ready, with_hydra=True), args.cfg, args.package, args.resolve)
+        print_cfg(ready, args.cfg, args.package, args.resolve)
     elif args.multirun:
-        sweep(ready, args.overrides, start)
-    else:
-        node = compose.compose(ready, with_hydra=True)
-        folder = node.hydra.run.dir
-        del_hydra(node)
-        cfg = compose.typed(node)
-        if cfg.run.dir is None and folder != ".":
-            cfg.run.dir = folder
-        start(cfg, list(args.overrides))
+        sweep(ready, start)
+    elif ready.job is not None:
+        start(ready.job.cfg, list(args.overrides))
     return 0
 
 
-def sweep(ready: Any, overrides: Sequence[str], start: Start) -> None:
+def sweep(ready: Any, start: Start) -> None:
     """Run every job of a sweep through Hydra's sweeper and launcher.
 
     A job that fails does not stop the others; its error is raised at the end. A safe stop ends the sweep.
@@ -119,26 +113,19 @@ class _Task:
             raise
 
 
-def print_cfg(node: Any, part: str, package: str | None, resolve: bool) -> None:
-    """What `--cfg` prints: the job's configuration, Hydra's own, or both, or one key of it."""
+def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve: bool = True) -> None:
+    """Print the job's configuration, Hydra's own, or both, or one key of it."""
     from omegaconf import OmegaConf
 
-    if part == "job":
-        del_hydra(node)
-    elif part == "hydra":
+    from rlcli.cli.compose import whole_tree
+
+    node = ready.job.node if part == "job" else whole_tree(ready)
+    if resolve and part == "job":
+        OmegaConf.resolve(node)
+    if part == "hydra":
         node = OmegaConf.masked_copy(node, "hydra")
     if package:
         if (found := OmegaConf.select(node, package)) is None:
             raise ConfigError(f"no key {package!r} in the configuration", where="--package")
         node = found
-    if resolve and OmegaConf.is_config(node) and part == "job":
-        OmegaConf.resolve(node)
     print(OmegaConf.to_yaml(node).rstrip("\n") if OmegaConf.is_config(node) else node)
-
-
-def del_hydra(node: Any) -> None:
-    """Remove Hydra's own branch from a composed tree."""
-    from omegaconf import flag_override
-
-    with flag_override(node, ["struct", "readonly"], [False, False]):
-        del node["hydra"]

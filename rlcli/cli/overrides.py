@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType, QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from rlcli.config import guard
 from rlcli.config.problem import Problem
 from rlcli.config.recipes import unknown_recipe
-from rlcli.config.resolved import assign, unknown_key
+from rlcli.config.resolved import check_type, unknown_key
 from rlcli.config.suggest import unknown
 from rlcli.config.tree import branches, choices, find, groups, leaves, verbs_with
 
@@ -151,7 +150,7 @@ def _check_value(
         else:
             yield unknown_key(schema, key, override.get_value_element_as_str())
     elif not (isinstance(value, str) and "${" in value):
-        yield from assign(OmegaConf.structured(schema), schema, key, value)
+        yield from check_type(schema, key, value)
 
 
 def _retyped(schema: type, override: Override, key: str, text: str) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from rlcli.cli.job import Flags
 
 USAGE = """\
-usage: rlcli resume RUN [key=value ...]
+usage: rlcli resume RUN [key=value ...] [--force]
 
 Go on with the run in the folder RUN from its newest checkpoint that verifies. On a CPU the result equals, bit
 for bit, that of a run that was never interrupted, as far as its environment can be restored; the report says
-so if not. Overrides change the configuration from here on, such as total_frames=1_000_000.
+so if not. Overrides change the configuration from here on, such as total_frames=1_000_000; those that would make it another run
+need --force.
 """
 
 
@@ -21,6 +22,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags.add_argument("-h", "--help", action="store_true")
     flags.add_argument("path", metavar="RUN", nargs="?")
     flags.add_argument("overrides", nargs="*")
+    flags.add_argument("--force", action="store_true")
     args = flags.parse_intermixed_args(list(words))
     if args.help:
         print(USAGE, end="")
@@ -30,5 +32,5 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     path = run_folder(args.path, "resume")
     from rlcli.jobs import resume
 
-    resume(path, args.overrides)
+    resume(path, args.overrides, force=args.force)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlcli.cli.job import Flags, print_cfg
@@ -36,49 +35,40 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
     ready = compose.plan(verb, args.words, recipe_dirs, look=True)
     if args.why:
-        _print_why(verb, ready)
+        _print_why(ready)
     else:
-        print_cfg(compose.compose(ready, with_hydra=True), "job", None, True)
+        print_cfg(ready)
     return 0
 
 
-def _print_why(verb: str, ready: Any) -> None:
-    from rlcli.cli.compose import as_object, compose
+def _print_why(ready: Any) -> None:
     from rlcli.cli.help import spell
-    from rlcli.cli.job import del_hydra
     from rlcli.config.tree import leaves
     from rlcli.config.validate import value_at
 
-    node = compose(ready, with_hydra=True)
-    chosen = dict(node.hydra.runtime.choices)
-    del_hydra(node)
-    cfg = as_object(node)
-    sources = list(_sources(ready, chosen))
+    cfg, sources = ready.job.cfg, list(_sources(ready))
     rows = []
-    for key in leaves(VERBS[verb]):
+    for key in leaves(type(cfg)):
         origin = next((name for name, data in reversed(sources) if _holds(data, key)), "default")
-        if key == "recipe" and cfg.recipe:
-            origin = "command line"
         rows.append((f"{key}={spell(value_at(cfg, key))}", origin))
     width = min(56, max(len(text) for text, _ in rows))
     for text, origin in rows:
         print(f"{text:<{width}}  # {origin}")
 
 
-def _sources(ready: Any, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every place that sets keys, the weakest first: choice files, recipes, the command line."""
     from rlcli.config import guard
     from rlcli.config.recipes import lineage, shipped
 
-    for group, choice in chosen.items():
-        path = Path(shipped("conf")) / group / f"{choice}.yaml"
+    for group, choice in ready.job.choices.items():
+        path = shipped("conf") / group / f"{choice}.yaml"
         if "/" not in group and path.exists():
             yield f"{group}={choice}", {group: guard.parse_yaml(path.read_text(encoding="utf-8"), str(path))}
-    if ready.recipe:
-        for name in lineage(ready.recipe, ready.contents):
-            yield f"recipe {name}", ready.contents[name]
+    for name in lineage(ready.job.cfg.recipe, ready.contents) if ready.job.cfg.recipe else ():
+        yield f"recipe {name}", ready.contents[name]
     for item in ready.checked:
-        if item.key not in chosen:
+        if item.key == "recipe" or item.key not in ready.job.choices:
             yield "command line", _nested(item.key, item.values[0])
 
 

@@ -124,6 +124,8 @@ class Engine:
         self.live: Schema = {**faces.rows, **program.live}
         self.carrier = {key: np.empty((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
+        self.rescales = any(REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after)
+        self.raw_reward: np.ndarray | None = None  # [N, T, 1] of the last batch, as the env gave it
         columns: Schema = {**random.once, **program.once, **_always(track_ids)}
         read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
         self.once: Schema = {
@@ -272,6 +274,7 @@ class Engine:
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
             reward_column(outcome, lanes, batch.columns.steps, column[..., 0])
+            self.raw_reward = column.copy() if self.rescales else column
         flags = [data[key] for key in (TERMINATED, TRUNCATED, DONE) if key in data]
         for column in flags:
             column.fill(False)

@@ -238,6 +238,11 @@ class Collector(BaseCollector):
         """Env and policy seconds of the last batch, if it was timed."""
         return self.engine.seconds
 
+    @property
+    def raw_reward(self) -> np.ndarray | None:
+        """The last batch's rewards `[N, T, 1]` as the env gave them, before any transform."""
+        return self.engine.raw_reward
+
     # ---- weights, seeds, end -----------------------------------------------------------------------------------
     def update_policy_weights_(self, policy: nn.Module | None = None) -> None:
         """Take over new weights; nothing is copied where the collector uses the very policy that is trained."""

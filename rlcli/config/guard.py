@@ -82,6 +82,10 @@ def _refuse_structure(events: Iterator[Any], where: str) -> None:
         if isinstance(event, yaml.ScalarEvent) and event.value == "<<":
             raise ConfigError("merge keys (<<) are not accepted in a configuration", where=where)
         documents += isinstance(event, yaml.DocumentStartEvent)
+        at_root = depth == 0 and isinstance(event, yaml.NodeEvent)
+        # an empty file is one empty scalar
+        if at_root and not isinstance(event, yaml.MappingStartEvent) and getattr(event, "value", "?") != "":
+            raise ConfigError("a configuration file holds `key: value` lines", where=where)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ConfigError(f"nested deeper than {MAX_DEPTH} levels", where=where)

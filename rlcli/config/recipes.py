@@ -15,7 +15,7 @@ from typing import Any
 
 from rlcli.config import guard, registry
 from rlcli.config.problem import Problem
-from rlcli.config.resolved import assign, unknown_key
+from rlcli.config.resolved import check_type, unknown_key
 from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import branches, choices, find, groups, verbs_with
 from rlcli.errors import ConfigError
@@ -154,8 +154,6 @@ def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], wher
 
 
 def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> Iterator[Problem]:
-    from omegaconf import OmegaConf
-
     for name, value in node.items():
         key = f"{prefix}{name}"
         if key in branches(schema):
@@ -173,4 +171,4 @@ def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> 
                 else unknown_key(schema, key, where=where)
             )
         elif not (isinstance(value, str) and "${" in value):
-            yield from assign(OmegaConf.structured(schema), schema, key, value, where)
+            yield from check_type(schema, key, value, where)

@@ -77,6 +77,18 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> li
     return []
 
 
+def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Problem]:
+    """Whether a value fits its key's type, tried on a tree kept for this; making one takes 20 ms."""
+    from omegaconf import OmegaConf
+
+    if schema not in _scratch:
+        _scratch[schema] = OmegaConf.structured(schema)
+    return assign(_scratch[schema], schema, key, value, where)
+
+
+_scratch: dict[type, Any] = {}
+
+
 def wrong_type(leaf: Leaf | None, key: str, value: Any, where: str = "") -> Problem:
     """The sentence for a value that does not fit its key's type."""
     if leaf is None:

@@ -69,7 +69,7 @@ class RunConfig:
     keep: int = option(2, "checkpoints kept", ge=2)
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
     eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1)
-    eval_episodes: int = option(10, "episodes of an evaluation", ge=1)
+    eval_episodes: int = option(20, "episodes of an evaluation; 0 plays none at the end", ge=0)
 
 
 @dataclass

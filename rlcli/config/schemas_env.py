@@ -59,7 +59,7 @@ class PolicyConfig:
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
     distribution: str = option(
         "auto",
-        "of the actions; auto: categorical for discrete spaces, tanh_normal for bounded boxes, else normal",
+        "of the actions; auto: categorical for discrete spaces, normal for boxes (clipped when executed)",
         choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
     )
     init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)

@@ -32,7 +32,9 @@ class LossConfig:
     clip_value: float | None = option(None, "range of a value change per update; null does not clip", gt=0)
     entropy_coeff: float = option(0.01, "weight of the entropy bonus", ge=0)
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
-    target_kl: float | None = option(None, "stop a batch's epochs above 1.5 times this divergence", gt=0)
+    target_kl: float | None = option(
+        None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0
+    )
 
 
 @dataclass

@@ -7,8 +7,11 @@ from typing import Any
 from rlcli.errors import EnvError
 
 
-def _place(lanes: Any, lane: int) -> str:
-    where = f"env {getattr(lanes, 'name', 'env')}, lane {lane}"
+def _place(lanes: Any, lane: int | None) -> str:
+    where = f"env {getattr(lanes, 'name', 'env')}"
+    if lane is None:  # an engine that steps all lanes in one call
+        return f"{where}, all {lanes.n} lanes, step {lanes.clock[0]} of the run"
+    where += f", lane {lane}"
     if hasattr(lanes, "steps_in_episode") and hasattr(lanes, "started"):
         where += f", episode {lanes.episodes[lane]}, step {lanes.steps_in_episode(lane)}"
         if lanes.seeds[lane] is not None:
@@ -17,7 +20,7 @@ def _place(lanes: Any, lane: int) -> str:
 
 
 def broken(
-    lanes: Any, what: str, *, lane: int, expected: str, got: str, action: Any = None, fix: str | None = None
+    lanes: Any, what: str, *, lane: int | None, expected: str, got: str, action: Any = None, fix: str | None = None
 ) -> EnvError:
     """An error naming env, lane, episode, step, seed, what was expected and what came."""
     why = f"expected {expected}, got {got}"
@@ -26,7 +29,7 @@ def broken(
     return EnvError(what, where=_place(lanes, lane), why=why, fix=fix)
 
 
-def env_raised(lanes: Any, error: BaseException, lane: int, during: str, action: Any = None) -> EnvError:
+def env_raised(lanes: Any, error: BaseException, lane: int | None, during: str, action: Any = None) -> EnvError:
     """An error that keeps type and text of what the env raised, with env, lane, step, seed and last action."""
     why = f"{type(error).__name__}: {error}"
     if action is not None:

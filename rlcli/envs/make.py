@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import gymnasium as gym
 
@@ -42,16 +42,26 @@ def make_gym(
     register_atari(env_id)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
+    with building(env_id):
+        env = gym.make(env_id, **kwargs)
+        for wrap in wrappers:
+            env = wrap(env)
+    return env
+
+
+@contextlib.contextmanager
+def building(env_id: str) -> Iterator[None]:
+    """What gymnasium raises while an env is built, as our errors; what C libraries print meanwhile is swallowed."""
     try:
         with _quiet_c_stderr():
-            env = gym.make(env_id, **kwargs)
-            for wrap in wrappers:
-                env = wrap(env)
-        return env
+            yield
     except RlcliError:
         raise
-    except (gym.error.UnregisteredEnv, gym.error.MalformedEnvironmentId, gym.error.NamespaceNotFound) as error:
-        raise ConfigError(f"unknown env id '{env_id}'", where="env.id", why=str(error), fix=_suggest(env_id)) from error
+    except gym.error.UnregisteredEnv as error:
+        near = suggest(env_id, gym.registry)
+        raise ConfigError(
+            f"unknown env id '{env_id}'", where="env.id", why=None if near else str(error), fix=near
+        ) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
     except TypeError as error:
@@ -72,8 +82,9 @@ def register_atari(env_id: str) -> None:
         gym.register_envs(ale_py)
 
 
-def _suggest(env_id: str) -> str | None:
-    near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.5)
+def suggest(env_id: str, known: Iterable[str]) -> str | None:
+    """The nearest of the known ids, as a question."""
+    near = difflib.get_close_matches(env_id, list(known), n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(near)}?" if near else None
 
 

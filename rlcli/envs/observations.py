@@ -127,8 +127,8 @@ def writer(parts: list[Leaf], rows: dict) -> Callable[[int, int, object], None]:
             column[t][lane] = value
 
         return write_one
-    flat = [(leaf, leaf.path[0], leaf.shape, leaf.dtype, column) for leaf, column in columns]
     if all(len(leaf.path) == 1 and not leaf.choices for leaf in parts):
+        flat = [(leaf, leaf.path[0], leaf.shape, leaf.dtype, column) for leaf, column in columns]
         array = np.ndarray
 
         def write_dict(t: int, lane: int, value) -> None:

@@ -46,14 +46,16 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind)
     about = {"env": cfg.env.id, "seed": cfg.seed, "envs": env.batch_size.numel(), "next_obs": cfg.memory.next_obs}
     status = "failed"
-    with RunLock(run.path), StopSignals() as stop:
+    commands = {"read": f"rlcli.data.open_segments('{run.path / SEGMENTS}')"}
+    with RunLock(run.path), StopSignals() as stop, reporter:
+        stop.in_place = reporter.redraws
         try:
             reporter.start(f"run {run.path}")
             with SegmentWriter(run.path / SEGMENTS, metadata=about) as writer:
                 _fill(collector, writer, reporter, stop)
             status = "stopped" if stop.requested else "done"
         finally:
-            reporter.close(status, {"read": f"rlcli.data.open_segments('{run.path / SEGMENTS}')"}, verb="collect", run=str(run.path))
+            reporter.close(status, commands, verb="collect", run=str(run.path))
             collector.shutdown()
     if stop.requested:
         raise StoppedSafely(f"stopped by {stop.reason} at {collector.frames:,} frames; they are on disk", where=str(run.path))

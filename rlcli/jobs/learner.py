@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from rlcli.envs.replay import is_replayable
 from rlcli.errors import ConfigError
 from rlcli.report.reporter import Facts, Reporter, Watched
 from rlcli.training import checkpoint
-from rlcli.training.evaluation import Evaluation, evaluate
+from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
 from rlcli.training.on_policy import OnPolicy
 from rlcli.training.run_folder import CHECKPOINTS, Run
 from rlcli.training.saver import Saver
@@ -57,10 +58,15 @@ class Learner:
         self.reporter = Reporter(
             facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at
         )
+        stop.in_place = self.reporter.redraws
         self.reporter.watch(Watched({"policy": policy}, self.update.optimizer.optimizer, device or "cpu"))
         parts = {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter}
         self.saver = Saver(run, parts, every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter)
-        self.loop = OnPolicy(self.collector, advantage, self.update, self.reporter, self.saver, cfg.total_frames)
+        every = cfg.run.eval_every
+        play = None if every is None else PeriodicEvaluation(every, lambda: self.evaluation(cfg.run.eval_episodes))
+        self.loop = OnPolicy(
+            self.collector, advantage, self.update, self.reporter, self.saver, cfg.total_frames, play
+        )
         self.saver.parts["loop"] = self.loop
         self.replayable = self._remember_episodes()
 
@@ -104,7 +110,8 @@ class Learner:
 
     def load(self) -> None:
         """Go on from the newest checkpoint that verifies; damaged ones are named."""
-        found = checkpoint.load_latest(self.run.path / CHECKPOINTS)
+        with warnings.catch_warnings(action="ignore"):  # the reporter says it, and keeps it in the closing report
+            found = checkpoint.load_latest(self.run.path / CHECKPOINTS)
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
         state = found.state
@@ -120,3 +127,5 @@ class Learner:
             )
         torch.set_rng_state(state["torch_rng"]["cpu"])
         self.saver.resumed_at(self.collector.frames)
+        if self.loop.evaluation is not None:
+            self.loop.evaluation.resumed_at(self.collector.frames)

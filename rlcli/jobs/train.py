@@ -33,17 +33,18 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
     status, facts = "failed", dict[str, Any]()
-    try:
-        learner.start()
-        learner.loop.run()
-        learner.saver.save(learner.collector.frames)
-        facts = learner.final_evaluation()
-        status = "done"
-    except StoppedSafely:
-        status = "stopped"
-        raise
-    finally:
-        run = learner.run.path
-        commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
-        learner.reporter.close(status, commands, verb="train", run=str(run), **facts)
-        learner.collector.shutdown()
+    with learner.reporter as reporter:
+        try:
+            learner.start()
+            learner.loop.run()
+            learner.saver.save(learner.collector.frames)
+            facts = learner.final_evaluation()
+            status = "done"
+        except StoppedSafely:
+            status = "stopped"
+            raise
+        finally:
+            run = learner.run.path
+            commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
+            reporter.close(status, commands, verb="train", run=str(run), **facts)
+            learner.collector.shutdown()

@@ -1,4 +1,5 @@
-"""How loops are compiled: by numba, at their first call, cached beside the source or in the user's cache folder.
+"""How loops are compiled: by numba, at their first call, cached beside the source or in the user's cache
+folder.
 
 Import a module that uses this inside the function that needs it: numba takes half a second to load.
 """

@@ -1,4 +1,4 @@
-"""Log-probability and entropy of stored actions under an actor: from raw tensors where the actor allows it."""
+"""Log-probability and entropy of stored actions under an actor, from raw tensors where it allows that."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import SAMPLE_LOG_PROB, Key, unravel
-from rlcli.modules.distributions import family_of, param_keys
+from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.objectives.lowered import Columns, Stage, hooked, stages_of
 
 
 class Density:
     """The action distribution of an actor, as a function of columns.
 
-    Where the actor is a plain sequence whose distribution belongs to a family (`rlcli.modules.distributions`), the
-    parameter net is called on tensors and the family's formulas are used; otherwise `actor.get_dist(td)`.
+    Where the actor is a plain sequence whose distribution belongs to a family
+    (`rlcli.modules.distributions`), the parameter net is called on tensors and the family's formulas are
+    used; otherwise `actor.get_dist(td)`.
 
     Attributes
     ----------
@@ -36,7 +37,8 @@ class Density:
             )
         self.actor, self.mc_samples = actor, mc_samples
         self.in_keys: list[Key] = [unravel(k) for k in actor.in_keys]
-        self.family, self.stages = None, ()
+        self.family: Family | None = None
+        self.stages: tuple[Stage, ...] = ()
         lowered = _parameter_stages(actor)
         if lowered is not None:
             self.family, self.stages = family_of(actor), tuple(lowered)
@@ -52,7 +54,7 @@ class Density:
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        """Log-probability `[*B]`, entropy `[*B]` (None unless asked for), and columns with the net's outputs."""
+        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
         if self.family is not None:
             values = self.parameters(columns)
             params = tuple(values[k] for k in self.param_keys)

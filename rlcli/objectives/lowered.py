@@ -1,8 +1,8 @@
 """A tensordict module as a function of raw tensors, so that a minibatch loop makes no tensordict.
 
-A sequence of plain `TensorDictModule`s does nothing but hand tensors from one inner module to the next; then the inner
-modules are called directly (hooks on them still run). Anything else (a subclass with its own forward, hooks on the
-tensordict level, keyword inputs) is called as it is, on a tensordict made for it.
+A sequence of plain `TensorDictModule`s does nothing but hand tensors from one inner module to the next;
+then the inner modules are called directly (hooks on them still run). Anything else (a subclass with its own
+forward, hooks on the tensordict level, keyword inputs) is called as it is, on a tensordict made for it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
-from rlcli.keys import Key, unravel
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import Key, show, unravel
 
 Columns = Mapping[Key, Tensor]
 
@@ -29,7 +29,10 @@ class Stage(NamedTuple):
 
     def run(self, values: dict[Key, Tensor]) -> None:
         """Read from and write to `values`."""
-        out = self.module(*[values.get(k) for k in self.in_keys])
+        missing = [show(k) for k in self.in_keys if k not in values]
+        if missing:
+            raise MissingKeyError(f"the batch has no {', '.join(missing)}", why="a network reads it")
+        out = self.module(*[values[k] for k in self.in_keys])
         if isinstance(out, dict):
             out = tuple(out[k] for k in self.out_keys)
         for key, x in zip(self.out_keys, out if isinstance(out, tuple) else (out,), strict=True):
@@ -57,7 +60,9 @@ class Lowered:
         self.out_keys: list[Key] = [unravel(k) for k in module.out_keys]
         self.stages = stages_of(module)
 
-    def __call__(self, columns: Columns, batch_dims: int = 1, skip: tuple[Stage, ...] = ()) -> dict[Key, Tensor]:
+    def __call__(
+        self, columns: Columns, batch_dims: int = 1, skip: tuple[Stage, ...] = ()
+    ) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
 
         Parameters
@@ -81,12 +86,15 @@ class Lowered:
 
 
 def stages_of(module: Any) -> list[Stage] | None:
-    """The inner modules of a plain tensordict module or sequence, or None where calling them would not be the same."""
+    """The inner modules of a plain tensordict module or sequence; None where calling them would not do."""
     kind = type(module)
     if not isinstance(module, TensorDictModuleBase) or hooked(module):
         return None
     if isinstance(module, TensorDictSequential):
-        if kind.forward is not TensorDictSequential.forward or kind.__call__ is not TensorDictSequential.__call__:
+        if (
+            kind.forward is not TensorDictSequential.forward
+            or kind.__call__ is not TensorDictSequential.__call__
+        ):
             return None
         stages: list[Stage] = []
         for part in module.module:

@@ -1,12 +1,12 @@
 """Means and standard deviations over the rows that count: the one place where masks meet arithmetic.
 
-A mask is bool `[*B]` or `[*B, 1]`, or None for "every row counts". Rows outside it may hold anything, NaN too: they
-are selected away, never multiplied by zero.
+A mask is bool `[*B]` or `[*B, 1]`, or None for "every row counts". Rows outside it may hold anything, NaN
+too: they are selected away, never multiplied by zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -19,20 +19,23 @@ MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def rows_that_count(columns: Mapping[Key, Tensor], like: Tensor, keys: Iterable[Key] = MASK_KEYS) -> Tensor | None:
-    """The conjunction of all masks in `columns`, expanded to the shape of `like`; None where there is none."""
+def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
+    """The conjunction `[*B]` of all masks in `columns`; None where there is none."""
     valid: Tensor | None = None
-    for key in keys:
+    for key in MASK_KEYS:
         mask = columns.get(key)
         if mask is not None:
-            mask = mask.bool()
-            mask = mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
-            valid = mask if valid is None else valid & mask
+            valid = mask.bool() if valid is None else valid & mask.bool().reshape(valid.shape)
     return valid
 
 
+def expanded(mask: Tensor, like: Tensor) -> Tensor:
+    """`mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
+    return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
+
+
 def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
-    """`x [*B, F]` to one number over the rows that count; `none` keeps the shape and puts 0 in the other rows."""
+    """`x [*B, F]` to one number over the rows that count; `none` only puts 0 in the other rows."""
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"unknown reduction {reduction!r}", fix=f"Choose one of {', '.join(REDUCTIONS)}")
     if mask is not None:
@@ -54,6 +57,11 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     mean = reduce(x, mask)
     square = ((x - mean) ** 2).masked_fill(~mask, 0.0).sum()
     return mean, (square / (count - 1).clamp_min(1)).sqrt()
+
+
+def variance(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean squared deviation over the rows that count."""
+    return reduce((x - reduce(x, mask)) ** 2, mask)
 
 
 def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:

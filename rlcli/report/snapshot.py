@@ -10,7 +10,7 @@ from rlcli.report.ledger import ROLLOUT, Ledger
 from rlcli.report.stages import Spent
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them
-LEARNING = {"kl": "kl", "clip_fraction": "clip", "explained_variance": "ev", "entropy": "entropy"}
+LEARNING = {"kl_approx": "kl", "clip_fraction": "clip", "explained_variance": "ev", "entropy": "entropy"}
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
 

@@ -4,8 +4,8 @@
     terms, d params, d value = closed form     rlcli.kernels.ppo: one compiled pass
     gradients of all weights = nets backward
 
-Used on a CPU where everything about loss, nets and batch is usual. `closed_form` returns None otherwise, and the
-general way, `gradient.Autograd`, gives the same gradient (to rounding).
+Used on a CPU where everything about loss, nets and batch is usual. `closed_form` returns None otherwise,
+and the general way, `gradient.Autograd`, gives the same gradient (to rounding).
 """
 
 from __future__ import annotations
@@ -106,7 +106,13 @@ def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
     known = type(family) is CategoricalFamily or (type(family) is NormalFamily and family.event_dims == 1)
     lowered = bool(loss.density.stages) and loss.critic is not None and loss.critic.stages is not None
     plain = loss.critic_coeff is not None and loss.reduction == "mean" and not loss.separate_losses
-    return device == "cpu" and flat.tensor.dtype in (torch.float32, torch.float64) and known and lowered and plain
+    return (
+        device == "cpu"
+        and flat.tensor.dtype in (torch.float32, torch.float64)
+        and known
+        and lowered
+        and plain
+    )
 
 
 def _usual_columns(loss: ClipPPOLoss, flat: FlatParameters, columns: Minibatch) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,34 @@ class Evaluation:
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
         }
+
+
+class PeriodicEvaluation:
+    """An evaluation every so many frames.
+
+    Parameters
+    ----------
+    every : int
+        Frames.
+    play : callable
+        Plays the episodes with the present weights.
+    """
+
+    def __init__(self, every: int, play: Callable[[], Evaluation]) -> None:
+        self.every, self.play = every, play
+        self._last = 0
+
+    def after_batch(self, frames: int) -> dict[str, float]:
+        """Figures for the report; empty when none is due."""
+        due, self._last = frames // self.every > self._last // self.every, frames
+        if not due:
+            return {}
+        found = self.play()
+        return {"eval_return": float(found.returns.mean()), "eval_length": float(found.lengths.mean())}
+
+    def resumed_at(self, frames: int) -> None:
+        """The run goes on after this many frames."""
+        self._last = frames
 
 
 def evaluate(env: EnvBase, policy, *, seed: int = EVALUATION_SEED, deterministic: bool = True) -> Evaluation:

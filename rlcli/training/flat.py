@@ -4,8 +4,9 @@
 flat   | w1 w1 w1 w1 . | b1 . . . | w2 ...      every parameter is a view; gaps align them to 64 bytes
 grad   | g1 g1 g1 g1 . | ...                    every .grad is a view; gaps stay 0
 ```
-A parameter that two networks share is there once. `load_state_dict` and `copy.deepcopy` of the model work as ever;
-whatever gives a parameter new memory (`.to`, `assign=True`) is noticed by `bind`, which takes it back in.
+A parameter that two networks share is there once. `load_state_dict` and `copy.deepcopy` of the model work
+as ever; whatever gives a parameter new memory (`.to`, `assign=True`) is noticed by `bind`, which takes it
+back in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A batch cut into shuffled minibatches: each column is gathered once an epoch, minibatches are views of the copy.
+"""A batch cut into shuffled minibatches: each column is gathered once an epoch, minibatches are views of
+the copy.
 
 ```
 columns   [N]  r0 r1 r2 r3 r4 r5 r6        epoch: permutation 4 0 6 2 5 1 3
@@ -51,7 +52,9 @@ class Minibatches:
         kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
         if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
             return
-        self._shuffled = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()}
+        self._shuffled = {
+            k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()
+        }
         n = next(iter(columns.values())).shape[0]
         starts = range(0, n, self.batch_size)
         self._views = [{k: x[i : i + self.batch_size] for k, x in self._shuffled.items()} for i in starts]

@@ -1,7 +1,7 @@
 """Actor and critic as one function from a minibatch to distribution parameters and values, and back.
 
-`Replayed` runs plain stacks by hand (`rlcli.kernels.mlp`); `ByAutograd` runs anything, shared trunks included.
-Both leave the gradient of every parameter in the flat buffer, given the gradient at the outputs.
+`Replayed` runs plain stacks by hand (`rlcli.kernels.mlp`); `ByAutograd` runs anything, shared trunks
+included. Both leave the gradient of every parameter in the flat buffer, given the gradient at the outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Nets(Protocol):
 def nets_of(loss: PPOLoss, flat: FlatParameters, columns: Minibatch) -> Nets:
     """The faster way that fits batches like `columns`. The memory of `flat` is taken now."""
     replayed = _replayed(loss, flat)
-    if replayed is not None and all(_rows_of(columns[k], flat) for k in replayed.keys):
+    if replayed is not None and all(_rows_of(columns.get(k), flat) for k in replayed.keys):
         return replayed
     return ByAutograd(loss, flat)
 
@@ -66,7 +66,9 @@ class ByAutograd:
 class Replayed:
     """Two separate plain stacks, each on one observation; the actor's may be followed by a learned scale."""
 
-    def __init__(self, actor: Replay, critic: Replay, keys: tuple[Key, Key], scale: StateIndependentScale | None):
+    def __init__(
+        self, actor: Replay, critic: Replay, keys: tuple[Key, Key], scale: StateIndependentScale | None
+    ):
         self.actor, self.critic, self.keys = actor, critic, keys
         self._log_std = None if scale is None else scale.log_std
 
@@ -92,6 +94,8 @@ def _replayed(loss: PPOLoss, flat: FlatParameters) -> Replayed | None:
     if len(stages) != (1 if scale is None else 2) or len(critic_stages) != 1:
         return None
     nets = stages[0], critic_stages[0]
+    if [key for s in stages for key in s.out_keys] != loss.density.param_keys:
+        return None
     if any(len(s.in_keys) != 1 or len(s.out_keys) != 1 or not isinstance(s.module, nn.Module) for s in nets):
         return None
     stacks = [layers_of(s.module) for s in nets]
@@ -103,8 +107,8 @@ def _replayed(loss: PPOLoss, flat: FlatParameters) -> Replayed | None:
     return Replayed(actor, critic, (nets[0].in_keys[0], nets[1].in_keys[0]), scale)
 
 
-def _rows_of(x: Tensor, flat: FlatParameters) -> bool:
-    return x.ndim == 2 and x.dtype == flat.tensor.dtype
+def _rows_of(x: Tensor | None, flat: FlatParameters) -> bool:
+    return x is not None and x.ndim == 2 and x.dtype == flat.tensor.dtype
 
 
 def _learned_scale(stages: tuple[Stage, ...]) -> StateIndependentScale | None:

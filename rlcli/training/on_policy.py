@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from rlcli.collectors import Collector
 from rlcli.objectives.value import GAE
 from rlcli.report.reporter import Reporter
+from rlcli.training.evaluation import PeriodicEvaluation
 from rlcli.training.saver import Saver
 
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
@@ -29,6 +30,8 @@ class OnPolicy:
     saver : Saver
         Checkpoints when one is due, and stops the run safely when asked to.
     total_frames : int
+    evaluation : PeriodicEvaluation, optional
+        Plays episodes along the way.
     """
 
     def __init__(
@@ -39,9 +42,11 @@ class OnPolicy:
         reporter: Reporter,
         saver: Saver,
         total_frames: int,
+        evaluation: PeriodicEvaluation | None = None,
     ) -> None:
         self.collector, self.advantage, self.update = collector, advantage, update
         self.reporter, self.saver, self.total_frames = reporter, saver, total_frames
+        self.evaluation = evaluation
         self.iteration = 0
 
     def run(self) -> None:
@@ -57,7 +62,12 @@ class OnPolicy:
                 learned = self.update(batch, progress)
             self.collector.update_policy_weights_()
             self.iteration += 1
-            self.reporter.batch(batch, learned, approximated=self.advantage.last_approximated)
+            if self.evaluation is not None:
+                with clock("evaluate"):
+                    learned |= self.evaluation.after_batch(self.collector.frames)
+            self.reporter.batch(
+                batch, learned, reward=self.collector.raw_reward, approximated=self.advantage.last_approximated
+            )
             self.saver.after_batch(self.collector.frames)
 
     def collect(self) -> TensorDictBase:

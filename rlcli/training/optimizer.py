@@ -1,8 +1,8 @@
 """torch's optimizers on one flat tensor, without the Python that surrounds the arithmetic.
 
-`Optimizer.step` spends 35 us on hooks, grouping and profiling around a 7 us operation; at the size of a PPO update that
-is a tenth of everything. For Adam and AdamW the operation itself is called, on the optimizer's own state, so the
-numbers are bitwise those of `step`, and `state_dict` is torch's.
+`Optimizer.step` spends 35 us on hooks, grouping and profiling around a 7 us operation; at the size of a PPO
+update that is a tenth of everything. For Adam and AdamW the operation itself is called, on the optimizer's
+own state, so the numbers are bitwise those of `step`, and `state_dict` is torch's.
 """
 
 from __future__ import annotations
@@ -98,10 +98,15 @@ def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[], Non
         return None
     moments = [state["exp_avg"]], [state["exp_avg_sq"]]
     count, values = state["step"], tensor.detach()
-    (beta1, beta2), rest = group["betas"], {k: group[k] for k in ("weight_decay", "eps", "amsgrad", "maximize")}
+    (beta1, beta2), rest = (
+        group["betas"],
+        {k: group[k] for k in ("weight_decay", "eps", "amsgrad", "maximize")},
+    )
 
     def step() -> None:
         count.add_(1)
-        operation([values], [tensor.grad], *moments, [], [count], lr=group["lr"], beta1=beta1, beta2=beta2, **rest)
+        operation(
+            [values], [tensor.grad], *moments, [], [count], lr=group["lr"], beta1=beta1, beta2=beta2, **rest
+        )
 
     return step

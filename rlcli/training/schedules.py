@@ -1,4 +1,4 @@
-"""Numbers that change over a run: pure functions of the share of frames that is done, so a resume needs no state."""
+"""Numbers that change over a run: functions of the share of frames done, so a resume needs no state."""
 
 from __future__ import annotations
 

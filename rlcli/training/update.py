@@ -1,7 +1,7 @@
 """The update: several epochs of minibatch steps on one batch.
 
-Reads the loss's in_keys and any mask from a batch that a value estimator has completed; changes the parameters; returns
-mean diagnostics. Knows nothing of envs, collectors, checkpoints or the console.
+Reads the loss's in_keys and any mask from a batch that a value estimator has completed; changes the
+parameters; returns mean diagnostics. Knows nothing of envs, collectors, checkpoints or the console.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.objectives.ppo.loss import PPOLoss
-from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.objectives.reduction import MASK_KEYS, mask_of
 from rlcli.training.closed_form import closed_form
 from rlcli.training.figures import Means
 from rlcli.training.flat import FlatParameters
@@ -52,7 +52,8 @@ class Update:
     generator : torch.Generator, optional
         Of the minibatch order, on the CPU; its state is part of `state_dict`. Seeded with 0 by default.
     max_nonfinite : int
-        A minibatch whose loss or gradient is not finite is skipped and counted; so many in a row are an error.
+        A minibatch whose loss or gradient is not finite is skipped and counted; so many in a row are an
+        error.
     gradient : {"auto", "autograd"}
         `auto` takes the closed form where it fits.
     compile : bool
@@ -84,7 +85,9 @@ class Update:
         self.loss, self.flat = loss, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
-        self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
+        self.optimizer = FlatOptimizer(
+            optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {})
+        )
         self.epochs, self.max_grad_norm, self.target_kl = epochs, max_grad_norm, target_kl
         self.max_nonfinite, self.gradient, self.compile = max_nonfinite, gradient, compile
         self.minibatches = Minibatches(batch_size, generator or torch.Generator().manual_seed(0))
@@ -102,8 +105,8 @@ class Update:
         Returns
         -------
         dict of float
-            Means over all minibatches of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`, `epochs`
-            (made), `skipped` (minibatches, in this batch).
+            Means over all minibatches of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`,
+            `epochs` (made), `skipped` (minibatches, in this batch).
         """
         self.flat.bind()
         self.optimizer.lr = self.lr.at(fraction)
@@ -111,16 +114,16 @@ class Update:
             self.loss.clip_epsilon = self.clip_epsilon.at(fraction)  # type: ignore[assignment]
         columns, means, skipped = self._columns(batch), Means(), self.skipped
         gradient = self._gradient_for(columns)
-        epoch = 0
-        for epoch in range(1, self.epochs + 1):
+        epochs, enough = 0, False
+        while epochs < self.epochs and not enough:
             for minibatch in self.minibatches.epoch(columns):
                 means.add(self._step(gradient, minibatch))
-            if self.target_kl is not None and means.of_epoch("kl_approx") > self.target_kl:
-                break
+            enough = self.target_kl is not None and means.of_epoch("kl_approx") > self.target_kl
             means.next_epoch()
+            epochs += 1
         return means.result() | {
             "lr": self.optimizer.lr,
-            "epochs": float(epoch),
+            "epochs": float(epochs),
             "skipped": float(self.skipped - skipped),
         }
 
@@ -151,13 +154,17 @@ class Update:
             )
 
     def _columns(self, batch: TensorDictBase) -> Minibatch:
-        """What the loss reads, `[N, ...]` over all batch dims."""
+        """What the loss reads, `[N, ...]` over all batch dims, of the rows that masks let through."""
         columns: Minibatch = {}
         for key in (*self.loss.in_keys, *MASK_KEYS):
             x = batch.get(key, None)
             if x is not None:
                 columns[key] = x.detach().reshape(-1, *x.shape[batch.ndim :])
-        return columns
+        mask = mask_of(columns)
+        if mask is None:
+            return columns
+        rows = mask.reshape(-1).nonzero().squeeze(-1)
+        return {k: x.index_select(0, rows) for k, x in columns.items() if k not in MASK_KEYS}
 
     def _gradient_for(self, columns: Minibatch) -> Gradient:
         """The way to compute gradients, chosen once for each kind of batch and memory of the parameters."""
@@ -169,9 +176,9 @@ class Update:
             self._gradient = kind, chosen or Autograd(self.loss, self.flat, self.compile)
         return self._gradient[1]
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------
+    # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
-        """Optimizer, minibatch order and counters, as tensors only; the parameters are the modules' to save."""
+        """Optimizer, minibatch order and counters, as tensors only; parameters are the modules' to save."""
         counters = torch.tensor([self.steps, self.skipped, self._skipped_in_a_row])
         state = {f"optimizer.{name}": x for name, x in self.optimizer.state_dict().items()}
         return state | {"generator": self.minibatches.generator.get_state(), "counters": counters}
@@ -179,6 +186,8 @@ class Update:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue as the update whose `state_dict()` this is would have."""
         prefix = "optimizer."
-        self.optimizer.load_state_dict({k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)})
+        self.optimizer.load_state_dict(
+            {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}
+        )
         self.minibatches.generator.set_state(state["generator"].cpu())
         self.steps, self.skipped, self._skipped_in_a_row = (int(x) for x in state["counters"])

@@ -47,5 +47,5 @@ class RunningMoments:
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Continue from a checkpoint."""
         self.count = int(state["count"])
-        self.mean = np.array(state["mean"].cpu())
-        self.deviation = np.array(state["deviation"].cpu())
+        self.mean = state["mean"].cpu().numpy().copy()
+        self.deviation = state["deviation"].cpu().numpy().copy()

@@ -1,4 +1,4 @@
-"""The advantage kernels against a loop over single steps, and what they promise about NaN, shapes and gradients."""
+"""The advantage kernels against a loop over single steps; NaN, shapes and gradients."""
 
 import pytest
 import torch
@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from rlcli.errors import ArgumentError
 from rlcli.kernels.gae import gae
-from rlcli.objectives.value.functional import generalized_advantage_estimate, vec_generalized_advantage_estimate
+from rlcli.objectives.value.functional import (
+    generalized_advantage_estimate,
+    vec_generalized_advantage_estimate,
+)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -41,7 +44,10 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(1, 2))
 def test_every_backend_is_the_loop_over_steps(seed, shape, dtype, per_step):
     x = batch(seed, shape, dtype)
     g = torch.Generator().manual_seed(seed)
-    rates = [torch.rand(shape, generator=g, dtype=dtype) if per_step else torch.tensor(r) for r in (0.99, 0.95)]
+    rates = [
+        torch.rand(shape, generator=g, dtype=dtype) if per_step else torch.tensor(r, dtype=dtype)
+        for r in (0.99, 0.95)
+    ]
     expected = torch.empty(shape, dtype=torch.float64)
     for b in range(shape[0]):
         for f in range(shape[2]):

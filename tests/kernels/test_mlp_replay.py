@@ -10,7 +10,10 @@ from rlcli.kernels.mlp import Replay, layers_of
 def stack(activation, bias=True, dtype=torch.float32):
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Linear(5, 16, bias=bias), activation(), nn.Sequential(nn.Linear(16, 8), activation()), nn.Linear(8, 3)
+        nn.Linear(5, 16, bias=bias),
+        activation(),
+        nn.Sequential(nn.Linear(16, 8), activation()),
+        nn.Linear(8, 3),
     )
     return net.to(dtype)
 

@@ -195,6 +195,7 @@ def _same(program: LoweredProgram, example: TensorDictBase, inputs: Schema, batc
     rows = {key: [value.reshape(lanes, *inputs[key][0])] * 2 for key, value in values.items()}
     with _untouched(nn.ModuleList(stage.module for stage in program.stages)):
         bound = program.bind(Columns(1, {}, rows), lanes)
+        bound.fill_constants()  # type: ignore[attr-defined]
         bound.forward(0)  # type: ignore[attr-defined]
     for key, kept in bound.kept.items():  # type: ignore[attr-defined]
         expected = example.get(key)

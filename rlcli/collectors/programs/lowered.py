@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.envs.actions import ActionFormat
 from rlcli.errors import NumericsError
-from rlcli.keys import ACTION, Key
+from rlcli.keys import ACTION, Key, show
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.heads import StateIndependentScale
 
 Rows = dict[Key, list[Tensor]]
 
@@ -43,6 +45,11 @@ class Stage:
     out_keys: list[Key]
     layers: list[nn.Module] | None
     shapes: list[tuple[int, ...]]
+
+    @property
+    def constant(self) -> bool:
+        """Whether its output is the same at every step of a batch."""
+        return type(self.module) is StateIndependentScale
 
 
 @dataclass
@@ -100,23 +107,32 @@ class _BoundLowered(Bound):
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
         ]  # [T] tuples of [N, k]
+        self.flat_rows = [row[0].reshape(-1) for row in self.param_rows]
         shape, dtype = program.actions.shape, program.actions.dtype
         self.taken = np.empty((steps, lanes, *shape), dtype)
         self.taken_rows = list(self.taken)
         self._bind_weights()
 
     def _bind_weights(self) -> None:
-        runs = [_runner(stage, self.inputs) for stage in self.program.stages]
+        moving = [stage for stage in self.program.stages if not stage.constant]
+        runs = [_runner(stage, self.inputs) for stage in moving]
         self.watched = [
             p for stage in self.program.stages if stage.layers for layer in stage.layers for p in layer.parameters()
         ]
         self.seen = [(p.data_ptr(), p.dtype) for p in self.watched]
         self.forward = runs[0] if len(runs) == 1 else _in_turn(runs)
 
+    def fill_constants(self) -> None:
+        """Outputs that are the same at every step, for the whole batch."""
+        for stage in self.program.stages:
+            if stage.constant:
+                self.kept[stage.out_keys[0]][:] = stage.module.value().detach()  # type: ignore[operator]
+
     def begin(self, rng, first, last) -> None:
         # load_state_dict(assign=True), .data = ... and .double() leave views of the old memory behind
         if [(p.data_ptr(), p.dtype) for p in self.watched] != self.seen:
             self._bind_weights()
+        self.fill_constants()
         draw = self.program.draw
         width = self.params[0].shape[-1]
         self.noise = None if draw.mode else list(draw.family.noise(rng, last - first, self.lanes, width))
@@ -128,31 +144,43 @@ class _BoundLowered(Bound):
         discrete = self.program.actions.kind == "discrete"
         draw, mode = family.act, family.act_mode
 
+        # x . 0 is 0 unless x holds a NaN or an infinity: one call before every env step
+        flat, zeros = self.flat_rows, np.zeros(self.flat_rows[0].size, np.float32)
+
         def act_discrete(t: int) -> list[int]:
             forward(t)
+            if flat[t].dot(zeros) != 0.0:
+                self._not_finite(t)
             return draw(params[t], noise[t - first], taken[t]).tolist()
 
         def act_row(t: int) -> np.ndarray:
             forward(t)
+            if flat[t].dot(zeros) != 0.0:
+                self._not_finite(t)
             return draw(params[t], noise[t - first], taken[t])
 
         def act_mode(t: int):
             forward(t)
+            if flat[t].dot(zeros) != 0.0:
+                self._not_finite(t)
             row = mode(params[t], taken[t])
             return row.tolist() if discrete else row
 
         return act_mode if noise is None else act_discrete if discrete else act_row
 
+    def _not_finite(self, t: int) -> NoReturn:
+        lane = int(np.argwhere(~np.isfinite(self.param_rows[t][0]))[0][0])
+        raise NumericsError(
+            f"the policy's {show(self.program.draw.param_keys[0])} is not finite",
+            where=f"step {t} of the batch, lane {lane}; the env was not stepped",
+            why="a weight or an observation is NaN or infinite",
+            fix="Lower optim.lr, or set env.normalize_observation=true.",
+        )
+
     def end(self, first, last) -> None:
-        for key, param in zip(self.program.draw.param_keys, self.params, strict=True):
+        for key, param in zip(self.program.draw.param_keys[1:], self.params[1:], strict=True):
             if not bool(torch.isfinite(param[first:last]).all()):
-                t = int(torch.isfinite(param[first:last]).flatten(1).all(1).logical_not().nonzero()[0])
-                raise NumericsError(
-                    f"the policy's {key} is not finite",
-                    where=f"step {first + t} of the batch",
-                    why="a weight or an observation is NaN or infinite",
-                    fix="Lower the learning rate, or normalise observations.",
-                )
+                raise NumericsError(f"the policy's {show(key)} is not finite", why="a weight is NaN or infinite")
         actions, data = self.program.actions, self.data
         taken = self.taken[first:last]
         column = data.get(ACTION)

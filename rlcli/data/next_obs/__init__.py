@@ -1,4 +1,4 @@
-"""The ways to keep the next observation (`memory.next_obs`): one idea, one file, and one call to build each."""
+"""The ways to keep the next observation (`memory.next_obs`): one idea, one file, one call to build each."""
 
 from rlcli.data.next_obs.compact import build_compact
 from rlcli.data.next_obs.exact import build_exact

@@ -1,4 +1,4 @@
-"""`next_obs=compact`: no next observation is stored; who needs one reads the row below, where there is one."""
+"""`next_obs=compact`: no next observation is stored; who needs one reads the row below, if it is there."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def build_exact(
 ) -> dict[Key, Tensor]:
     """Next observations `[N, T, *F]` as `Rows`; parameters as `build_full`.
 
-    `now` should hold the very tensors that the batch holds (or that its are views of): then a change of them in place is
-    seen when next observations are read. Arrays work too, but writes through another alias go unseen.
+    `now` should hold the very tensors that the batch holds, or that its are views of: then a change of them
+    in place is seen when next observations are read. Arrays work too, but a write to them goes unseen.
     """
     if not now:
         return {}
@@ -47,7 +47,7 @@ def build_exact(
 
 
 def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Ascending flat positions of all ends, and for each its row in (carrier ++ finals); None: just the carrier."""
+    """Ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
     seams = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
     if not places:
         return seams, None

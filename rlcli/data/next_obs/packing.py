@@ -1,14 +1,13 @@
-"""Lazy next observations taken apart for a journey (a file, a process, a device), and put together on arrival.
+"""Lazy next observations taken apart for a journey (file, process, device), and put together on arrival.
 
-A pickle or `.to(device)` of a batch sees each of its tensors alone, so the observations under `Rows` would travel twice.
-Packed, they travel once:
+A pickle or `.to(device)` of a batch sees each of its tensors alone, so the observations under `Rows` would
+travel twice. Packed, they travel once:
 
     batch without Rows   +   ends [E]   +   extra rows per key [E, *F]
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,19 +42,19 @@ class Packed(NamedTuple):
 def pack(batch: TensorDictBase) -> Packed:
     """Take lazy next observations apart.
 
-    Those that no longer follow the batch's own observations (a shuffled batch, replaced observations) are gathered and
-    stay in the batch as plain tensors: that costs memory, never exactness.
+    Those that no longer follow the batch's own observations (a shuffled batch, replaced observations) are
+    gathered and stay in the batch as plain tensors: that costs memory, never exactness.
     """
     found = {key: x for key, x in _leaves(batch).items() if isinstance(x, Rows)}
     if not found:
         return Packed(batch, None, {})
-    plain, ends, extra = batch.copy(), None, {}
+    plain, extra = batch.copy(), {}
+    ends: Tensor | None = None
     for key, rows in found.items():
-        rows._pool.check()
-        root = unravel(as_tuple(key)[1:]) if as_tuple(key)[0] == NEXT else None
-        fits = root is not None and rows.ends is not None and _same(rows, batch.get(root, None), batch)
-        if fits and (ends is None or ends is rows.ends or torch.equal(ends, rows.ends)):
-            ends, extra[root] = rows.ends, rows.extra
+        own = rows.ends
+        rows.check()
+        if own is not None and _follows(key, rows, batch) and (ends is None or torch.equal(ends, own)):
+            ends, extra[unravel(as_tuple(key)[1:])] = own, rows.extra
             plain = plain.exclude(key)
         else:
             plain.set(key, rows.full())
@@ -63,16 +62,14 @@ def pack(batch: TensorDictBase) -> Packed:
 
 
 def unpack(packed: Packed) -> TensorDictBase:
-    """The batch again, its next observations lazy."""
-    if packed.ends is None:
-        return packed.batch
-    batch = packed.batch.copy()
-    ends = Ends(batch.shape, packed.ends)
-    for key, extra in packed.extra.items():
-        obs = batch.get(key).contiguous()
-        batch.set(key, obs)
-        batch.set(under_next(key), Rows.from_ends(obs, ends, extra))
-    return batch
+    """The batch again, its next observations lazy.
+
+    Raises
+    ------
+    ArgumentError
+        Ends or extra rows do not fit the batch.
+    """
+    return packed.batch if packed.ends is None else _lazy(packed, Ends(packed.batch.shape, packed.ends))
 
 
 def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False) -> TensorDictBase:
@@ -80,13 +77,11 @@ def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: boo
     packed = pack(batch)
     if packed.ends is None:
         return packed.batch.to(device, non_blocking=non_blocking)
-    return unpack(
-        Packed(
-            packed.batch.to(device, non_blocking=non_blocking),
-            packed.ends.to(device, non_blocking=non_blocking),
-            {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()},
-        )
-    )
+    ends = packed.ends.to(device, non_blocking=non_blocking)
+    extra = {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()}
+    moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra)
+    # these ends were right before: looking at them again would make the host wait for the copy
+    return _lazy(moved, Ends.trusted(batch.shape, ends))
 
 
 def full_next_obs(batch: TensorDictBase) -> TensorDictBase:
@@ -108,38 +103,47 @@ def concat(batches: Sequence[TensorDictBase]) -> TensorDictBase:
     if len(batches) == 1:
         return batches[0]
     packed = [pack(b) for b in batches]
-    names = batches[0].names
-    keys = set(packed[0].extra)
-    if any(p.ends is None or set(p.extra) != keys for p in packed):
+    if any(p.ends is None or p.extra.keys() != packed[0].extra.keys() for p in packed):
         packed = [Packed(full_next_obs(b), None, {}) for b in batches]
-    out = torch.cat([p.batch for p in packed], packed[0].batch.ndim - 1)
-    out.names = names
-    if packed[0].ends is None:
-        return out
-    places, total, before = [], out.shape[-1], 0
+    joined: TensorDictBase = torch.cat([p.batch for p in packed], batches[0].ndim - 1)  # type: ignore
+    joined.names = batches[0].names
+    places, before = [], 0
     for p in packed:
         steps = p.batch.shape[-1]
-        at = p.ends.long()
-        places.append(at.div(steps, rounding_mode="floor") * total + at % steps + before)
+        if p.ends is not None:
+            lane, t = p.ends.long() // steps, p.ends.long() % steps
+            places.append(lane * joined.shape[-1] + before + t)
         before += steps
+    if not places:
+        return joined
     ends, order = torch.cat(places).sort()
     extra = {key: torch.cat([p.extra[key] for p in packed])[order] for key in packed[0].extra}
-    return unpack(Packed(out, ends.to(torch.int32), extra))
+    return unpack(Packed(joined, ends.to(torch.int32), extra))
+
+
+def _lazy(packed: Packed, ends: Ends) -> TensorDictBase:
+    batch = packed.batch.copy()
+    for key, extra in packed.extra.items():
+        obs = batch.get(key).contiguous()
+        batch.set(key, obs)
+        batch.set(under_next(key), Rows.from_ends(obs, ends, extra))
+    return batch
 
 
 def _leaves(batch: TensorDictBase) -> dict[Key, Tensor]:
     return dict(batch.items(include_nested=True, leaves_only=True))
 
 
-def _same(rows: Rows, root: Tensor | None, batch: TensorDictBase) -> bool:
-    """Whether `rows` follow the batch's own observations, in storage order."""
+def _follows(key: Key, rows: Rows, batch: TensorDictBase) -> bool:
+    """Whether `rows` are the successors of the batch's own observations, in storage order."""
+    head, *path = as_tuple(key)
+    root = batch.get(tuple(path), None) if head == NEXT and path else None
     return (
         root is not None
         and not isinstance(root, Rows)
         and rows.shape == root.shape
-        and rows.shape[: batch.ndim] == batch.shape
-        and rows._pool.feature == tuple(root.shape[batch.ndim :])
+        and rows.ndim - rows.extra.ndim + 1 == batch.ndim
         and root.is_contiguous()
         and root.data_ptr() == rows.obs.data_ptr()
-        and len(rows.obs) == math.prod(batch.shape)
+        and len(rows.obs) == batch.numel()
     )

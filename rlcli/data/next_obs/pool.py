@@ -1,4 +1,4 @@
-"""The memory behind lazy rows: the batch's observations, the rows they lack, and where each row's successor lies."""
+"""The memory behind lazy rows: observations, the rows they lack, and where each row's successor lies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-
 
 _SMALL = 1 << 16  # bytes that are copied faster than three more torch calls start
 
@@ -39,7 +38,8 @@ class Pool:
             )
         if (obs.requires_grad or extra.requires_grad) and torch.is_grad_enabled():
             raise ArgumentError(
-                "observations that carry a graph cannot be kept as `exact`", fix="Pass obs.detach(), or use `full`"
+                "observations that carry a graph cannot be kept as `exact`",
+                fix="Pass obs.detach(), or use `full`",
             )
         if obs.ndim != extra.ndim:
             obs = self._flat(obs)
@@ -58,13 +58,14 @@ class Pool:
             ) from error
 
     def check(self) -> None:
-        """Refuse to read after `obs` was changed in place: inside a trajectory next observations would change too."""
+        """Refuse to read after `obs` was changed in place: most next observations would change with it."""
         if self.version is not None and _version(self.obs, self.extra) != self.version:
             raise ArgumentError(
                 "observations were changed in place, and the batch's next observations are read through them",
                 why="next_obs=exact keeps each observation once",
                 fix="Write a new tensor (batch['observation'] = batch['observation'] / 255), "
-                "or take next observations out before (full_next_obs(batch)), or collect with memory.next_obs=full",
+                "or take plain next observations before (full_next_obs(batch)), "
+                "or collect with memory.next_obs=full",
             )
 
     def gather(self, index: Tensor) -> Tensor:
@@ -102,9 +103,12 @@ class Ends:
     def __init__(self, shape: torch.Size, positions: Tensor) -> None:
         count = math.prod(shape)
         last = int(positions[-1]) if len(positions) else -1
-        if last != count - 1 or (len(positions) and not bool((positions[1:] > positions[:-1]).all() & (positions[0] >= 0))):
+        if last != count - 1 or (
+            len(positions) and not bool((positions[1:] > positions[:-1]).all() & (positions[0] >= 0))
+        ):
             raise ArgumentError(
-                "ends must ascend and finish with the last row", why=f"got {positions.tolist()[-5:]} of {count} rows"
+                "ends must ascend and finish with the last row",
+                why=f"got {positions.tolist()[-5:]} of {count} rows",
             )
         self.shape, self.positions = shape, positions.to(torch.int32)
         self._index: Tensor | None = None

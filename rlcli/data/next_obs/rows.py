@@ -1,13 +1,15 @@
 """A tensor of next observations that is gathered when it is read: value = (obs rows ++ extra rows)[index].
 
 ```
-obs    [N, *F]   a0 a1 a2 b0|c0 c1 c2 c3      the batch's own observations, lanes one after another (not copied)
-extra  [E, *F]   b' : after a2   d : after b0   c4 : after c3         true next observations that are not the row below
-ends   [E]       2 3 7                                                the rows they belong to, ascending
-index  [*B]      1 2 N+0 N+1 5 6 7 N+2                                built on first use
+obs    [N, *F]   a0 a1 a2 b0|c0 c1 c2 c3    the batch's own observations, lanes one after another, not copied
+extra  [E, *F]   a3  b1  c4                 true next observations that are not the row below
+ends   [E]       2   3   7                  the rows they belong to, ascending
+index  [*B]      1 2 8 9 5 6 7 10           where each next observation lies; built on first use
 ```
-Shape operations on batch dims change the index and stay lazy; everything else, copies too, gathers and gives what a plain
-tensor gives; writes are refused. Observations must not be changed in place while rows read them: that is seen and refused too.
+Shape operations on batch dims change the index and stay lazy; everything else, copies too, gathers and gives
+what a plain tensor gives; writes are refused. Observations must not be changed in place while rows read them:
+that is seen and refused too. Only torch's own writes can be seen; numpy's, and views of rows written in
+inference mode, cannot.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Rows(Tensor):
         ----------
         obs : Tensor ``[*B, *F]``
         ends : int32 Tensor ``[E]``
-            Ascending flat positions whose next observation is not the row below; the last row is always one of them.
+            Ascending flat positions whose next observation is not the row below; the last row is always one.
             Several keys of one batch may share an `Ends`, and with it the index.
         extra : Tensor ``[E, *F]``
             Their next observations.
@@ -93,37 +95,49 @@ class Rows(Tensor):
         return self._pool.extra
 
     @property
-    def index(self) -> Tensor:
+    def index(self) -> Tensor:  # type: ignore[override]
         return self._where.index if isinstance(self._where, Ends) else self._where
 
     @property
     def ends(self) -> Tensor | None:
-        """Flat positions `[E]` of the rows that read `extra`, while these are all rows of a batch in storage order."""
+        """Flat positions `[E]` that read `extra`, if these are all rows of a batch in storage order."""
         return self._where.positions if isinstance(self._where, Ends) else None
 
     @property
     def nbytes_held(self) -> int:
-        """Bytes that exist because of these rows: extra rows, and ends or index (observations are the batch's own)."""
+        """Bytes that exist because of these rows: extra, ends and index; observations are the batch's own."""
         return self.extra.nbytes + self._where.nbytes
 
     def full(self) -> Tensor:
-        """The values as a plain tensor `[*B, *F]`, always a fresh one; differentiable where these rows are."""
+        """The values as a new plain tensor `[*B, *F]`; differentiable where these rows are."""
         return _Full.apply(self) if self.requires_grad and torch.is_grad_enabled() else self._gather()
 
-    def _gather(self) -> Tensor:
+    def check(self) -> None:
+        """Refuse to go on where reading would give something else than what was collected.
+
+        Raises
+        ------
+        ArgumentError
+            Observations were changed in place, or a write to next observations was lost.
+        """
         if not self.is_inference() and self._version:
-            # a view of gathered features was written: the write went into a temporary, and must not be lost unseen
+            # a view of gathered features was written: that went into a temporary, and must not be lost unseen
             _refuse("a part of the next observations was written in place, and that write is lost")
         self._pool.check()
+
+    def _gather(self) -> Tensor:
+        self.check()
         if isinstance(self._where, Ends):
             return self._where.gather(self.obs, self.extra)
         return self._pool.gather(self._where)
 
-    # ---- operations -------------------------------------------------------------------------------------------
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    # ---- operations ---------------------------------------------------------------------------------------
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         for position, name in _written(func):
             target = args[position] if position < len(args) else kwargs.get(name)
@@ -146,7 +160,7 @@ class Rows(Tensor):
     def data(self, value: Any) -> NoReturn:
         _refuse("next observations kept as `exact` cannot be exchanged under their name")
 
-    # ---- what reads memory without passing through an operation ------------------------------------------------
+    # ---- what reads memory without passing through an operation -------------------------------------------
     def numpy(self, *, force: bool = False) -> np.ndarray:
         return self.full().numpy(force=force)
 
@@ -174,7 +188,7 @@ class Rows(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Rows({list(self.shape)}, {self.dtype}, {len(self.extra)} extra rows, gathered on read)"
 
-    # ---- copies: independent of the batch, so the rows must be copied anyway; plain ones can be written to as well -
+    # ---- copies: must own their rows anyway, so they are plain and can be written to ----------------------
     def __deepcopy__(self, memo: dict) -> Tensor:
         memo[id(self)] = copied = self._gather().requires_grad_(self.requires_grad)
         return copied
@@ -182,7 +196,7 @@ class Rows(Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return Tensor.requires_grad_, (self._gather(), self.requires_grad)
 
-    # ---- torch.compile, and whoever counts or traces inner tensors -----------------------------------------------
+    # ---- torch.compile, and whoever counts inner tensors --------------------------------------------------
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["obs", "extra", "index"], None
 
@@ -204,7 +218,7 @@ class _Full(torch.autograd.Function):
 
 
 def _wrap(pool: Pool, where: Tensor | Ends) -> Rows:
-    # this is the constructor: `Rows(...)` and every lazy answer come through here, so it does only what it must
+    # the constructor: `Rows(...)` and every lazy answer come through here, so it does only what it must
     shape = (*where.shape, *pool.feature)
     rows = Tensor._make_wrapper_subclass(Rows, shape, dtype=pool.obs.dtype, device=pool.obs.device)
     rows._pool, rows._where = pool, where
@@ -235,7 +249,8 @@ def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
 def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
     first = tensors[0]
     if not isinstance(first, Rows) or any(
-        not isinstance(x, Rows) or x._pool is not first._pool or x.index.ndim != first.index.ndim for x in tensors
+        not isinstance(x, Rows) or x._pool is not first._pool or x.index.ndim != first.index.ndim
+        for x in tensors
     ):
         return None
     index = joined(func, [x.index for x in tensors if isinstance(x, Rows)], first._pool.feature, dim)
@@ -257,4 +272,3 @@ def _refuse(what: str) -> NoReturn:
         fix="Take a plain copy first: batch.set(key, batch.get(key).full()), "
         "or collect with memory.next_obs=full",
     )
-

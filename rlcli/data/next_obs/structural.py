@@ -1,9 +1,9 @@
-"""What a shape operation on lazy rows does to their index: the features ride along, so only batch dims may be touched.
+"""What a shape operation on lazy rows does to their index: features ride along untouched.
 
     rows  [*B, *F] = pool[index [*B]]        rows.transpose(0, 1) = pool[index.transpose(0, 1)]
 
-Each rule takes the index, the feature shape and the operation's own arguments, and answers with the new index (a list of
-them for splits), or None where the operation reaches into the features: then the caller gathers.
+Each rule takes the index, the feature shape and the operation's own arguments, and answers with the new index
+(a list of them for splits), or None where the operation reaches into the features: then the caller gathers.
 """
 
 from __future__ import annotations
@@ -43,25 +43,30 @@ def _expand(index: Tensor, feature: Feature, shape: Sequence[int], *, implicit: 
 
 
 def _select(index: Tensor, feature: Feature, dim: int, at: int) -> Answer:
-    dim = _batch_dim(index, feature, dim)
-    return None if dim is None else index.select(dim, at)
+    where = _batch_dim(index, feature, dim)
+    return None if where is None else index.select(where, at)
 
 
 def _slice(
-    index: Tensor, feature: Feature, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    index: Tensor,
+    feature: Feature,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Answer:
-    dim = _batch_dim(index, feature, dim)
-    return None if dim is None else aten.slice.Tensor(index, dim, start, end, step)
+    where = _batch_dim(index, feature, dim)
+    return None if where is None else aten.slice.Tensor(index, where, start, end, step)
 
 
 def _unbind(index: Tensor, feature: Feature, dim: int = 0) -> Answer:
-    dim = _batch_dim(index, feature, dim)
-    return None if dim is None else list(index.unbind(dim))
+    where = _batch_dim(index, feature, dim)
+    return None if where is None else list(index.unbind(where))
 
 
 def _split_rows(index: Tensor, feature: Feature, sizes: int | Sequence[int], dim: int = 0) -> Answer:
-    dim = _batch_dim(index, feature, dim)
-    return None if dim is None else list(index.split(sizes, dim))
+    where = _batch_dim(index, feature, dim)
+    return None if where is None else list(index.split(sizes, where))
 
 
 def _index(index: Tensor, feature: Feature, places: Sequence[Tensor | None]) -> Answer:
@@ -70,13 +75,13 @@ def _index(index: Tensor, feature: Feature, places: Sequence[Tensor | None]) -> 
 
 
 def _index_select(index: Tensor, feature: Feature, dim: int, at: Tensor) -> Answer:
-    dim = _batch_dim(index, feature, dim)
-    return None if dim is None else index.index_select(dim, at)
+    where = _batch_dim(index, feature, dim)
+    return None if where is None else index.index_select(where, at)
 
 
 def _transpose(index: Tensor, feature: Feature, first: int, second: int) -> Answer:
-    dims = _batch_dim(index, feature, first), _batch_dim(index, feature, second)
-    return None if None in dims else index.transpose(*dims)
+    dims = _batch_dims(index, feature, (first, second))
+    return None if dims is None else index.transpose(*dims)
 
 
 def _permute(index: Tensor, feature: Feature, dims: Sequence[int]) -> Answer:
@@ -94,13 +99,13 @@ def _unsqueeze(index: Tensor, feature: Feature, dim: int) -> Answer:
 def _squeeze(index: Tensor, feature: Feature, dim: int | Sequence[int] | None = None) -> Answer:
     if dim is None:
         return None if 1 in feature else index.squeeze()
-    dims = [_batch_dim(index, feature, d) for d in ([dim] if isinstance(dim, int) else dim)]
-    return None if None in dims else index.squeeze(dims)
+    dims = _batch_dims(index, feature, (dim,) if isinstance(dim, int) else dim)
+    return None if dims is None else index.squeeze(dims)
 
 
 def _flip(index: Tensor, feature: Feature, dims: Sequence[int]) -> Answer:
-    inside = [_batch_dim(index, feature, d) for d in dims]
-    return None if None in inside else index.flip(inside)
+    inside = _batch_dims(index, feature, dims)
+    return None if inside is None else index.flip(inside)
 
 
 RULES: dict[Any, Callable[..., Answer]] = {
@@ -126,7 +131,7 @@ RULES: dict[Any, Callable[..., Answer]] = {
 
 
 def joined(kind: Any, indices: Sequence[Tensor], feature: Feature, dim: int = 0) -> Tensor | None:
-    """The index of a `cat` or `stack` of rows that share one pool; None where it reaches into the features."""
+    """The index of a `cat` or `stack` of rows of one pool; None where it reaches into the features."""
     if kind is aten.stack.default:
         dim = dim + indices[0].ndim + len(feature) + 1 if dim < 0 else dim
         return torch.stack(list(indices), dim) if 0 <= dim <= indices[0].ndim else None
@@ -146,3 +151,9 @@ def _batch_dim(index: Tensor, feature: Feature, dim: int) -> int | None:
     """`dim` counted from the front, if it is a batch dim."""
     dim = dim + index.ndim + len(feature) if dim < 0 else dim
     return dim if 0 <= dim < index.ndim else None
+
+
+def _batch_dims(index: Tensor, feature: Feature, dims: Sequence[int]) -> list[int] | None:
+    """All of `dims` counted from the front, if all are batch dims."""
+    found = [_batch_dim(index, feature, d) for d in dims]
+    return None if None in found else [d for d in found if d is not None]

@@ -1,6 +1,7 @@
 """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, eq. 16) behind one function.
 
-Shape letters: `B` independent rows, `T` time, `F` features (1 nearly always). Backends: `reference.py`, `cpu.py`.
+Shape letters: `B` independent rows, `T` time, `F` features (1 nearly always). Backends: `reference.py`,
+`cpu.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def gae(
     """Advantage and value target of every step.
 
     `delta_t = r_t + gamma V'_t [not terminated_t] - V_t` and
-    `A_t = delta_t + gamma lmbda [not done_t] A_{t+1}`, with `A = 0` after the last step; the target is `A + V`.
-    A bootstrap value at a terminated step is never read, so it may be NaN.
+    `A_t = delta_t + gamma lmbda [not done_t] A_{t+1}`, with `A = 0` after the last step; the target is `A +
+    V`. A bootstrap value at a terminated step is never read, so it may be NaN.
 
     Parameters
     ----------
@@ -43,7 +44,8 @@ def gae(
     gamma, lmbda : float or Tensor
         One number, or one for every step (anything that broadcasts to the shape of `reward`).
     backend : {"auto", "reference", "cpu"}
-        `auto` takes the compiled pass on a CPU where no gradient is asked for, else the differentiable reference.
+        `auto` takes the compiled pass on a CPU where no gradient is asked for, else the differentiable
+        reference.
     time_dim : int
         The dimension that is time.
 
@@ -60,10 +62,14 @@ def gae(
     _check(reward, terminated, done, value, next_value)
     shape = reward.shape
     if not -reward.ndim <= time_dim < reward.ndim:
-        raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(shape)}")
+        raise ArgumentError(
+            f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(shape)}"
+        )
     time = time_dim % reward.ndim
     before, after = shape[:time].numel(), shape[time + 1 :].numel()
-    columns = [x.reshape(before, shape[time], after) for x in (reward, terminated, done, value, next_value)]  # [B, T, F]
+    columns = [
+        x.reshape(before, shape[time], after) for x in (reward, terminated, done, value, next_value)
+    ]  # [B, T, F]
     rates = [
         x.to(reward).expand(shape).reshape(columns[0].shape) if isinstance(x, Tensor) and x.numel() > 1 else x
         for x in (gamma, lmbda)
@@ -83,8 +89,8 @@ def _choose(backend: str, like: Tensor, grad: bool):
     if not fits:
         raise ArgumentError(
             "the cpu backend cannot be used here",
-            why=f"it takes float32 or float64 on a CPU and gives no gradient; got {like.dtype} on {like.device}, "
-            f"gradient {'wanted' if grad else 'not wanted'}",
+            why=f"it takes float32 or float64 on a CPU and gives no gradient; "
+            f"got {like.dtype} on {like.device}, gradient {'wanted' if grad else 'not wanted'}",
             fix="Use backend='auto'",
         )
     from rlcli.kernels.gae import cpu  # loads the compiler, which only a CPU run needs
@@ -98,7 +104,7 @@ def _check(reward: Tensor, terminated: Tensor, done: Tensor, value: Tensor, next
         if x.shape != reward.shape:
             raise ArgumentError(
                 f"{name} and reward have different shapes",
-                why=f"{tuple(x.shape)} against {tuple(reward.shape)}, and broadcasting would pair wrong steps",
+                why=f"{tuple(x.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
             )
     for name in ("value", "next_value"):
         if named[name].dtype != reward.dtype:

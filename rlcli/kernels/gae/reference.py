@@ -19,7 +19,7 @@ def gae(
     bootstrap = next_value.masked_fill(terminated.bool(), 0.0)  # filled, not multiplied: 0 * NaN is NaN
     delta = reward + gamma * bootstrap - value
     decay = (gamma * lmbda) * (~done.bool()).to(reward.dtype)
-    carry = torch.zeros_like(delta[:, 0])
+    carry = delta.new_zeros(delta.shape[0], delta.shape[2])  # [B, F]
     steps = []
     for t in range(delta.shape[1] - 1, -1, -1):
         carry = delta[:, t] + decay[:, t] * carry

@@ -1,4 +1,4 @@
-"""A plain stack of Linear, Tanh and ReLU layers, forward and backward. The oracle is the module under autograd."""
+"""A plain stack of Linear, Tanh and ReLU, forward and backward. The oracle is the module under autograd."""
 
 from rlcli.kernels.mlp.replay import Replay, layers_of
 

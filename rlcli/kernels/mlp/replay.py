@@ -1,8 +1,8 @@
 """A small net run forward and backward by hand: products into kept buffers, gradients straight into `.grad`.
 
-At 256 rows of a 2 x 64 net, autograd spends more time on bookkeeping than on arithmetic: 330 us against 150 here.
-The products are the module's own; tanh is numpy's, which is six times as fast as torch's on a CPU and differs from it
-in the last bit, so outputs agree to 1e-6 and not bitwise.
+At 256 rows of a 2 x 64 net, autograd spends more time on bookkeeping than on arithmetic: 330 us against 150
+here. The products are the module's own; tanh is numpy's, which is six times as fast as torch's on a CPU and
+differs from it in the last bit, so outputs agree to 1e-6 and not bitwise.
 
 Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 """
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 
 def layers_of(net: nn.Module) -> list[Layer] | None:
-    """The layers of a plain stack, or None for any other net (hooks, subclasses, other layers, shared layers)."""
+    """The layers of a plain stack, or None for any other net (hooked, subclassed, shared layers, ...)."""
     layers: list[Layer] = []
     for module in _unrolled(net):
         if module is None:
@@ -65,8 +65,8 @@ class Replay:
     Parameters
     ----------
     layers : list of Layer
-        From `layers_of`. Every parameter needs a `.grad` of its own shape already: `backward` overwrites it. The
-        memory of parameters and gradients is taken now; build a new `Replay` when either moves.
+        From `layers_of`. Every parameter needs a `.grad` of its own shape already: `backward` overwrites
+        it. The memory of parameters and gradients is taken now; build a new `Replay` when either moves.
     """
 
     def __init__(self, layers: list[Layer]) -> None:
@@ -80,7 +80,7 @@ class Replay:
         self._input: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs `[N, O]` of the rows `x [N, I]`, in a buffer that the next call with as many rows reuses."""
+        """Outputs `[N, O]` of the rows `x [N, I]`, in a buffer that the next call with as many reuses."""
         self._input = x
         work = self._work.get(x.shape[0]) or self._allocate(x)
         for layer, w, b, buffer in zip(self.layers, self._transposed, self._biases, work, strict=True):

@@ -1,4 +1,5 @@
-"""The clipped PPO loss (arXiv:1707.06347, eq. 7 and 9) and its gradient at the nets' outputs, in one compiled pass.
+"""The clipped PPO loss (arXiv:1707.06347, eq. 7 and 9) and its gradient at the nets' outputs, in one
+compiled pass.
 
 Per row, with ratio `w`, advantage `A`, log-probability `l`, entropy `H` and `N` rows,
     d loss / d l = -push / N,   push = w A if the ratio may still move, else 0
@@ -43,7 +44,7 @@ class Settings(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the loss reads of `N` rows besides the distribution's parameters; all `[N]` and of one float dtype."""
+    """What the loss reads besides the distribution's parameters; all `[N]`, of one float dtype."""
 
     value: np.ndarray
     old_log_prob: np.ndarray
@@ -60,7 +61,7 @@ def categorical(
     param_grads: tuple[np.ndarray, ...],
     value_grad: np.ndarray,
 ) -> dict[str, float]:
-    """Loss terms and diagnostics (`TERMS`) for logits `[N, K]` and int64 actions `[N]`; writes the gradients."""
+    """`TERMS` for logits `[N, K]` and int64 actions `[N]`; writes the gradients."""
     terms = np.empty(len(TERMS))
     _categorical(*params, action, rows, _numbers(settings), *param_grads, value_grad, terms)
     return dict(zip(TERMS, terms.tolist(), strict=True))
@@ -84,7 +85,8 @@ def _numbers(s: Settings) -> np.ndarray:
     """The settings as one argument."""
     norm = 1.0 if s.normalize else 0.0
     return np.array(
-        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm), np.float64
+        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm),
+        np.float64,
     )
 
 
@@ -116,7 +118,7 @@ def _error(miss, kind, one):
 
 @compiled(error_model="numpy")
 def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
-    """Everything that no family changes: the value's gradient, the terms, and `push [N]`, which is returned."""
+    """What all families share: writes the value's gradient and the terms, returns `push [N]`."""
     n, number = log_prob.shape[0], log_prob.dtype.type  # numbers of the rows' dtype: float32 stays float32
     low, high, critic_coeff = number(numbers[0]), number(numbers[1]), number(numbers[2])
     entropy_coeff, clip_value, kind = number(numbers[3]), number(numbers[4]), int(numbers[5])

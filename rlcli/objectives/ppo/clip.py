@@ -15,7 +15,8 @@ from rlcli.objectives.reduction import reduce
 
 
 class ClipPPOLoss(PPOLoss):
-    """`PPOLoss` whose ratio earns nothing outside `[1 - clip_epsilon, 1 + clip_epsilon]` (arXiv:1707.06347, eq. 7).
+    """`PPOLoss` whose ratio earns nothing outside `[1 - clip_epsilon, 1 + clip_epsilon]` (arXiv:1707.06347,
+    eq. 7).
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
+from rlcli.objectives.reduction import variance
 
 CRITIC_LOSSES = ("l2", "l1", "smooth_l1")
 
@@ -34,7 +35,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, low: float, high: fl
 
 
 def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:
-    """Distance of a value from its target: squared ("l2"), absolute ("l1") or Huber's with delta 1 ("smooth_l1")."""
+    """Distance from the target: squared ("l2"), absolute ("l1") or Huber's with delta 1 ("smooth_l1")."""
     if kind == "l2":
         return F.mse_loss(value, target, reduction="none")
     if kind == "l1":
@@ -50,13 +51,16 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: 
     return torch.maximum(value_error(value, target, kind), value_error(near, target, kind))
 
 
-def effective_sample_size(log_ratio: Tensor) -> Tensor:
-    """Kish's `(sum w)^2 / sum w^2` over all rows as a share of their number; -inf leaves a row out of the sums."""
+def effective_sample_size(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Kish's `(sum w)^2 / sum w^2` over the rows that count, as a share of their number."""
+    count: Tensor | int = log_ratio.numel()
+    if mask is not None:
+        log_ratio, count = log_ratio.masked_fill(~mask, float("-inf")), mask.sum().clamp_min(1)
     flat = log_ratio.flatten()
-    return (2 * flat.logsumexp(0) - (2 * flat).logsumexp(0)).exp() / flat.shape[0]
+    return (2 * flat.logsumexp(0) - (2 * flat).logsumexp(0)).exp() / count
 
 
-def explained_variance(value: Tensor, target: Tensor) -> Tensor:
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant."""
     eps = torch.finfo(target.dtype).eps
-    return 1 - (target - value).var(correction=0) / (target.var(correction=0) + eps)
+    return 1 - variance(target - value, mask) / (variance(target, mask) + eps)

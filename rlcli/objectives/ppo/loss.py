@@ -8,7 +8,7 @@ diagnostics. Runs no optimizer and computes no advantage.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -21,7 +21,7 @@ from rlcli.objectives.density import Density, log_prob_key
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.lowered import Lowered
 from rlcli.objectives.ppo import functional
-from rlcli.objectives.reduction import MASK_KEYS, REDUCTIONS, reduce, rows_that_count, standardise
+from rlcli.objectives.reduction import MASK_KEYS, REDUCTIONS, expanded, mask_of, reduce, standardise
 
 Terms = dict[str, Tensor]
 
@@ -55,7 +55,7 @@ class PPOLoss(KeyedModule):
         Also report it.
     """
 
-    default_keys = {
+    default_keys: ClassVar[dict[str, Key]] = {
         "action": ACTION,
         "sample_log_prob": SAMPLE_LOG_PROB,
         "advantage": ADVANTAGE,
@@ -83,7 +83,10 @@ class PPOLoss(KeyedModule):
         _one_of("loss_critic_type", loss_critic_type, functional.CRITIC_LOSSES)
         _one_of("reduction", reduction, REDUCTIONS)
         self.actor_network, self.critic_network = actor_network, critic_network
-        self.entropy_bonus, self.entropy_coeff = entropy_bonus, 0.01 if entropy_coeff is None else entropy_coeff
+        self.entropy_bonus, self.entropy_coeff = (
+            entropy_bonus,
+            0.01 if entropy_coeff is None else entropy_coeff,
+        )
         self.critic_coeff = critic_coeff if critic_network is not None else None
         self.loss_critic_type, self.reduction = loss_critic_type, reduction
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
@@ -122,11 +125,13 @@ class PPOLoss(KeyedModule):
 
     def terms(self, columns: Mapping[Key, Tensor], batch_dims: int = 1) -> Terms:
         """`forward` on raw tensors that share their first `batch_dims` dims."""
-        keys = self.tensor_keys
+        mask, keys = mask_of(columns), self.tensor_keys
+        if mask is not None:
+            mask = mask.reshape(next(iter(columns.values())).shape[:batch_dims])
+            columns = {k: _blank(x, mask) for k, x in columns.items()}
         action, old_log_prob = self._need(columns, keys.action), self._need(columns, keys.sample_log_prob)
         log_prob, entropy, values = self.density(columns, action, batch_dims, self.entropy_bonus)
         advantage = _per_row(self._need(columns, keys.advantage), log_prob, "advantage")
-        mask = rows_that_count(columns, log_prob)
         if self.normalize_advantage:
             advantage = standardise(advantage, mask, floor=1e-6)
         log_ratio = log_prob - _per_row(old_log_prob, log_prob, "sample_log_prob")
@@ -139,8 +144,7 @@ class PPOLoss(KeyedModule):
         with torch.no_grad():
             log_ratio = log_ratio.detach()
             terms["kl_approx"] = -reduce(log_ratio, mask)
-            kept = log_ratio if mask is None else log_ratio[mask]
-            terms["ESS"] = functional.effective_sample_size(kept)
+            terms["ESS"] = functional.effective_sample_size(log_ratio, mask)
         return terms
 
     def objective(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> Terms:
@@ -168,15 +172,21 @@ class PPOLoss(KeyedModule):
         terms["loss_critic"] = self.critic_coeff * reduce(error, mask, self.reduction)
         if self.log_explained_variance:
             with torch.no_grad():
-                kept = (value, target) if mask is None else (value[mask], target[mask])
-                terms["explained_variance"] = functional.explained_variance(*kept)
+                terms["explained_variance"] = functional.explained_variance(value, target, mask)
         return terms
 
     def _need(self, columns: Mapping[Key, Tensor], key: Key) -> Tensor:
         x = columns.get(key)
         if x is None:
-            raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))
+            raise MissingKeyError(
+                f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key)
+            )
         return x
+
+
+def _blank(x: Tensor, mask: Tensor) -> Tensor:
+    """Zeros in the rows that do not count: a NaN there would reach the weights, as 0 * NaN is NaN."""
+    return x.masked_fill(~expanded(mask, x), 0)
 
 
 def _per_row(x: Tensor, like: Tensor, name: str) -> Tensor:

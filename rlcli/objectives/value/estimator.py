@@ -1,13 +1,14 @@
 """What every value estimator does around its formula: read the batch, evaluate the network, write the result.
 
-Reads the network's in_keys at the root and under `next` (where kept), reward and end flags, and, when present,
-masks and trajectory ids. Writes `advantage`, `value_target`, `state_value` and, where a successor's value had to be
-approximated, `approximated` (bool `[*B]`). Removes nothing.
+Reads the network's in_keys at the root and under `next` (where kept), reward and end flags, and, when
+present, masks and trajectory ids. Writes `advantage`, `value_target`, `state_value` and, where a
+successor's value had to be approximated, `approximated` (bool `[*B]`). Removes nothing.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -29,7 +30,7 @@ from rlcli.keys import (
     under_next,
 )
 from rlcli.objectives.keyed import KeyedModule
-from rlcli.objectives.reduction import MASK_KEYS, rows_that_count
+from rlcli.objectives.reduction import MASK_KEYS, expanded, mask_of
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.successors import Ends, Values, evaluate
 
@@ -50,19 +51,19 @@ class ValueEstimator(KeyedModule):
     time_dim : int, optional
         The batch dim that is time; by default the one named "time", else the last.
     num_chunks, value_chunk_size : int, optional
-        At most one: the network is called on so many equal parts of the leading dim, or on parts of so many of its
-        elements. Same numbers, less memory.
+        At most one: the network is called on so many equal parts of the leading dim, or on parts of so many
+        of its elements. Same numbers, less memory.
     two_calls : bool
         Evaluate `exact` batches with two full passes, as `full` ones are, bit for bit. Costs twice the work.
 
     Attributes
     ----------
     last_approximated : int
-        Rows of the last batch whose successor was not kept, so that its value is the row's own. 0 for `full` and
-        `exact`.
+        Rows of the last batch whose successor was not kept, so that its value is the row's own. 0 for
+        `full` and `exact`.
     """
 
-    default_keys = {
+    default_keys: ClassVar[dict[str, Key]] = {
         "advantage": ADVANTAGE,
         "value_target": VALUE_TARGET,
         "value": STATE_VALUE,
@@ -99,13 +100,17 @@ class ValueEstimator(KeyedModule):
         self.value_network = value_network
         self._net = RowValues(value_network)
         self.tensor_keys.value = self._net.key
-        self.differentiable, self.skip_existing, self.two_calls = differentiable, bool(skip_existing), two_calls
+        self.differentiable, self.skip_existing, self.two_calls = (
+            differentiable,
+            bool(skip_existing),
+            two_calls,
+        )
         self.time_dim, self.num_chunks, self.value_chunk_size = time_dim, num_chunks, value_chunk_size
         self.last_approximated = 0
 
     @property
     def in_keys(self) -> list[Key]:
-        """Everything a full batch must hold; `compact` and `exact` collectors store less of the `next` entries."""
+        """What a full batch must hold; `compact` and `exact` ones store less under `next`."""
         own, k = self._net.in_keys, self.tensor_keys
         return [*own, k.reward, k.done, k.terminated, *(under_next(key) for key in own)]
 
@@ -125,14 +130,17 @@ class ValueEstimator(KeyedModule):
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         """Add advantage, value target and state value to `td [*B]` and return it."""
         if not td.ndim:
-            raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
+            raise ArgumentError(
+                "an estimator needs a batch with a time dim", why="the tensordict has no batch dims"
+            )
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
             ends = self._ends(td, time)
             values = self._values(td, ends, time)
             reward = self._get(td, self.tensor_keys.reward).to(values.value.dtype)
             advantage, target = self.estimate(reward, ends, values, time)
-            advantage = self.finish(advantage, rows_that_count(_masks(td), advantage))
+            mask = mask_of(_masks(td))
+            advantage = self.finish(advantage, None if mask is None else expanded(mask, advantage))
         written = {"advantage": advantage, "value_target": target, "value": values.value}
         for role, x in written.items():
             td.set(getattr(self.tensor_keys, role), x)
@@ -145,7 +153,9 @@ class ValueEstimator(KeyedModule):
     def _time(self, td: TensorDictBase) -> int:
         if self.time_dim is not None:
             if not -td.ndim <= self.time_dim < td.ndim:
-                raise ArgumentError(f"time_dim={self.time_dim} does not exist", why=f"the batch is {tuple(td.shape)}")
+                raise ArgumentError(
+                    f"time_dim={self.time_dim} does not exist", why=f"the batch is {tuple(td.shape)}"
+                )
             return self.time_dim % td.ndim
         names = td.names if td._has_names() else []
         return names.index("time") if "time" in names else td.ndim - 1
@@ -168,7 +178,7 @@ class ValueEstimator(KeyedModule):
             if truncated is not None:
                 raise MissingKeyError(
                     f"the batch has no {show(keys.terminated)}",
-                    why="done and truncated alone do not tell a step that is both from one that is only truncated",
+                    why="done and truncated alone do not tell a step that is both from a truncated one",
                     fix=f"Keep {show(keys.terminated)}",
                 )
             terminated = done

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation as a stage: `td -> td` with `advantage`, `value_target` and `state_value`."""
+"""Generalized advantage estimation as a stage that adds `advantage`, `value_target` and `state_value`."""
 
 from __future__ import annotations
 

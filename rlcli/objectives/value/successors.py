@@ -1,10 +1,12 @@
 """The value of the next observation, whichever way the batch keeps it (contract: full, exact, compact).
 
 `full`     next obs are tensors            v = net(obs), v' = net(next obs)
-`exact`    next obs are (obs ++ extra)[i]  v = net(obs), e = net(extra), v' = (v ++ e)[i]: half the work, no copy
-`compact`  next obs are absent             v'_t = v_{t+1} inside a trajectory, approximated by v_t where it is cut
+`exact`    next obs are (obs ++ extra)[i]  v = net(obs), e = net(extra), v' = (v ++ e)[i]: half the work, no
+copy `compact`  next obs are absent             v'_t = v_{t+1} inside a trajectory, approximated by v_t
+where it is cut
 
-Values are computed on flat rows `[N, *shape]`, N over all batch dims. Every approximation is marked, none is silent.
+Values are computed on flat rows `[N, *shape]`, N over all batch dims. Every approximation is marked, none
+is silent.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ class Ends(NamedTuple):
 
 
 def evaluate(
-    td: TensorDictBase, net: RowValues, ends: Ends, time: int, *, chunk_rows: int | None = None, two_calls: bool = False
+    td: TensorDictBase,
+    net: RowValues,
+    ends: Ends,
+    time: int,
+    *,
+    chunk_rows: int | None = None,
+    two_calls: bool = False,
 ) -> Values:
     """Values of every row and of its successor, by the cheapest way that is right for this batch.
 
@@ -78,8 +86,8 @@ def is_rows(x: Any) -> bool:
 def _common_gather(td: TensorDictBase, successors: dict[Key, Any]) -> Tensor | None:
     """The one index by which all successors are gathered from this batch's own rows, or None.
 
-    A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the index
-    counts: then values are computed the plain way.
+    A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the
+    index counts: then values are computed the plain way.
     """
     index: Tensor | None = None
     for key, x in successors.items():
@@ -98,7 +106,12 @@ def _common_gather(td: TensorDictBase, successors: dict[Key, Any]) -> Tensor | N
 
 
 def _gathered(
-    root: Columns, rows: dict[Key, Any], index: Tensor, net: RowValues, td: TensorDictBase, chunk_rows: int | None
+    root: Columns,
+    rows: dict[Key, Any],
+    index: Tensor,
+    net: RowValues,
+    td: TensorDictBase,
+    chunk_rows: int | None,
 ) -> Values:
     value = net(root, chunk_rows)
     extra = {k: x.extra for k, x in rows.items()}
@@ -119,7 +132,7 @@ def _shifted(value: Tensor, td: TensorDictBase, ends: Ends, time: int) -> Values
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:
-    """Rows `[N]` that hold NaN, the fill value of a successor that is not stored; None where there are none."""
+    """Rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
     unknown: Tensor | None = None
     for x in following.values():
         # the sum is finite for nearly every batch and reads the rows once, without a mask of their size

@@ -25,13 +25,17 @@ def arrays(rng, lanes=3, steps=5, ends=4, dtype=np.float32, shapes=((4,), (2, 3)
 
     now = {key: values(lanes, steps, *shape) for key, shape in zip(KEYS, shapes, strict=True)}
     after = {key: values(lanes, *shape) for key, shape in zip(KEYS, shapes, strict=True)}
-    last = {key: values(len(places), *shape) for key, shape in zip(KEYS, shapes, strict=True)} if places else {}
+    last = (
+        {key: values(len(places), *shape) for key, shape in zip(KEYS, shapes, strict=True)} if places else {}
+    )
     return now, after, places, last
 
 
 def twins(seed=0, *, batched=True, **options):
     """(exact, full): two batches that hold the same steps."""
-    now, after, places, last = arrays(np.random.default_rng(seed), lanes=options.pop("lanes", 3 if batched else 1), **options)
+    now, after, places, last = arrays(
+        np.random.default_rng(seed), lanes=options.pop("lanes", 3 if batched else 1), **options
+    )
     out = []
     for build in (build_exact, build_full):
         roots = {key: torch.from_numpy(column.copy()) for key, column in now.items()}

@@ -170,7 +170,9 @@ def test_asking_for_memory_that_is_not_there_is_an_error_not_a_segfault(read):
 def test_compiled_functions_read_the_same_values(backend):
     def work():
         exact, full = twins()
-        compiled = torch.compile(lambda x: (x * 2).sum(-1) + x.reshape(-1, 4)[0, 0], backend=backend, fullgraph=True)
+        compiled = torch.compile(
+            lambda x: (x * 2).sum(-1) + x.reshape(-1, 4)[0, 0], backend=backend, fullgraph=True
+        )
         same(compiled(exact.get(NEXT)), compiled(full.get(NEXT)))
         same(compiled(exact.get(NEXT)[:, 1:3]), compiled(full.get(NEXT)[:, 1:3]))
 
@@ -202,7 +204,13 @@ def test_change_of_observations_in_place_is_seen_when_rows_are_read():
     exact, _ = twins()
     part = exact.get(NEXT)[0]
     exact.get("observation").div_(255)
-    for read in (exact.get(NEXT).full, part.full, lambda: part + 1, lambda: exact.clone(), lambda: pack(exact)):
+    for read in (
+        exact.get(NEXT).full,
+        part.full,
+        lambda: part + 1,
+        lambda: exact.clone(),
+        lambda: pack(exact),
+    ):
         with pytest.raises(ArgumentError, match=r"full_next_obs"):
             read()
     same(exact.get(("next", "camera", "pixels")), twins()[1].get(("next", "camera", "pixels")))
@@ -235,7 +243,9 @@ def test_batch_bytes_can_be_counted_and_say_what_they_count():
     assert rows.nbytes_held == rows.extra.nbytes + rows.ends.nbytes
     index = rows.index
     assert rows.nbytes_held == rows.extra.nbytes + rows.ends.nbytes + index.nbytes
-    assert exact.bytes() > 0  # tensordict counts the observations under the rows once more; the ledger does not
+    assert (
+        exact.bytes() > 0
+    )  # tensordict counts the observations under the rows once more; the ledger does not
 
 
 def test_keys_of_one_batch_share_one_index():
@@ -274,7 +284,8 @@ def test_plain_copy_of_a_batch_is_writable_and_independent():
 
 
 @pytest.mark.parametrize(
-    ("ends", "extra"), [([0, 2], 2), ([5, 2, 14], 3), ([2, 14], 3), ([-1, 14], 2), ([2, 2, 14], 3), ([], 0), ([15], 1)]
+    ("ends", "extra"),
+    [([0, 2], 2), ([5, 2, 14], 3), ([2, 14], 3), ([-1, 14], 2), ([2, 2, 14], 3), ([], 0), ([15], 1)],
 )
 def test_ends_that_do_not_fit_are_refused(ends, extra):
     with pytest.raises(ArgumentError, match="ends"):

@@ -166,14 +166,21 @@ def test_operation_that_writes_next_observations_is_refused_with_the_way_out(nam
 
 def test_a_single_env_batch_works_the_same_way():
     exact, full = twins(batched=False, steps=9, ends=3)
-    for operation in (lambda td: td[2:7], lambda td: td[[0, 8, 8]], lambda td: td.reshape(3, 3), lambda td: td * 2):
+    for operation in (
+        lambda td: td[2:7],
+        lambda td: td[[0, 8, 8]],
+        lambda td: td.reshape(3, 3),
+        lambda td: td * 2,
+    ):
         same(operation(exact), operation(full))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_chains_of_operations_never_give_a_wrong_row(seed):
     rng = np.random.default_rng(seed)
-    exact, full = twins(seed, lanes=int(rng.integers(1, 5)), steps=int(rng.integers(1, 9)), ends=int(rng.integers(0, 6)))
+    exact, full = twins(
+        seed, lanes=int(rng.integers(1, 5)), steps=int(rng.integers(1, 9)), ends=int(rng.integers(0, 6))
+    )
     moves = [
         lambda td: td.reshape(-1),
         lambda td: td.transpose(0, -1),

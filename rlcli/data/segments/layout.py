@@ -1,0 +1,86 @@
+"""The names in a segments folder: files, format, and a batch's keys as tensor names and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.data.journal import Record
+from rlcli.data.next_obs.packing import Packed, pack, unpack
+from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.keys import Key, as_tuple, show, unravel
+
+JOURNAL, SUFFIX = "journal.jsonl", ".safetensors"
+FORMAT, VERSION = "rlcli-segments", 1
+_ENDS, _EXTRA = "@ends", "@extra/"  # "@" is encoded in keys, so no key is ever called this
+
+
+def layout_of(batch: TensorDictBase) -> dict[str, Any]:
+    """Key name -> dtype and shape (without batch dims) of every tensor.
+
+    Raises
+    ------
+    ArgumentError
+        A value is not a tensor.
+    """
+    layout = {}
+    for key, value in batch.items(include_nested=True, leaves_only=True):
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"{show(key)} is not a tensor",
+                why=f"it is {type(value).__name__}",
+                fix="Leave it out of keep_keys.",
+            )
+        layout[_name(key)] = {
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape[batch.ndim :]),
+        }
+    return dict(sorted(layout.items()))
+
+
+def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
+    """A batch as named tensors, next observations taken apart."""
+    packed = pack(batch)
+    out = {_name(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
+    if packed.ends is not None:
+        out[_ENDS] = packed.ends
+        out |= {_EXTRA + _name(key): x for key, x in packed.extra.items()}
+    return out
+
+
+def batch_of(tensors: dict[str, Tensor], record: Record) -> TensorDictBase:
+    """The inverse of `tensors_of`."""
+    ends = tensors.pop(_ENDS, None)
+    extra = {_key(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
+    batch = TensorDict({}, batch_size=record["batch_size"], names=record["names"])
+    for name in sorted(tensors):
+        batch.set(_key(name), tensors[name])
+    return unpack(Packed(batch, ends, extra))
+
+
+def _name(key: Key) -> str:
+    return "/".join(quote(part, safe="") for part in as_tuple(key))
+
+
+def _key(name: str) -> Key:
+    return unravel(tuple(unquote(part) for part in name.split("/")))
+
+
+def check_header(record: Record, path: Path) -> None:
+    """Refuse a journal of another format or version."""
+    found = record.get("format"), record.get("version")
+    if found != (FORMAT, VERSION):
+        raise DamagedDataError(
+            "this journal is not one that this version reads",
+            where=str(path),
+            why=f"{FORMAT} {VERSION} was expected, found {found[0]} {found[1]}",
+        )
+
+
+def unnamed(folder: Path, count: int) -> list[Path]:
+    """Segment files that no record names."""
+    return sorted(p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdigit() and int(p.stem) >= count)

@@ -1,0 +1,156 @@
+"""Reading a folder of segments: one at a time, checked, in constant memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlcli.data.disk import Stamp, digest_of, stamp_of
+from rlcli.data.journal import Record, read_record, records, scan
+from rlcli.data.next_obs.packing import concat
+from rlcli.data.segments.layout import JOURNAL, batch_of, check_header, unnamed
+from rlcli.data.tensor_file import decode
+from rlcli.errors import DamagedDataError, ResourceError
+
+
+class SegmentReader:
+    """Reads a folder of segments, also while it is being written: what was acknowledged when it was opened.
+
+    Parameters
+    ----------
+    folder : Path or str
+    check_sizes : bool
+        Look at every file's size now; its checksum is looked at whenever it is read.
+
+    Attributes
+    ----------
+    metadata, layout : dict
+    frames : int
+    closed : bool
+        Whether the writer finished.
+    notices : list of str
+        What a person should know: a torn tail, a segment without a record.
+
+    Raises
+    ------
+    ResourceError
+        There are no segments here.
+    DamagedDataError
+        The journal was altered; a file is missing, cut or grown.
+    """
+
+    def __init__(self, folder: Path | str, *, check_sizes: bool = True) -> None:
+        self.folder = Path(folder)
+        self._path = self.folder / JOURNAL
+        if not self._path.is_file():
+            raise ResourceError("there are no segments here", where=str(folder), why=f"it holds no {JOURNAL}")
+        found = scan(self._path)
+        self.metadata: dict[str, Any] = {}
+        self.layout: dict[str, Any] = {}
+        self.frames, self.closed = 0, False
+        self.notices = (
+            [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
+        )
+        self._offsets = array("q")
+        for offset, record in zip(found.offsets, records(self._path), strict=False):
+            self._take(offset, record, check_sizes)
+        if not found.offsets:
+            raise DamagedDataError("the journal has no header", where=str(self._path))
+        if not self.closed:
+            self.notices += [
+                f"{path}: no record names it; left out" for path in unnamed(self.folder, len(self))
+            ]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        for i in range(len(self)):
+            yield self.read(i)
+
+    def record(self, i: int) -> Record:
+        """The journal's record of segment `i`."""
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"segment {i} of {len(self)}")
+        return read_record(self._path, self._offsets[i])
+
+    def read(self, i: int) -> TensorDictBase:
+        """Batch `i` as it was written, next observations as lazy as they were.
+
+        Raises
+        ------
+        DamagedDataError
+            The file is missing, or not what was written.
+        """
+        record = self.record(i)
+        path = self.folder / record["file"]
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise _damaged(path, "it is missing") from error
+        reason = _unlike(record, Stamp(len(data), digest_of(data)))
+        if reason:
+            raise _damaged(path, reason)
+        return batch_of(decode(data, str(path)), record)
+
+    def concat(self) -> TensorDictBase:
+        """All batches one after another in time, in memory."""
+        return concat(list(self))
+
+    def verify(self) -> list[str]:
+        """Read every byte; one sentence for everything that is not as it was written. Empty: all is well."""
+        found = (
+            [] if self.closed else [f"{self._path}: the writer did not finish; later segments may be lost"]
+        )
+        found += self.notices
+        for i in range(len(self)):
+            record = self.record(i)
+            path = self.folder / record["file"]
+            reason = _unlike(record, stamp_of(path)) if path.is_file() else "it is missing"
+            if reason:
+                found.append(str(_damaged(path, reason)))
+        return found
+
+    def _take(self, offset: int, record: Record, check_size: bool) -> None:
+        if record["kind"] == "header":
+            check_header(record, self._path)
+            self.metadata = record["metadata"]
+        elif record["kind"] == "closed":
+            self.closed = True
+        else:
+            self.closed = False
+            path = self.folder / record["file"]
+            if check_size and not path.is_file():
+                raise _damaged(path, "it is missing")
+            if check_size and path.stat().st_size != record["size"]:
+                raise _damaged(path, f"it has {path.stat().st_size} bytes, {record['size']} were written")
+            self.layout = self.layout or record["layout"]
+            self.frames += record["frames"]
+            self._offsets.append(offset)
+
+
+def open_segments(folder: Path | str) -> SegmentReader:
+    """See `SegmentReader`."""
+    return SegmentReader(folder)
+
+
+def verify_segments(folder: Path | str) -> list[str]:
+    """One sentence for everything in a folder of segments that is not as it was written; damage never raises."""
+    try:
+        return SegmentReader(folder, check_sizes=False).verify()
+    except DamagedDataError as error:
+        return [str(error)]
+
+
+def _unlike(record: Record, stamp: Stamp) -> str | None:
+    if stamp.size != record["size"]:
+        return f"it has {stamp.size} bytes, {record['size']} were written"
+    return None if stamp.digest == record["digest"] else "its bytes were altered"
+
+
+def _damaged(path: Path, why: str) -> DamagedDataError:
+    return DamagedDataError("a segment is damaged", where=str(path), why=why, fix="Restore it from a copy.")

@@ -1,0 +1,213 @@
+"""Adding batches to a folder of segments, so that what is acknowledged survives a crash at any moment."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlcli.data.disk import Disk
+from rlcli.data.journal import Journal, Record, records
+from rlcli.data.segments.layout import (
+    FORMAT,
+    JOURNAL,
+    SUFFIX,
+    VERSION,
+    check_header,
+    layout_of,
+    tensors_of,
+    unnamed,
+)
+from rlcli.data.tensor_file import encode
+from rlcli.errors import ArgumentError, ResourceError
+
+
+class SegmentWriter:
+    """Adds batches to a folder; a batch is acknowledged when its record is in the journal.
+
+    Parameters
+    ----------
+    folder : Path or str
+        New or empty, unless `resume`.
+    metadata : dict, optional
+        Anything JSON can hold: env, seed, specs, keys. Kept in the header; the same on resume, if given.
+    resume : bool
+        Go on after the last acknowledged batch; what a crash left behind it is taken away, with a warning.
+    commit_seconds : float
+        Acknowledge at most this often: a sync takes milliseconds, so small batches share it. 0: each at once.
+    disk : Disk, optional
+
+    Attributes
+    ----------
+    count, frames, nbytes : int
+        Segments, frames and bytes acknowledged so far.
+    pending : list of records
+        Written but not yet acknowledged: what a crash would lose.
+
+    Raises
+    ------
+    ResourceError
+        The folder holds segments already, is being written by another process, is read-only, or its disk is full.
+    DamagedDataError
+        On resume: the journal was altered.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
+        commit_seconds: float = 0.0,
+        disk: Disk | None = None,
+    ) -> None:
+        self.folder, self.disk = Path(folder), disk or Disk()
+        self.count, self.frames, self.nbytes = 0, 0, 0
+        self.commit_seconds, self._committed = commit_seconds, time.monotonic()
+        self.pending: list[Record] = []
+        self._layout: dict[str, Any] | None = None
+        path = self.folder / JOURNAL
+        if not resume and path.exists() and path.stat().st_size:
+            raise ResourceError(
+                "the folder holds segments already",
+                where=str(self.folder),
+                fix="Choose another folder, or go on with it (resume=True).",
+            )
+        self.disk.make_folder(self.folder)
+        self._journal = Journal(path, self.disk)
+        try:
+            self._recall(path, metadata)
+            self._sweep()
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def append(self, batch: TensorDictBase) -> Record:
+        """Store one batch, whole or not at all; returns its journal record.
+
+        Raises
+        ------
+        ArgumentError
+            Keys, dtypes or shapes differ from the first batch's, or something in it is not a tensor.
+        ResourceError
+            The disk refuses. What was acknowledged before is still there, and the writer can be used again.
+        """
+        layout = layout_of(batch)
+        if self._layout is not None and layout != self._layout:
+            raise ArgumentError(
+                "this batch does not look like the ones before",
+                where=str(self.folder),
+                why="; ".join(_differences(self._layout, layout)),
+            )
+        sequence = self.count + len(self.pending)
+        name = f"{sequence:08d}{SUFFIX}"
+        now = time.monotonic() - self._committed >= self.commit_seconds
+        stamp = self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)
+        record = {
+            "kind": "segment",
+            "sequence": sequence,
+            "file": name,
+            "batch_size": list(batch.shape),
+            "names": batch.names,
+            "frames": batch.numel(),
+            **stamp._asdict(),
+        }
+        if self._layout is None:
+            record["layout"] = self._layout = layout
+        self.pending.append(record)
+        if now:
+            self.commit(synced=1)
+        return record
+
+    def commit(self, *, synced: int = 0) -> None:
+        """Acknowledge all pending segments; the last `synced` of them are known to be on the disk.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses; pending segments are taken away again.
+        """
+        if not self.pending:
+            return
+        try:
+            for record in self.pending[: len(self.pending) - synced]:
+                self.disk.sync_file(self.folder / record["file"])
+            self.disk.sync_folder(self.folder)
+            self._journal.append(*self.pending)
+        except ResourceError:
+            for record in self.pending:
+                self.disk.remove(self.folder / record["file"])
+            self.pending.clear()
+            self._layout = self._layout if self.count else None
+            raise
+        for record in self.pending:
+            self._count(record)
+        self.pending.clear()
+        self._committed = time.monotonic()
+
+    def close(self) -> None:
+        """Acknowledge what is pending, say that nothing is missing, and let go of the folder; once."""
+        if not self._journal.closed:
+            self.commit()
+            self._journal.append({"kind": "closed", "segments": self.count, "frames": self.frames})
+            self._journal.close()
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.close()
+        else:  # after an error the folder stays open-ended, and `resume` goes on
+            self._journal.close()
+
+    def _recall(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
+        """Take over what the journal says, or begin it."""
+        wanted = None if metadata is None else json.loads(json.dumps(dict(metadata)))
+        if not self._journal.count:
+            self._journal.append(
+                {
+                    "kind": "header",
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+                    "metadata": wanted or {},
+                }
+            )
+            self.disk.sync_folder(self.folder)
+        for number, record in enumerate(records(path)):
+            if number == 0:
+                check_header(record, path)
+                if wanted is not None and record["metadata"] != wanted:
+                    raise ArgumentError(
+                        "these segments were written with other metadata",
+                        where=str(self.folder),
+                        why=f"differs in {', '.join(_differences(record['metadata'], wanted))}",
+                    )
+            elif record["kind"] == "segment":
+                self._layout = self._layout or record["layout"]
+                self._count(record)
+
+    def _sweep(self) -> None:
+        """Take away the segment that a crash left without a record."""
+        for path in unnamed(self.folder, self.count):
+            warnings.warn(f"{path} was written but never acknowledged; it is taken away", stacklevel=4)
+            self.disk.remove(path)
+
+    def _count(self, record: Record) -> None:
+        self.count += 1
+        self.frames += record["frames"]
+        self.nbytes += record["size"]
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    names = sorted(set(old) | set(new))
+    return [
+        f"{n}: {old.get(n, 'absent')} -> {new.get(n, 'absent')}" for n in names if old.get(n) != new.get(n)
+    ]

@@ -1,0 +1,276 @@
+"""`NativeEnv`: N envs stepped by one call of an engine of their own, behind the same array face as single envs.
+
+Rows, ends, seeds and errors are those of `GymLanes`; a finished lane is reset in the same step, the true final
+observation is in its row before, and no reset is a row or a frame (`engines.py` says how each engine is brought to that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlcli.envs.actions import ActionFormat
+from rlcli.envs.contract import broken, env_raised
+from rlcli.envs.engines import Engine, make_engine
+from rlcli.envs.envpool import EnvpoolEngine
+from rlcli.envs.episode_seeds import episode_seed
+from rlcli.envs.lanes import NONE, Lanes, Outcome
+from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.native_replay import is_replayable, restore, state_of
+from rlcli.envs.observations import BadValue, Leaf, leaves
+from rlcli.envs.strip import NO_LIMIT
+from rlcli.errors import RlcliError
+from rlcli.keys import Key
+
+
+class NativeLanes(Lanes):
+    """The array face of an `Engine`.
+
+    Parameters
+    ----------
+    engine : Engine
+    categorical : bool
+        Store discrete actions as indices instead of one-hot vectors.
+    narrow : bool
+        Store float64 observations as float32.
+
+    Raises
+    ------
+    EnvError
+        A space that cannot be used, or (while stepping) arrays that differ from it: the error says what was expected
+        and what came.
+    """
+
+    def __init__(self, engine: Engine, *, categorical: bool = False, narrow: bool = False) -> None:
+        self.engine, self.n = engine, engine.n
+        self.leaves: list[Leaf] = leaves(engine.observation_space, narrow=narrow)
+        self.schema = {leaf.key: (leaf.row_shape, leaf.stored) for leaf in self.leaves}
+        self.actions = ActionFormat(engine.action_space, categorical)
+        self.outcome = Outcome()
+        self.clock = [0]  # steps taken so far; a cell, shared by every bound closure
+        self.started = [0] * self.n
+        self.episodes = [-1] * self.n
+        self.seeds: list[int | None] = [None] * self.n
+        self.limit = NO_LIMIT
+        self.shown: Any = None  # what the last step returned,
+        self.begun: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
+        self.history: list[np.ndarray] = []
+        self.history_limit = 0
+        self.every_episode = False
+        self._run_seed: int | None = None
+        self._pending_seed = [False] * self.n
+        self._first_lane, self._total = 0, self.n
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    # ---- episodes and seeds --------------------------------------------------------------------------------------
+    def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
+        self._run_seed = run_seed
+        self.every_episode = every_episode and self.engine.seeds_episodes
+        self._first_lane, self._total = first_lane, total or self.n
+        self._pending_seed = [True] * self.n
+
+    def forget_pending_seeds(self, lanes: Iterable[int]) -> None:
+        """These lanes are in an episode whose seed they have (they were replayed)."""
+        for lane in lanes:
+            self._pending_seed[lane] = False
+
+    def seed_of(self, lane: int, episode: int) -> int:
+        """The seed of a lane's k-th episode: the one a single env in this lane would get."""
+        assert self._run_seed is not None
+        return episode_seed(self._run_seed, self._first_lane + lane, episode, self._total)
+
+    def limit_frames(self, steps: int) -> None:
+        self.limit = min(self.limit, steps)
+
+    def steps_in_episode(self, lane: int) -> int:
+        """Steps taken in the lane's current episode."""
+        return self.clock[0] - self.started[lane]
+
+    def _begin(self, lanes: Sequence[int]) -> Any:
+        """Reset these lanes; their first observations, in order."""
+        seeds: list[int | None] = []
+        for lane in lanes:
+            self.episodes[lane] += 1
+            self.started[lane] = self.clock[0]
+            wanted = self._run_seed is not None and (self.every_episode or self._pending_seed[lane])
+            seeds.append(self.seed_of(lane, self.episodes[lane]) if wanted else None)
+            if wanted:
+                self.seeds[lane], self._pending_seed[lane] = seeds[-1], False
+        observation = self.engine.reset(lanes, seeds)
+        self.begun |= {lane: (observation, index) for index, lane in enumerate(lanes)}
+        return observation
+
+    def reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
+        """Begin episodes in these lanes and write their first observations into row `t`."""
+        try:
+            write(t, self._begin(lanes), list(lanes))
+        except RlcliError:
+            raise
+        except BadValue as error:
+            raise broken(
+                self, "reset returned a bad value", lane=None, expected=error.expected, got=error.got
+            ) from None
+        except Exception as error:
+            raise env_raised(self, error, None, "reset") from error
+
+    def restart(self, row, lanes) -> None:
+        self.reset_into(_writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+    def bind(self, rows) -> tuple[Callable, Callable]:
+        write, every_lane, lanes_engine = _writer(self.leaves, rows), slice(None), self
+        send, dtype, clock, engine = self.actions.sender(), self.actions.dtype, self.clock, self.engine
+
+        def step(t: int, actions) -> Sequence[int]:
+            clock[0] += 1
+            sent = np.asarray(send(actions), dtype)
+            lanes_engine.history.append(sent)
+            try:
+                observation, reward, terminated, truncated = engine.step(sent)
+                lanes_engine._check(reward, terminated, truncated)
+                write(t + 1, observation, every_lane)
+            except RlcliError:
+                raise
+            except BadValue as error:
+                raise broken(
+                    lanes_engine, "step returned a bad value", lane=None, expected=error.expected, got=error.got
+                ) from None
+            except Exception as error:
+                raise env_raised(lanes_engine, error, None, "step") from error
+            lanes_engine.shown = observation
+            lanes_engine.begun.clear()
+            lanes_engine.outcome.rewards += reward.tolist()
+            return lanes_engine._ended(t, terminated, truncated)
+
+        def reset(t: int, done: Sequence[int]) -> None:
+            lanes_engine.reset_into(write, t + 1, done)
+
+        return step, reset
+
+    def _check(self, reward, terminated, truncated) -> None:
+        """Arrays of one entry a lane, of the right kind."""
+        lane = (self.n,)
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if flag.__class__ is not np.ndarray or flag.dtype.kind != "b" or flag.shape != lane:
+                raise BadValue(f"a bool array {lane} as {name}", _described(flag))
+        if reward.__class__ is not np.ndarray or reward.dtype.kind not in "fiu" or reward.shape != lane:
+            raise BadValue(f"an array {lane} of numbers as reward", _described(reward))
+
+    def _ended(self, t: int, terminated: np.ndarray, truncated: np.ndarray) -> Sequence[int]:
+        """The lanes whose episode ended, recorded."""
+        if self.limit != NO_LIMIT:
+            truncated = truncated | (self.clock[0] - np.asarray(self.started) >= self.limit)
+        over = terminated | truncated
+        if not over.any():
+            return NONE
+        done = np.flatnonzero(over).tolist()
+        self.outcome.ends += [(t, lane, bool(terminated[lane]), bool(truncated[lane])) for lane in done]
+        return done
+
+    def observation_of(self, lane: int) -> tuple[Any, int]:
+        """The arrays that hold what this lane shows now, and its place in them."""
+        return self.begun.get(lane, (self.shown, lane))
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+    def is_replayable(self) -> bool:
+        """Whether seeded episodes can be repeated exactly; leaves the engine in need of a reset."""
+        return self.engine.seeds_episodes and self._run_seed is not None and is_replayable(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return state_of(self)
+
+    def load_state_dict(self, state, *, replay: bool) -> list[int]:
+        return restore(self, state, replay=replay and self.every_episode)
+
+    def take_outcome(self) -> Outcome:
+        needed = min(self.clock[0] - min(self.started), self.history_limit)
+        del self.history[: len(self.history) - needed]
+        return super().take_outcome()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class NativeEnv(LanesEnv):
+    """N envs of a native engine, batch size `(N,)`.
+
+    Parameters
+    ----------
+    engine : Engine
+        From `engine_of(vector_env)`, or an `EnvpoolEngine`; `make_native` makes both from an id.
+    categorical_action_encoding, narrow, device
+        As in `GymEnv`.
+    """
+
+    def __init__(
+        self, engine: Engine, *, categorical_action_encoding: bool = False, narrow: bool = False, device=None
+    ) -> None:
+        lanes = NativeLanes(engine, categorical=categorical_action_encoding, narrow=narrow)
+        super().__init__(lanes, engine.observation_space, engine.action_space, batched=True, device=device)
+
+    def __repr__(self) -> str:
+        return f"NativeEnv({self.lanes.name}, {self.lanes.n})"
+
+
+def make_native(
+    env_id: str, num: int, *, pool: bool = False, categorical: bool = True, narrow: bool = True, **kwargs: Any
+) -> NativeEnv:
+    """The native engine of an env id.
+
+    Parameters
+    ----------
+    num : int
+        Lanes.
+    pool : bool
+        envpool's engine instead of the one that gymnasium has registered for the id.
+    **kwargs
+        Handed to the engine.
+
+    Raises
+    ------
+    ConfigError, EnvError
+        No such engine, one that cannot reset single lanes, or a missing package; the sentence says what to use instead.
+    """
+    engine = EnvpoolEngine(env_id, num, **kwargs) if pool else make_engine(env_id, num, **kwargs)
+    return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow)
+
+
+def _writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:
+    """`write(t, observation, lanes)`: these lanes of row `t`, after shape and dtype were compared with the space."""
+    columns = [(leaf, rows[leaf.key]) for leaf in parts]
+
+    def write(t: int, observation: Any, lanes: slice | list[int]) -> None:
+        for leaf, column in columns:
+            row = column[t]
+            count = len(row) if lanes.__class__ is slice else len(lanes)  # type: ignore[arg-type]
+            row[lanes] = _read(leaf, observation, count)
+
+    return write
+
+
+def _read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
+    """The checked values of one leaf, `[count, *shape]`."""
+    value = observation
+    for name in leaf.path:
+        value = value[name]
+    if value.__class__ is not np.ndarray or value.shape != (count, *leaf.shape):
+        raise BadValue(f"an array {(count, *leaf.shape)} {leaf.dtype}", _described(value))
+    if leaf.choices:
+        index = value - leaf.start
+        if value.dtype.kind not in "iu" or (index < 0).any() or (index >= leaf.choices).any():
+            raise BadValue(f"Discrete values in {leaf.start}..{leaf.start + leaf.choices - 1}", f"{value!r}")
+        return index[:, None] == np.arange(leaf.choices)
+    if value.dtype != leaf.dtype:
+        raise BadValue(f"dtype {leaf.dtype}", f"dtype {value.dtype}")
+    return value
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} {value.dtype}"
+    return f"a {type(value).__name__}"

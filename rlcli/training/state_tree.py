@@ -1,0 +1,128 @@
+"""A nested state as JSON beside named tensors, and back: the same values, types and bits, and no pickle.
+
+    {"actor": {"weight": Tensor}, "step": 3, "clip": (0.2, inf)}
+ -> {"actor": {"weight": {"$tensor": "actor/weight"}}, "step": 3, "clip": {"$tuple": [0.2, {"$float":
+ "inf"}]}}
+    + {"actor/weight": Tensor}
+
+Known: None, bool, int of any size (random states have 128 bits), float, str, bytes, list, tuple, dict with
+any of these as keys, tensors, numpy arrays and scalars. Anything else is refused by its place in the tree.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, DamagedDataError
+
+_PLAIN = (type(None), bool, int, str)
+
+
+def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """(what JSON can hold, named tensors); `restore` is the inverse.
+
+    Raises
+    ------
+    ArgumentError
+        Something in the tree has no place in a file; the text says where.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _flatten(tree, "", tensors), tensors
+
+
+def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `flatten` was given.
+
+    Raises
+    ------
+    DamagedDataError
+        The tree and the tensors do not belong together.
+    """
+    if isinstance(tree, list):
+        return [restore(x, tensors) for x in tree]
+    if not isinstance(tree, dict):
+        return tree
+    mark = next(iter(tree), "")
+    if len(tree) == 1 and mark.startswith("$"):
+        if mark not in _RESTORE:
+            raise DamagedDataError(
+                "the state holds a kind of value that this version does not know", where=mark
+            )
+        return _RESTORE[mark](tree[mark], tensors)
+    return {key: restore(x, tensors) for key, x in tree.items()}
+
+
+def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold NaN or inf."""
+    return [
+        name for name, x in tensors.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())
+    ]
+
+
+def _flatten(x: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if type(x) in _PLAIN:
+        return x
+    if type(x) is float:
+        return x if math.isfinite(x) else {"$float": repr(x)}
+    if isinstance(x, Tensor):
+        return {"$tensor": _add(path, x.detach(), tensors)}
+    if isinstance(x, np.ndarray | np.generic):
+        return {
+            "$array" if isinstance(x, np.ndarray) else "$scalar": _add(path, _from_numpy(x, path), tensors)
+        }
+    if isinstance(x, bytes):
+        return {"$bytes": base64.b64encode(x).decode()}
+    if isinstance(x, list | tuple):
+        items = [_flatten(item, f"{path}/{i}", tensors) for i, item in enumerate(x)]
+        return items if isinstance(x, list) else {"$tuple": items}
+    if isinstance(x, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in x):
+            return {key: _flatten(item, f"{path}/{key}", tensors) for key, item in x.items()}
+        pairs = x.items()
+        return {
+            "$pairs": [[_flatten(k, path, tensors), _flatten(v, f"{path}/{k}", tensors)] for k, v in pairs]
+        }
+    raise ArgumentError(
+        f"{type(x).__name__} has no place in a checkpoint",
+        where=path.removeprefix("/") or "the state itself",
+        fix="Give tensors, arrays, numbers, strings, lists, tuples and dicts of them.",
+    )
+
+
+def _add(path: str, x: Tensor, tensors: dict[str, Tensor]) -> str:
+    name = path.removeprefix("/") or "value"
+    while name in tensors:  # "a/b" may be one key or two
+        name += "'"
+    tensors[name] = x
+    return name
+
+
+def _from_numpy(x: np.ndarray | np.generic, path: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(x))  # a copy: contiguous and in the machine's byte order, or refused
+    except TypeError as error:
+        raise ArgumentError(f"an array of {x.dtype} has no place in a checkpoint", where=path) from error
+
+
+def _tensor(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    if name not in tensors:
+        raise DamagedDataError("a tensor that the state names is missing", where=name)
+    return tensors[name]
+
+
+_RESTORE: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
+    "$tensor": _tensor,
+    "$array": lambda name, tensors: _tensor(name, tensors).numpy(),
+    "$scalar": lambda name, tensors: _tensor(name, tensors).numpy()[()],
+    "$float": lambda text, _: float(text),
+    "$bytes": lambda text, _: base64.b64decode(text),
+    "$tuple": lambda items, tensors: tuple(restore(x, tensors) for x in items),
+    "$pairs": lambda pairs, tensors: {restore(k, tensors): restore(v, tensors) for k, v in pairs},
+}

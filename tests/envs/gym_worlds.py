@@ -1,0 +1,83 @@
+"""Gymnasium envs that do exactly what a test asks of them."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+OBSERVATIONS = {
+    "vector": VECTOR,
+    "doubles": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
+    "image": spaces.Box(0, 255, (5, 4, 3), np.uint8),
+    "index": spaces.Discrete(4, start=2),
+    "bits": spaces.MultiBinary(3),
+    "nested": spaces.Dict(
+        {"place": VECTOR, "eye": spaces.Dict({"left": spaces.Box(0, 255, (2, 2), np.uint8), "seen": spaces.Discrete(3)})}
+    ),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "from_five": spaces.Discrete(3, start=5),
+    "several": spaces.MultiDiscrete([2, 4]),
+    "switches": spaces.MultiBinary(4),
+    "box": spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32)),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+}
+
+
+class Sampled(gym.Env):
+    """Observations drawn from the space; episodes of `length` steps; insists on actions of its space."""
+
+    def __init__(self, observation="vector", action="discrete", length=4, end="terminated") -> None:
+        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
+        self.length, self.end, self.received = length, end, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        self.shown = self.observation_space.sample()
+        return self.shown, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action) or self.action_space.contains(np.int64(action)), action
+        self.received.append(action)
+        self.t += 1
+        self.shown = self.observation_space.sample()
+        over = self.t >= self.length
+        return self.shown, 0.5 * self.t, over and self.end != "truncated", over and self.end != "terminated", {}
+
+
+class Breaking(gym.Env):
+    """A good env of endless episodes whose `at`-th step (from 1; 0 is the reset) is replaced by `fault(its result)`."""
+
+    def __init__(self, fault, at, observation="vector") -> None:
+        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS["discrete"]
+        self.fault, self.at = fault, at
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._maybe((self._see(), {}))
+
+    def step(self, action):
+        self.t += 1
+        return self._maybe((self._see(), 1.0, False, False, {}))
+
+    def _maybe(self, result):
+        return self.fault(result) if self.t == self.at else result
+
+    def _see(self):
+        return np.full(3, self.t, np.float32)
+
+
+def same_observation(stored, shown, space) -> bool:
+    """Whether a tensor(dict) holds what the env showed: Discrete as one-hot, all else as it is."""
+    if isinstance(space, spaces.Dict):
+        return all(same_observation(stored[name], shown[name], part) for name, part in space.spaces.items())
+    if isinstance(space, spaces.Discrete):
+        return stored.tolist() == [int(i == shown - space.start) for i in range(space.n)]
+    return stored.numpy().dtype == space.dtype and np.array_equal(stored.numpy(), shown)

@@ -1,0 +1,172 @@
+"""Several envs together, and envs under transforms: lane by lane they do what single envs do."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import pytest
+import torch
+from gym_worlds import Sampled
+
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import ArgumentError, EnvError
+from rlcli.keys import RESET
+from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
+
+LENGTHS = (2, 3, 5)
+
+
+def plain() -> list:
+    return [lambda n=n: GymEnv(Sampled(length=n, end="both")) for n in LENGTHS]
+
+
+def counting(make) -> TransformedEnv:
+    return TransformedEnv(make(), Compose(InitTracker(), StepCounter(), RewardSum()))
+
+
+def transformed() -> list:
+    return [lambda make=make: counting(make) for make in plain()]
+
+
+def seeded(env: EnvBase) -> EnvBase:
+    env.set_seed(4)
+    return env
+
+
+def roll(env: EnvBase, steps: int = 12):
+    torch.manual_seed(0)
+    return env.rollout(steps, break_when_any_done=False)
+
+
+def test_lanes_end_and_restart_each_on_their_own():
+    batch = roll(SerialEnv(3, plain()))
+    assert batch.shape == (3, 12) and batch.names == [None, "time"]
+    for lane, length in enumerate(LENGTHS):
+        expected = [(t + 1) % length == 0 for t in range(12)]
+        assert batch["next", "done"][lane, :, 0].tolist() == expected
+        assert batch["next", "reward"][lane, :, 0].tolist() == [0.5 * (t % length + 1) for t in range(12)]
+    carried = (batch["observation"][:, 1:] == batch["next", "observation"][:, :-1]).all(-1)
+    assert torch.equal(carried, ~batch["next", "done"][:, :-1, 0])
+
+
+def test_transforms_inside_or_outside_give_the_same_columns():
+    inside = roll(seeded(SerialEnv(3, transformed())))
+    outside = roll(counting(lambda: seeded(SerialEnv(3, plain()))))
+    assert set(inside.keys(True, True)) == set(outside.keys(True, True))
+    for key in ("is_init", "step_count", "episode_reward", ("next", "step_count"), ("next", "episode_reward"), ("next", "done")):
+        assert torch.equal(inside.get(key), outside.get(key)), key
+    assert inside["step_count"][0, :5, 0].tolist() == [0, 1, 0, 1, 0]
+    assert inside["is_init"][1, :5, 0].tolist() == [True, False, False, True, False]
+    assert inside["next", "episode_reward"][0, :4, 0].tolist() == [0.5, 1.5, 0.5, 1.5]
+
+
+@pytest.mark.parametrize("make", [plain, transformed], ids=["plain", "stacked"])
+def test_a_partial_reset_restarts_only_its_lanes(make):
+    env = SerialEnv(3, make())
+    td = env.rand_step(env.reset())["next"].exclude("reward")
+    before = td.clone()
+    mask = torch.tensor([[False], [True], [False]])
+    after = env.reset(td.set(RESET, mask))
+    for key in env.observation_spec.keys(True, True):
+        assert torch.equal(after.get(key)[[0, 2]], before.get(key)[[0, 2]]), key
+    assert not torch.equal(after["observation"][1], before["observation"][1])
+    assert not after["done"].any() and RESET not in after.keys()
+    # lane 1 now has its whole episode before it, the others are one step into theirs
+    batch = env.rollout(4, auto_reset=False, tensordict=after, break_when_any_done=False)
+    assert batch["next", "done"][..., 0].tolist() == [
+        [True, False, True, False],
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
+
+
+def test_a_partial_reset_passes_through_transforms():
+    env = counting(lambda: SerialEnv(3, plain()))
+    td = env.rand_step(env.reset())["next"].exclude("reward")
+    after = env.reset(td.set(RESET, torch.tensor([[False], [True], [False]])))
+    assert after["step_count"][:, 0].tolist() == [1, 0, 1]
+    assert after["is_init"][:, 0].tolist() == [False, True, False]
+    assert after["episode_reward"][:, 0].tolist() == [0.5, 0.0, 0.5]
+
+
+def test_a_batched_env_stops_when_any_lane_is_done():
+    assert SerialEnv(3, plain()).rollout(10).shape == (3, 2)
+
+
+def test_specs_have_the_batch_in_front():
+    env = counting(lambda: SerialEnv(3, plain()))
+    assert env.observation_spec["observation"].shape == (3, 3) and env.action_spec.shape == (3, 3)
+    assert env.observation_spec["step_count"].shape == (3, 1) and env.reward_spec.shape == (3, 1)
+    fake, real = env.fake_tensordict(), env.rand_step(env.reset())
+    assert set(fake.keys(True, True)) == set(real.keys(True, True))
+    assert all(fake.get(key).shape == real.get(key).shape for key in real.keys(True, True))
+
+
+def test_transformed_envs_flatten_and_append():
+    env = TransformedEnv(TransformedEnv(GymEnv(Sampled()), InitTracker()), StepCounter()).append_transform(RewardSum())
+    assert isinstance(env.base_env, GymEnv)
+    assert [type(t) for t in env.transforms] == [InitTracker, StepCounter, RewardSum]
+
+
+def test_a_step_counters_limit_truncates():
+    env = TransformedEnv(SerialEnv(2, lambda: GymEnv(Sampled(length=50))), StepCounter(max_steps=3))
+    batch = roll(env, 7)
+    assert batch["next", "truncated"][..., 0].nonzero()[:, 1].tolist() == [2, 5, 2, 5]
+    assert not batch["next", "terminated"].any() and batch["step_count"][1, :, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_lanes_of_one_seed_have_different_episodes_and_repeat():
+    def first(seed):
+        env = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+        env.set_seed(seed)
+        return env.reset()["observation"]
+
+    assert torch.equal(first(1), first(1))
+    assert len({tuple(row) for seed in (1, 2) for row in first(seed).tolist()}) == 6
+
+
+def test_makers_must_match_the_number_and_spaces_one_another():
+    with pytest.raises(ArgumentError, match="one env maker per env"):
+        SerialEnv(2, plain())
+    with pytest.raises(EnvError, match="differ in their spaces"):
+        SerialEnv(2, [lambda: GymEnv(Sampled("vector")), lambda: GymEnv(Sampled("image"))])
+
+
+def test_closing_reaches_every_env():
+    closed = []
+
+    class Closing(Sampled):
+        def close(self):
+            closed.append(self)
+
+    for make in (lambda: GymEnv(Closing()), lambda: TransformedEnv(GymEnv(Closing()), StepCounter())):
+        env = SerialEnv(2, make)
+        env.close()
+        assert env.is_closed
+    assert len(closed) == 4
+
+
+@pytest.mark.parametrize(("env_id", "limit", "steps"), [("CartPole-v1", 12, 200), ("HalfCheetah-v5", 15, 40)])
+def test_stepping_around_bookkeeping_wrappers_changes_no_bit(env_id, limit, steps):
+    """`gym.make` with all its wrappers, stepped by hand, is the oracle; TimeLimit's flag on a terminated step included."""
+    if env_id.startswith("HalfCheetah"):
+        pytest.importorskip("mujoco")
+    env = GymEnv(env_id, max_episode_steps=limit)
+    env.set_seed(3)
+    torch.manual_seed(0)
+    ours = env.rollout(steps, break_when_any_done=False)
+    wrapped = gym.make(env_id, max_episode_steps=limit)
+    seen, ends = [wrapped.reset(seed=env.lanes.seeds[0])[0]], []
+    box = isinstance(wrapped.action_space, gym.spaces.Box)
+    for t in range(steps):
+        action = ours["action"][t].numpy() if box else int(ours["action"][t].argmax())
+        observation, reward, terminated, truncated, _ = wrapped.step(action)
+        assert ours["next", "observation"][t].tolist() == observation.tolist()
+        assert ours["observation"][t].tolist() == seen[-1].tolist()
+        assert ours["next", "reward"][t].item() == torch.tensor(reward, dtype=torch.float32).item()
+        flags = (terminated, truncated)
+        assert (ours["next", "terminated"][t].item(), ours["next", "truncated"][t].item()) == flags
+        ends.append(flags)
+        seen.append(wrapped.reset()[0] if any(flags) else observation)
+    assert any(truncated for _, truncated in ends)
+    if env_id == "CartPole-v1":
+        assert (True, False) in ends and (False, True) in ends

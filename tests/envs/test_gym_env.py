@@ -1,0 +1,159 @@
+"""One gymnasium env behind TensorDicts: what it shows is stored as it is, what is sent is what the env expects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gym_worlds import ACTIONS, OBSERVATIONS, Sampled, same_observation
+from tensordict import TensorDict
+
+from rlcli.envs import GymEnv
+from rlcli.errors import ArgumentError
+from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_observations_are_stored_as_the_env_shows_them(kind):
+    env = GymEnv(Sampled(kind))
+    td = env.reset()
+    for _ in range(3):
+        stored = td if kind == "nested" else td["observation"]
+        assert same_observation(stored, env.gym.shown, env.gym.observation_space)
+        assert env.observation_spec.is_in(td.select(*env.observation_spec.keys(True, True)))
+        td = env.rand_step(td)["next"]
+
+
+def test_doubles_are_narrowed_on_request_and_integers_never():
+    env = GymEnv(Sampled("doubles"), narrow=True)
+    td = env.reset()
+    assert td["observation"].dtype == env.observation_spec["observation"].dtype == torch.float32
+    assert np.array_equal(td["observation"].numpy(), env.gym.shown.astype(np.float32))
+    assert GymEnv(Sampled("image"), narrow=True).reset()["observation"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("kind", "categorical", "expected"),
+    [
+        ("discrete", False, OneHot(3)),
+        ("discrete", True, Categorical(3)),
+        ("from_five", False, OneHot(3)),
+        ("from_five", True, Categorical(3)),
+        ("several", False, MultiOneHot([2, 4])),
+        ("several", True, MultiCategorical([2, 4])),
+        ("switches", False, Binary(4, dtype=torch.int8)),
+        ("box", False, Bounded(torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 2.0]), (2,))),
+        ("unbounded", True, Unbounded((2,))),
+    ],
+)
+def test_actions_have_specs_and_reach_the_env_in_its_own_form(kind, categorical, expected):
+    env = GymEnv(Sampled(action=kind), categorical_action_encoding=categorical)
+    assert env.action_spec == expected
+    td = env.reset()
+    for _ in range(3):
+        td = env.rand_step(td)
+        assert env.action_spec.is_in(td["action"])
+        td = td["next"].exclude("reward")
+    assert len(env.gym.received) == 3  # the env refuses what is not in its space
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "sent"),
+    [
+        ("from_five", torch.tensor([0, 1, 0]), 6),
+        ("several", torch.tensor([0, 1, 0, 0, 1, 0]), [1, 2]),
+        ("switches", torch.tensor([1, 0, 0, 1], dtype=torch.int8), [1, 0, 0, 1]),
+        ("box", torch.tensor([0.5, -1.5]), [0.5, -1.5]),
+        ("box", torch.tensor([3.0, -3.0]), [1.0, -2.0]),
+        ("unbounded", torch.tensor([30.0, -3.0]), [30.0, -3.0]),
+    ],
+)
+def test_what_the_env_gets(kind, action, sent):
+    env = GymEnv(Sampled(action=kind))
+    given = action.clone()
+    env.step(env.reset().set("action", action))
+    assert np.array_equal(env.gym.received[0], sent)
+    assert torch.equal(action, given)  # clipping happens on the way, not in the batch
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated", "both"])
+def test_ends_are_flagged_apart_and_done_is_their_union(end):
+    env = GymEnv(Sampled(length=2, end=end))
+    td = env.rand_step(env.reset())
+    flags = ("done", "terminated", "truncated")
+    assert not any(td["next", flag].item() for flag in flags)
+    td = env.rand_step(td["next"].exclude("reward"))
+    expected = [True, end != "truncated", end != "terminated"]
+    assert [td["next", flag].item() for flag in flags] == expected
+    assert td["next", "reward"].dtype == torch.float32 and td["next", "reward"].tolist() == [1.0]
+
+
+def test_step_and_maybe_reset_keeps_the_true_successor_and_goes_on_with_a_reset():
+    env = GymEnv(Sampled(length=2))
+    td = env.reset()
+    td, following = env.step_and_maybe_reset(env.rand_action(td))
+    assert torch.equal(following["observation"], td["next", "observation"]) and "reward" not in following.keys()
+    td, following = env.step_and_maybe_reset(env.rand_action(following))
+    assert td["next", "done"].item() and not following["done"].item()
+    assert not torch.equal(following["observation"], td["next", "observation"])
+    assert same_observation(following["observation"], env.gym.shown, env.gym.observation_space)
+
+
+def test_rollouts_stop_at_an_end_or_go_on_through_resets():
+    env = GymEnv(Sampled(length=4))
+    assert env.rollout(10).shape == (4,)
+    whole = env.rollout(10, break_when_any_done=False)
+    assert whole.shape == (10,) and whole.names == ["time"]
+    assert whole["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist() == [3, 7]
+    same = (whole["observation"][1:] == whole["next", "observation"][:-1]).all(-1)
+    assert same.tolist() == [i not in (3, 7) for i in range(9)]
+
+
+def test_rollouts_follow_a_policy_and_can_start_anywhere():
+    env = GymEnv(Sampled(length=50), categorical_action_encoding=True)
+    seen = []
+    start = env.reset()
+    batch = env.rollout(
+        3,
+        lambda td: td.set("action", torch.tensor(2)),
+        auto_reset=False,
+        tensordict=start.clone(),
+        callback=lambda _, td: seen.append(td["next", "reward"].item()),
+    )
+    assert batch["action"].tolist() == [2, 2, 2] and env.gym.received == [2, 2, 2]
+    assert torch.equal(batch["observation"][0], start["observation"])
+    assert seen == [0.5, 1.0, 1.5]
+
+
+def test_the_fake_tensordict_has_the_layout_of_a_real_step():
+    env = GymEnv(Sampled("nested", "box"))
+    fake, real = env.fake_tensordict(), env.rand_step(env.reset())
+    assert set(fake.keys(True, True)) == set(real.keys(True, True))
+    for key in real.keys(True, True):
+        assert fake.get(key).shape == real.get(key).shape and fake.get(key).dtype == real.get(key).dtype, key
+
+
+def test_specs_name_every_key():
+    env = GymEnv(Sampled("nested"))
+    assert isinstance(env.observation_spec, Composite)
+    assert set(env._observation_keys_step_mdp) == {"place", ("eye", "left"), ("eye", "seen")}
+    assert env._state_keys_step_mdp == []
+    assert env.full_done_spec.keys(True, True) == ["done", "terminated", "truncated"]
+
+
+def test_a_step_without_action_is_refused():
+    env = GymEnv(Sampled())
+    env.reset()
+    with pytest.raises(ArgumentError, match="holds no action"):
+        env.step(TensorDict({}, batch_size=()))
+
+
+def test_set_seed_covers_the_first_episode():
+    def first(seed):
+        env = GymEnv("CartPole-v1")
+        env.set_seed(seed)
+        return env.rollout(30, lambda td: td.set("action", torch.tensor([0, 1])), break_when_any_done=False)
+
+    a, b, c = first(1), first(1), first(2)
+    assert torch.equal(a["observation"], b["observation"])
+    assert not torch.equal(a["observation"][0], c["observation"][0])

@@ -1,0 +1,74 @@
+"""Envs by id: what cannot be built is answered with a sentence."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gym_worlds import Sampled
+
+from rlcli.envs import GymEnv
+from rlcli.envs import make as make_module
+from rlcli.envs.make import make_gym
+from rlcli.errors import ConfigError, EnvError
+
+
+def test_wrappers_apply_in_order_and_limits_replace_the_registered_one():
+    env = make_gym(
+        "CartPole-v1",
+        max_episode_steps=7,
+        wrappers=[gym.wrappers.FlattenObservation, lambda env: gym.wrappers.DtypeObservation(env, np.float64)],
+    )
+    assert isinstance(env, gym.wrappers.DtypeObservation) and isinstance(env.env, gym.wrappers.FlattenObservation)
+    assert env.spec.max_episode_steps == 7
+
+
+def test_an_unknown_id_gets_the_nearest_names():
+    with pytest.raises(ConfigError, match=r"unknown env id 'CartPol-v1' \(env\.id\).* Did you mean CartPole-v1"):
+        GymEnv("CartPol-v1")
+    with pytest.raises(ConfigError, match="'CartPole-v9'"):
+        GymEnv("CartPole-v9")
+
+
+def test_a_setting_that_the_env_does_not_take_is_named():
+    with pytest.raises(ConfigError, match=r"CartPole-v1 does not take these settings \(env\.kwargs\): .*colour"):
+        GymEnv("CartPole-v1", colour="red")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("mujoco", "mujoco"), ("Box2D", "box2d"), ("cv2", "atari")])
+def test_a_missing_package_names_the_extra(package, extra, monkeypatch):
+    def fail(*_, **__):
+        raise gym.error.DependencyNotInstalled(f"No module named {package!r}")
+
+    monkeypatch.setattr(gym, "make", fail)
+    with pytest.raises(EnvError, match=rf"pip install \"rlcli\[{extra}\]\""):
+        make_gym("Some-v0")
+
+
+def test_a_missing_emulator_names_the_extra(monkeypatch):
+    monkeypatch.setattr(make_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvError, match=r"ALE/Pong-v5 needs ale-py.*rlcli\[atari\]"):
+        make_gym("ALE/Pong-v5")
+
+
+def test_an_env_that_raises_while_it_is_built_keeps_its_text():
+    class Fails(Sampled):
+        def __init__(self):
+            raise OSError("no such port")
+
+    gym.register("test/Fails-v0", entry_point=Fails)
+    with pytest.raises(EnvError, match=r"could not be built \(test/Fails-v0\): OSError: no such port"):
+        make_gym("test/Fails-v0")
+    del gym.registry["test/Fails-v0"]
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Text(4), gym.spaces.Tuple([gym.spaces.Discrete(2)])])
+def test_spaces_that_cannot_be_used_are_refused_at_once(space):
+    env = Sampled()
+    env.observation_space = space
+    with pytest.raises(EnvError, match=f"type {type(space).__name__} cannot be used"):
+        GymEnv(env)
+    env = Sampled()
+    env.action_space = space
+    with pytest.raises(EnvError, match=f"type {type(space).__name__} cannot be used"):
+        GymEnv(env)

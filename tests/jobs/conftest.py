@@ -1,0 +1,42 @@
+"""Short training runs in a temporary folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.cli.compose import configure
+from rlcli.config.build import build_collector, build_env, build_policy, build_ppo, build_update, keys_to_keep
+from rlcli.jobs import train
+
+SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "run.eval_episodes=0", "console=off"]
+
+
+@pytest.fixture
+def short_run(tmp_path, monkeypatch):
+    """`short_run(*overrides) -> Run`: a CartPole run of a few thousand frames."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides: str):
+        words = [*SHORT, *overrides]
+        return train(configure("train", words), words)
+
+    return run
+
+
+@pytest.fixture
+def weights_after():
+    """`weights_after(*overrides) -> flat weights`: the plain loop without folder, report or checkpoint."""
+
+    def run(*overrides: str):
+        cfg = configure("train", [*SHORT, *overrides])
+        env = build_env(cfg.env, gamma=cfg.value.gamma)
+        policy = build_policy(cfg, env)
+        advantage, loss = build_ppo(cfg, policy)
+        collector = build_collector(cfg, env, policy, keys_to_keep(cfg, loss, env))
+        update = build_update(cfg, loss)
+        while collector.steps_left():
+            done = collector.frames / cfg.total_frames
+            update(advantage(collector.rollout(collector.steps_left())), done)
+        return update.flat.tensor.detach().clone()
+
+    return run

@@ -1,0 +1,115 @@
+"""A run that was stopped and resumed ends where it would have ended, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+import torch
+
+from rlcli.errors import ConfigError, StoppedSafely
+from rlcli.jobs import resume
+from rlcli.training import checkpoint
+from rlcli.training.run_folder import CHECKPOINTS, open_run
+from rlcli.training.saver import Saver
+
+TASKS = {
+    "cartpole exact": [],
+    "cartpole compact": ["memory=compact"],
+    "pendulum, scaled": [
+        "env.id=Pendulum-v1",
+        "memory=full",
+        "env.normalize_observation=true",
+        "env.normalize_reward=true",
+        "env.frame_stack=2",
+        "env.max_episode_steps=90",
+        "collector.max_frames_per_traj=70",
+    ],
+    "shared net, annealed clip": ["policy.shared=true", "loss.anneal_clip=true", "optim=adamw", "loss.clip_value=0.2"],
+}
+
+
+def final_state(run) -> dict:
+    return checkpoint.load_latest(run.path / CHECKPOINTS).state
+
+
+def same(a, b, where="") -> None:
+    """Equal trees, except for what measures time or tells of a damage."""
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            if key not in ("clock", "seconds", "warnings"):
+                same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, list):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{where}/{i}")
+    elif hasattr(a, "tobytes"):
+        assert a.tobytes() == b.tobytes(), where
+    else:
+        assert a == b, where
+
+
+@contextlib.contextmanager
+def stop_after(batches: int):
+    """Ask a run to stop after its k-th batch, as a signal between two batches does."""
+    original, seen = Saver.after_batch, []
+
+    def after_batch(self, frames):
+        seen.append(frames)
+        if len(seen) == batches:
+            self.stop.requested, self.stop.reason = True, "a test"
+        original(self, frames)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedSafely):
+        patch.setattr(Saver, "after_batch", after_batch)
+        yield
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+def test_stopped_and_resumed_equals_uninterrupted(short_run, task):
+    whole = final_state(short_run("run.dir=whole", *task))
+    cut = random.Random(str(task)).randrange(1, 8)
+    with stop_after(cut):
+        short_run("run.dir=cut", *task)
+    same(final_state(resume("cut")), whole)
+
+
+def test_a_run_cut_at_every_batch_still_ends_the_same(short_run):
+    whole = final_state(short_run("run.dir=whole"))
+    with stop_after(1):
+        short_run("run.dir=cut")
+    for _ in range(6):
+        with stop_after(1):
+            resume("cut")
+    same(final_state(resume("cut")), whole)
+    assert [record["frames"] for record in open_run("cut").metrics()] == [512 * k for k in range(1, 9)]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(short_run, capsys):
+    run = short_run("run.checkpoint_every=1024", "console=plain")
+    whole = final_state(run)
+    newest = run.checkpoints[-1] / "tensors.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    capsys.readouterr()
+    again = resume(run.path)
+    assert "checkpoint file is damaged" in capsys.readouterr().out and again.summary["warnings"]
+    same(final_state(again), whole)
+
+
+def test_what_would_break_exactness_cannot_be_overridden(short_run):
+    run = short_run()
+    for override in ("env.num=4", "policy.hidden=[8]", "collector.frames_per_batch=64", "seed=3"):
+        with pytest.raises(ConfigError, match=override.split("=")[0]):
+            resume(run.path, [override])
+
+
+def test_a_finished_run_can_go_on_for_longer(short_run):
+    run = short_run()
+    assert resume(run.path, ["total_frames=5120"]).summary["frames"] == 5120
