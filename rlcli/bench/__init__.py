@@ -1,0 +1,20 @@
+"""Benches for users: `rlcli bench NAME` measures their machine, env and nets beside hand-written loops and peers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+NAMES = {
+    "collect": "frames a second against hand-written loops, bare envs and other frameworks",
+    "update": "one PPO update against plain torch written by hand",
+    "train": "wall time of a whole PPO run against SB3, the same hyper-parameters",
+    "start": "how long the command line takes to answer",
+}
+
+
+def run(name: str, overrides: list[str]) -> int:
+    """Measure, print the tables, and write `bench.json` in the working folder."""
+    from rlcli.bench.harness import publish
+
+    publish(import_module(f"rlcli.bench.{name}").measure(overrides))
+    return 0

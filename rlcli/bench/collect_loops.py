@@ -103,6 +103,74 @@ def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Modu
     return collect
 
 
+class Point(gym.Env):
+    """A point that is pushed towards a goal: dict observations, box actions, one numpy operation a step."""
+
+    def __init__(self) -> None:
+        box = gym.spaces.Box
+        self.observation_space = gym.spaces.Dict(
+            {"place": box(-np.inf, np.inf, (4,), np.float32), "goal": box(-1.0, 1.0, (2,), np.float32)}
+        )
+        self.action_space = box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = np.zeros(4, np.float32)
+        self.goal = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        self.clock = 0
+        return {"place": self.place, "goal": self.goal}, {}
+
+    def step(self, action):
+        self.clock += 1
+        self.place = self.place + 0.1 * np.concatenate((self.place[2:], action))
+        gap = float(abs(self.place[0] - self.goal[0]) + abs(self.place[1] - self.goal[1]))
+        return {"place": self.place, "goal": self.goal}, -gap, gap < 0.05, self.clock >= 200, {}
+
+
+def dict_and_box(make: Callable[[], gym.Env], lanes: int, steps: int, net, std: torch.Tensor, seed: int = 0):
+    """Dict observations `net(place, goal)` and box actions."""
+    envs = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
+    names = list(envs.single_observation_space.spaces)
+    state = {name: torch.as_tensor(x) for name, x in envs.reset(seed=seed)[0].items()}
+    width = {name: envs.single_observation_space[name].shape for name in names}
+    d = envs.single_action_space.shape
+    low, high = envs.single_action_space.low, envs.single_action_space.high
+
+    def collect() -> Stored:
+        rows = {name: torch.empty(steps, lanes, *width[name]) for name in names}
+        next_rows = {name: torch.empty(steps, lanes, *width[name]) for name in names}
+        actions = torch.empty(steps, lanes, *d)
+        log_probs, rewards = torch.empty(steps, lanes), torch.empty(steps, lanes)
+        terminated = torch.empty(steps, lanes, dtype=torch.bool)
+        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        obs = dict(state)
+        for t in range(steps):
+            with torch.no_grad():
+                law = Normal(net(*(obs[name] for name in names)), std)
+                action = law.sample()
+                log_probs[t] = law.log_prob(action).sum(-1)
+            actions[t] = action
+            after, reward, term, trunc, infos = envs.step(np.clip(action.numpy(), low, high))
+            for name in names:
+                rows[name][t] = obs[name]
+                obs[name] = torch.as_tensor(after[name])
+                next_rows[name][t] = obs[name]
+            if "final_obs" in infos:
+                for lane in np.flatnonzero(infos["_final_obs"]):
+                    for name in names:
+                        next_rows[name][t, lane] = torch.as_tensor(infos["final_obs"][lane][name])
+            rewards[t] = torch.as_tensor(reward, dtype=torch.float32)
+            terminated[t] = torch.as_tensor(term)
+            truncated[t] = torch.as_tensor(trunc)
+        state.update(obs)
+        return Stored(
+            obs=rows, next_obs=next_rows, action=actions, log_prob=log_probs, reward=rewards,
+            terminated=terminated, truncated=truncated,
+        )  # fmt: skip
+
+    return collect
+
+
 def bare(make: Callable[[], gym.Env], lanes: int, steps: int, seed: int = 0) -> Callable[[], None]:
     """Nothing but the envs: their own step and reset, bookkeeping wrappers taken off, actions drawn ahead."""
     from rlcli.envs.strip import strip

@@ -19,7 +19,7 @@ from rlcli.collectors.finals import Finals
 from rlcli.collectors.programs import Bound, Program, RandomProgram
 from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
 from rlcli.envs.contract import broken
-from rlcli.envs.lanes import Lanes, reward_column
+from rlcli.envs.lanes import Lanes, Outcome, reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
 from rlcli.transforms import Faces, RowOp, Transform
 from rlcli.transforms.base import RAW
@@ -124,8 +124,8 @@ class Engine:
         self.live: Schema = {**faces.rows, **program.live}
         self.carrier = {key: np.empty((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
-        self.rescales = any(REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after)
-        self.raw_reward: np.ndarray | None = None  # [N, T, 1] of the last batch, as the env gave it
+        self.rescales = self.reward_rows or any(REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after)
+        self.raw_reward: np.ndarray | None = None  # [N, T, 1] of the last batch, where transforms change it
         columns: Schema = {**random.once, **program.once, **_always(track_ids)}
         read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
         self.once: Schema = {
@@ -270,11 +270,11 @@ class Engine:
         """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left."""
         data, lanes = dict(batch.columns.data), self.lanes
         outcome = lanes.take_outcome()
-        self._check_finite(batch)
+        self._check_finite(batch, outcome)
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
             reward_column(outcome, lanes, batch.columns.steps, column[..., 0])
-            self.raw_reward = column.copy() if self.rescales else column
+            self.raw_reward = column.copy() if self.rescales else None
         flags = [data[key] for key in (TERMINATED, TRUNCATED, DONE) if key in data]
         for column in flags:
             column.fill(False)
@@ -297,23 +297,24 @@ class Engine:
         self.fresh = np.zeros(lanes.n, np.bool_)
         return data
 
-    def _check_finite(self, batch: _BoundBatch) -> None:
+    def _check_finite(self, batch: _BoundBatch, outcome: Outcome) -> None:
         """Observations of the batch are finite, or an error names the first that is not."""
         for key in self.lanes.schema:
-            rows = batch.columns.rows.get(key, [np.empty(0, np.bool_)])
-            column = batch.columns.data.get(key)
-            if rows[0].dtype.kind != "f" or column is None:
+            column, carrier = batch.columns.data.get(key), self.carrier.get(key)
+            if column is None or carrier is None or column.dtype.kind != "f":
                 continue
-            for values in (column, rows[-1], *batch.finals.values.get(key, ())):
-                if not np.isfinite(values).all():
-                    lane = int(np.argwhere(~np.isfinite(values))[0][0])
-                    raise broken(
-                        self.lanes,
-                        f"the env's {show(key)} is not finite",
-                        lane=lane if len(values) == self.lanes.n else 0,
-                        expected="finite numbers",
-                        got="NaN or infinity",
-                    )
+            finals = batch.finals.stacked().get(key, carrier[:0])
+            if all(np.isfinite(values).all() for values in (column, carrier, finals)):
+                continue
+            steps = batch.columns.steps  # row t+1 was shown by step t; row 0 passed when it was the carrier
+            found = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
+            found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(carrier))]
+            found += [batch.finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(finals))]
+            t, lane = min(found)
+            raise broken(
+                self.lanes, f"the env's {show(key)} is not finite", lane=lane, at=(max(t, 0), outcome.ends),
+                expected="finite numbers", got="NaN or infinity",
+            )  # fmt: skip
 
 
 class _RewardRows(RowOp):

@@ -240,7 +240,7 @@ class Collector(BaseCollector):
 
     @property
     def raw_reward(self) -> np.ndarray | None:
-        """The last batch's rewards `[N, T, 1]` as the env gave them, before any transform."""
+        """The last batch's rewards `[N, T, 1]` as the env gave them; None where no transform changes rewards."""
         return self.engine.raw_reward
 
     # ---- weights, seeds, end -----------------------------------------------------------------------------------

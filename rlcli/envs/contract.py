@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rlcli.errors import EnvError
@@ -19,14 +20,34 @@ def _place(lanes: Any, lane: int | None) -> str:
     return where
 
 
+def _past_place(lanes: Any, lane: int, t: int, ends: Sequence[tuple]) -> str:
+    """The place of step `t` of a batch that is over: episodes may have ended since."""
+    episode = lanes.episodes[lane] - sum(1 for end in ends if end[1] == lane and end[0] >= t)
+    where = f"env {lanes.name}, lane {lane}, episode {episode}, step {t} of the batch"
+    seed = lanes.seed_used(lane, episode)
+    return where if seed is None else f"{where}, seed {seed}"
+
+
 def broken(
-    lanes: Any, what: str, *, lane: int | None, expected: str, got: str, action: Any = None, fix: str | None = None
+    lanes: Any,
+    what: str,
+    *,
+    lane: int | None,
+    expected: str,
+    got: str,
+    action: Any = None,
+    fix: str | None = None,
+    at: tuple[int, Sequence[tuple]] | None = None,
 ) -> EnvError:
-    """An error naming env, lane, episode, step, seed, what was expected and what came."""
+    """An error naming env, lane, episode, step, seed, what was expected and what came.
+
+    `at` is given for what is found after a batch: the step in it, and the batch's ends.
+    """
     why = f"expected {expected}, got {got}"
     if action is not None:
         why += f" after action {action!r}"
-    return EnvError(what, where=_place(lanes, lane), why=why, fix=fix)
+    where = _place(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
+    return EnvError(what, where=where, why=why, fix=fix)
 
 
 def env_raised(lanes: Any, error: BaseException, lane: int | None, during: str, action: Any = None) -> EnvError:

@@ -24,6 +24,7 @@ from rlcli.errors import RlcliError
 from rlcli.keys import Key
 
 NONE: Sequence[int] = ()
+NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 Rows = dict[Key, list[np.ndarray]]
 
 
@@ -77,6 +78,10 @@ class Lanes:
         `every_episode` seeds each episode on its own, which makes it replayable; otherwise only the first is seeded.
         """
         raise NotImplementedError
+
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        """The seed of an episode, or the last one its lane was given before; None where there was none."""
+        return None
 
     def limit_frames(self, steps: int) -> None:
         """Truncate every episode after `steps` steps, beside the env's own limit."""
@@ -165,6 +170,9 @@ class GymLanes(Lanes):
         assert self._run_seed is not None
         return episode_seed(self._run_seed, self._first_lane + lane, episode, self._total)
 
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]
+
     def _begin(self, lane: int):
         """Reset one env; its first observation."""
         self.episodes[lane] += 1
@@ -208,6 +216,7 @@ class GymLanes(Lanes):
         only = self.leaves[0] if plain(self.leaves) else None
         column = rows[only.key] if only else []
         size, dtype, array = (math.prod(only.shape), only.dtype, np.ndarray) if only else (0, None, None)
+        ndim = len(only.shape) if only else 0
 
         def step(t: int, actions) -> Sequence[int]:
             now = clock[0] = clock[0] + 1
@@ -225,7 +234,7 @@ class GymLanes(Lanes):
                     if target is None:
                         write(row, lane, value)
                     else:  # one plain array: `write` without its call; of equal size, numpy refuses another shape
-                        if value.__class__ is not array or value.dtype is not dtype or value.size != size:
+                        if value.__class__ is not array or value.dtype is not dtype or value.size != size or value.ndim != ndim:
                             value = only.read(value)  # type: ignore[union-attr]
                         target[lane] = value
                     last[lane] = value
@@ -303,22 +312,20 @@ def reward_column(outcome: Outcome, lanes: Lanes, steps: int, out: np.ndarray) -
     EnvError
         A reward that is no number, or not finite; names lane and step.
     """
-    try:
-        values = np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
-    except (TypeError, ValueError):
-        values = np.asarray(outcome.rewards, dtype=object)
-    if values.dtype.kind not in "fiub" or values.ndim != 1:
-        for index, value in enumerate(outcome.rewards):
-            if not isinstance(value, (int, float, np.number, np.bool_)):
-                got = f"{value!r} ({type(value).__name__})"
-                raise broken(lanes, "the reward is not a number", lane=index % lanes.n, expected="a float", got=got)
-        values = np.asarray([float(value) for value in outcome.rewards])
+    if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
+        index = next(i for i, value in enumerate(outcome.rewards) if not isinstance(value, NUMBERS))
+        value = outcome.rewards[index]
+        raise broken(
+            lanes, "the reward is not a number", lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
+            expected="a float", got=f"{value!r} ({type(value).__name__})",
+        )  # fmt: skip
+    values = np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
     if not math.isfinite(values.sum()):
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             index = int(bad[0])
             raise broken(
-                lanes, f"the reward is not finite at step {index // lanes.n} of the batch", lane=index % lanes.n,
+                lanes, "the reward is not finite", lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
                 expected="a finite number", got=str(values[index]),
             )  # fmt: skip
     out[...] = values.reshape(steps, lanes.n).T

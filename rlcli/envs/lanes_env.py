@@ -7,9 +7,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.base import EnvBase
+from rlcli.envs.contract import broken
 from rlcli.envs.gym_spaces import from_gym_space
 from rlcli.envs.lanes import Lanes, reward_column
-from rlcli.keys import ACTION, RESET
+from rlcli.keys import ACTION, RESET, show
 from rlcli.specs import Composite, Unbounded
 
 
@@ -75,6 +76,13 @@ class LanesEnv(EnvBase):
         flags = np.zeros((2, n, 1), np.bool_)
         for _, lane, terminated, truncated in outcome.ends:
             flags[0, lane, 0], flags[1, lane, 0] = terminated, truncated
+        for key, array in row.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                lane = int(np.argwhere(~np.isfinite(array))[0][0])
+                raise broken(
+                    self.lanes, f"the env's {show(key)} is not finite", lane=lane,
+                    expected="finite numbers", got="NaN or infinity",
+                )  # fmt: skip
         out = self._observations(row)
         shape = (*self.batch_size, 1)
         out.set("reward", torch.from_numpy(reward).reshape(shape))

@@ -21,7 +21,7 @@ from rlcli.envs.lanes_env import LanesEnv
 from rlcli.envs.native_replay import is_replayable, restore, state_of
 from rlcli.envs.observations import BadValue, Leaf, leaves
 from rlcli.envs.strip import NO_LIMIT
-from rlcli.errors import RlcliError
+from rlcli.errors import ArgumentError, RlcliError
 from rlcli.keys import Key
 
 
@@ -83,6 +83,9 @@ class NativeLanes(Lanes):
         """The seed of a lane's k-th episode: the one a single env in this lane would get."""
         assert self._run_seed is not None
         return episode_seed(self._run_seed, self._first_lane + lane, episode, self._total)
+
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        return self.seed_of(lane, episode) if self.every_episode else self.seeds[lane]
 
     def limit_frames(self, steps: int) -> None:
         self.limit = min(self.limit, steps)
@@ -236,6 +239,8 @@ def make_native(
     ConfigError, EnvError
         No such engine, one that cannot reset single lanes, or a missing package; the sentence says what to use instead.
     """
+    if num < 1:
+        raise ArgumentError("a native engine needs at least one lane", why=f"got {num}")
     engine = EnvpoolEngine(env_id, num, **kwargs) if pool else make_engine(env_id, num, **kwargs)
     return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow)
 

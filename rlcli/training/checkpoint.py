@@ -68,7 +68,7 @@ def save(
     state : nested dict
         See `rlcli.training.state_tree`.
     number : int
-        The frames it stands at. A run that fell back may pass them again, so folders have a count of their own.
+        The frames it stands at. A run that fell back may pass them again: folders have their own count.
     config, versions : dict, optional
         What the run was made with.
     keep : int

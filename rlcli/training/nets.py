@@ -56,7 +56,7 @@ class ByAutograd:
         return params, value
 
     def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
-        self.flat.grad.zero_()
+        pass
         pairs = zip(self._outputs, (*param_grads, value_grad), strict=True)
         learned = [(x, g.view_as(x)) for x, g in pairs if x.requires_grad]
         torch.autograd.backward([x for x, _ in learned], [g for _, g in learned])

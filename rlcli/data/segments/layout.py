@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from rlcli.data.journal import Record
@@ -28,7 +28,7 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
         A value is not a tensor.
     """
     layout = {}
-    for key, value in batch.items(include_nested=True, leaves_only=True):
+    for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         if not isinstance(value, Tensor):
             raise ArgumentError(
                 f"{show(key)} is not a tensor",

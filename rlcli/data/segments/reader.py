@@ -139,7 +139,7 @@ def open_segments(folder: Path | str) -> SegmentReader:
 
 
 def verify_segments(folder: Path | str) -> list[str]:
-    """One sentence for everything in a folder of segments that is not as it was written; damage never raises."""
+    """One sentence for everything in a folder of segments that is not as it was written; never raises for it."""
     try:
         return SegmentReader(folder, check_sizes=False).verify()
     except DamagedDataError as error:

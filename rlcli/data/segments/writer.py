@@ -53,7 +53,7 @@ class SegmentWriter:
     Raises
     ------
     ResourceError
-        The folder holds segments already, is being written by another process, is read-only, or its disk is full.
+        The folder holds segments already, is written by another process, is read-only, or its disk is full.
     DamagedDataError
         On resume: the journal was altered.
     """

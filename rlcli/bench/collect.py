@@ -1,0 +1,204 @@
+"""`rlcli bench collect`: our collector against hand-written loops, bare envs and other frameworks' collectors.
+
+Every comparison is between sides that do the same work on the same env engine; the hand-written ones are in
+`collect_loops.py`.  What each side stored is checked before anything is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import torch
+from tensordict import TensorDictBase
+
+from rlcli.bench import collect_loops as by_hand
+from rlcli.bench.harness import Report, interleave, ratio, settings
+from rlcli.bench.peers import collectors as peers
+from rlcli.collectors import Collector
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.envs.make import make_gym
+from rlcli.errors import NumericsError
+from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, under_next
+from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.objectives.value import GAE
+from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
+
+DEFAULTS: dict[str, Any] = {
+    "env.id": "CartPole-v1",
+    "continuous": "HalfCheetah-v5",  # "" leaves it out
+    "frames_per_batch": 2048,
+    "rounds": 9,
+    "threads": 1,
+    "peers": True,
+    "faces": True,  # tensordict policies, bookkeeping, dict observations
+}
+BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
+FLAGS = [REWARD, DONE, TERMINATED, TRUNCATED]
+
+
+def run(overrides: list[str]) -> dict[str, Any]:
+    """Measure; the result is `Report.as_dict()`."""
+    return measure(overrides).as_dict()
+
+
+def measure(overrides: list[str]) -> Report:
+    """All comparisons, one after the other; within each the sides take turns."""
+    given = settings(DEFAULTS, overrides)
+    torch.set_num_threads(given["threads"])
+    report = Report("collect", given, unit="frame")
+    for lanes, bar in BARS.items():
+        _against_hand(report, given, given["env.id"], lanes, bar)
+    _against_bare_and_peers(report, given)
+    if given["continuous"]:
+        for lanes in (1, 8):
+            _against_hand(report, given, given["continuous"], lanes, ">= 1.0")
+    if given["faces"]:
+        _faces(report, given)
+    return report
+
+
+# ---- ours ------------------------------------------------------------------------------------------------------
+def _ours(
+    env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any = None
+) -> Callable[[], TensorDictBase]:
+    observed = list(env.full_observation_spec.keys(True, True))
+    keep = [*observed, *map(under_next, observed), "action", "sample_log_prob", *FLAGS]
+    collector = Collector(
+        env, policy or pair.actor, frames_per_batch=frames, next_obs=mode, keep_keys=keep, seed=0, track_traj_ids=False
+    )
+    return collector.rollout
+
+
+def _envs(make: Callable[[], gym.Env], lanes: int) -> EnvBase:
+    return SerialEnv(lanes, lambda: GymEnv(make(), categorical_action_encoding=True, narrow=True))
+
+
+def _pair(env: EnvBase) -> ActorCritic:
+    return build_actor_critic(env.observation_spec, env.action_spec, hidden=(64, 64), activation="tanh", generator=0)
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------
+def _against_hand(report: Report, given: dict[str, Any], env_id: str, lanes: int, bar: str) -> None:
+    make = lambda: make_gym(env_id)  # noqa: E731
+    steps = given["frames_per_batch"] // lanes
+    env = _envs(make, lanes)
+    pair = _pair(env)
+    label = f"{env_id} x{lanes}"
+    hand = _hand(make, lanes, steps, pair, env)
+    sides: dict[str, Callable[[], Any]] = {f"{label}: hand-written": hand}
+    for mode in ("full", "exact"):
+        sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
+    _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
+    _time(report, given, sides, lanes * steps)
+    for mode in ("full", "exact"):
+        report.ratios.append(ratio(report.sides, f"{label}: hand-written", f"{label}: rlcli {mode}", bar))
+
+
+def _hand(make, lanes: int, steps: int, pair: ActorCritic, env: EnvBase):
+    net = pair.actor.module[0].module
+    if isinstance(make().action_space, gym.spaces.Discrete):
+        return by_hand.discrete(make, lanes, steps, net)
+    mean, scale = (stage.module for stage in net)
+    return by_hand.continuous(make, lanes, steps, mean, scale.value().detach())
+
+
+def _against_bare_and_peers(report: Report, given: dict[str, Any]) -> None:
+    env_id, lanes = given["env.id"], 8
+    steps = given["frames_per_batch"] // lanes
+    make = lambda: make_gym(env_id)  # noqa: E731
+    env = _envs(make, lanes)
+    pair = _pair(env)
+    label = f"{env_id} x{lanes}, CPU time"
+    sides: dict[str, Callable[[], Any]] = {f"{label}: bare envs": by_hand.bare(make, lanes, steps)}
+    for mode in ("full", "exact"):
+        sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
+    _time(report, given, sides, lanes * steps, time.process_time)
+    for mode in ("full", "exact"):
+        report.ratios.append(ratio(report.sides, f"{label}: rlcli {mode}", f"{label}: bare envs", "<= 1.6"))
+    if not given["peers"]:
+        return
+    label = f"{env_id} x{lanes}"
+    found = {
+        "torchrl Collector": (peers.torchrl(env_id, lanes, steps), ">= 20"),
+        "SB3 collect_rollouts": (peers.stable_baselines3(env_id, lanes, steps), ">= 4"),
+    }
+    alone = _ours(_envs(make, lanes), pair, lanes * steps, "full")
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=pair.critic)
+    with_values = _ours(_envs(make, lanes), pair, lanes * steps, "exact")
+    sides = {f"{label}: rlcli": alone, f"{label}: rlcli with values and GAE": lambda: advantage(with_values())}
+    for name, (side, _) in found.items():
+        if side is None:
+            report.notes.append(f'{name.split()[0]} is not installed: left out (pip install "rlcli[peers]")')
+        else:
+            sides[f"{label}: {name}"] = side
+    _time(report, given, sides, lanes * steps)
+    for name, (side, bar) in found.items():
+        if side is not None:  # SB3 also computes values and advantages, so ours does
+            mine = f"{label}: rlcli with values and GAE" if name.startswith("SB3") else f"{label}: rlcli"
+            report.ratios.append(ratio(report.sides, f"{label}: {name}", mine, bar))
+
+
+def _faces(report: Report, given: dict[str, Any]) -> None:
+    env_id, lanes = given["env.id"], 8
+    steps = given["frames_per_batch"] // lanes
+    make = lambda: make_gym(env_id)  # noqa: E731
+    pair = _pair(_envs(make, lanes))
+    net = pair.actor.module[0].module
+    label = f"{env_id} x{lanes}"
+    # a closure hides the actor from us: it is called on a tensordict at every step
+    hidden = _ours(_envs(make, lanes), pair, lanes * steps, "full", policy=lambda td: pair.actor(td))
+    env = TransformedEnv(_envs(make, lanes), Compose(StepCounter(), RewardSum(), RunningNorm()))
+    sides = {
+        f"{label}: hand-written, again": by_hand.discrete(make, lanes, steps, net),
+        f"{label}: rlcli, any tensordict policy": hidden,
+        f"{label}: hand-written with bookkeeping": by_hand.with_bookkeeping(make, lanes, steps, net),
+        f"{label}: rlcli with bookkeeping": _ours(env, pair, lanes * steps, "full"),
+    }
+    _time(report, given, sides, lanes * steps)
+    hand, ours, hand_kept, ours_kept = sides
+    report.ratios.append(ratio(report.sides, hand, ours, ">= 0.6"))
+    report.ratios.append(ratio(report.sides, hand_kept, ours_kept, ">= 0.9"))
+    point = _envs(by_hand.Point, lanes)
+    pair = _pair(point)
+    mean, scale = (stage.module for stage in pair.actor.module[0].module)
+    order = [tuple(pair.actor.in_keys).index(name) for name in by_hand.Point().observation_space.spaces]
+    forward = lambda *parts: mean(*(parts[order.index(i)] for i in range(len(parts))))  # noqa: E731
+    sides = {
+        f"dict and box x{lanes}: hand-written": by_hand.dict_and_box(
+            by_hand.Point, lanes, steps, forward, scale.value().detach()
+        ),
+        f"dict and box x{lanes}: rlcli": _ours(point, pair, lanes * steps, "full"),
+    }
+    _time(report, given, sides, lanes * steps)
+    report.ratios.append(ratio(report.sides, *sides, ">= 1.0"))
+
+
+def _time(report: Report, given: dict[str, Any], sides: dict, frames: int, clock=time.perf_counter) -> None:
+    report.sides += interleave(sides, given["rounds"], warmup=2, per=frames, clock=clock)
+
+
+# ---- what was stored is right ----------------------------------------------------------------------------------
+def _check(report: Report, label: str, pair: ActorCritic, ours: TensorDictBase, hand: dict) -> None:
+    """Both sides: rows follow each other, and stored log-probabilities are those of the stored actions."""
+    mine = {
+        "obs": ours["observation"].transpose(0, 1),
+        "next_obs": ours["next", "observation"].transpose(0, 1),
+        "action": ours["action"].transpose(0, 1),
+        "log_prob": ours["sample_log_prob"].T,
+        "over": ours["next", "done"].squeeze(-1).T,
+    }
+    theirs = {**hand, "over": hand["terminated"] | hand["truncated"]}
+    for name, side in (("rlcli", mine), ("hand-written", theirs)):
+        inside = ~side["over"][:-1]
+        if not torch.equal(side["next_obs"][:-1][inside], side["obs"][1:][inside]):
+            raise NumericsError(f"{name} stored rows that do not follow each other", where=label)
+        with torch.no_grad():
+            td = ours.select().reshape(-1)[:0]
+            law = pair.actor.get_dist(td.new_empty(side["obs"].shape[:2]).set("observation", side["obs"]))
+            gap = float((law.log_prob(side["action"]) - side["log_prob"]).abs().max())
+        report.checks[f"{label}, {name}: log-probabilities of the stored actions"] = f"largest difference {gap:.1e}"
+        if gap > 1e-4:
+            raise NumericsError(f"{name} stored wrong log-probabilities", where=label, why=f"off by {gap:.1e}")

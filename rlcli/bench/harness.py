@@ -1,0 +1,203 @@
+"""How a bench is run: sides in turns within one process, medians of rounds, a table, and `bench.json`.
+
+Two times from different moments of a shared machine cannot be compared; a ratio of sides that alternate can.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.problem import Problem, raise_all
+from rlcli.config.suggest import did_you_mean
+
+MIN_ROUNDS = 7
+
+
+@dataclass
+class Side:
+    """One of the things compared: its seconds in every round."""
+
+    name: str
+    seconds: list[float]
+    per: int = 1  # units of work in a round, so that seconds / per is one unit
+
+    @property
+    def median(self) -> float:
+        """Seconds of one unit, median over rounds."""
+        return statistics.median(self.seconds) / self.per
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Fastest and slowest round, seconds of one unit."""
+        return min(self.seconds) / self.per, max(self.seconds) / self.per
+
+
+@dataclass
+class Ratio:
+    """Time of one side over that of another, in the same rounds."""
+
+    over: str
+    under: str
+    rounds: list[float]
+    bar: str = ""  # what it should be, "<= 1.05"
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met; None without a bar."""
+        if not self.bar:
+            return None
+        sign, number = self.bar.split()
+        return self.median <= float(number) if sign == "<=" else self.median >= float(number)
+
+
+@dataclass
+class Report:
+    """What a bench found out."""
+
+    bench: str
+    settings: dict[str, Any]
+    unit: str  # what one unit of work is
+    sides: list[Side] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    checks: dict[str, Any] = field(default_factory=dict)  # what was asserted equal, and how equal it was
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, every round included, as JSON-ready values."""
+        data = asdict(self)
+        for part, objects in (("sides", self.sides), ("ratios", self.ratios)):
+            for entry, x in zip(data[part], objects, strict=True):
+                entry["median"] = x.median
+        return data | {"machine": machine()}
+
+
+def interleave(
+    sides: Mapping[str, Callable[[], Any]],
+    rounds: int = 9,
+    warmup: int = 1,
+    per: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Side]:
+    """Time every side once a round, A B A B ..., the order reversed in every other round.
+
+    Parameters
+    ----------
+    sides : dict
+        Name -> work of one round.
+    rounds : int
+        At least 7.
+    warmup : int
+        Rounds that are run and not counted.
+    per : int
+        Units of work in a round.
+    clock : callable
+        Seconds; `time.process_time` counts this process's CPU time only.
+    """
+    rounds = max(rounds, MIN_ROUNDS)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(warmup + rounds):
+        names = list(sides) if turn % 2 else list(reversed(sides))
+        for name in names:
+            start = clock()
+            sides[name]()
+            elapsed = clock() - start
+            if turn >= warmup:
+                seconds[name].append(elapsed)
+    return [Side(name, values, per) for name, values in seconds.items()]
+
+
+def ratio(sides: list[Side], over: str, under: str, bar: str = "") -> Ratio:
+    """Round by round, the time of `over` divided by that of `under`."""
+    by = {side.name: side for side in sides}
+    pairs = zip(by[over].seconds, by[under].seconds, strict=True)
+    return Ratio(over, under, [a / by[over].per / (b / by[under].per) for a, b in pairs], bar)
+
+
+def settings(defaults: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Defaults with `key=value` overrides in the types of the defaults; all mistakes at once."""
+    result, problems = dict(defaults), []
+    for word in overrides:
+        key, _, text = word.partition("=")
+        if key not in defaults:
+            problems.append(Problem(f"this bench has no setting '{key}'", did_you_mean(key, defaults)))
+            continue
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        wanted = type(defaults[key])
+        value = float(value) if wanted is float and isinstance(value, int) else value
+        if not isinstance(value, wanted) or isinstance(value, bool) is not (wanted is bool):
+            problems.append(Problem(f"{key} must be {wanted.__name__}, got '{text}'"))
+        result[key] = value
+    raise_all(problems)
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """Versions, processor and threads."""
+    import torch
+
+    from rlcli.training.provenance import versions
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return versions() | {
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def publish(report: Report, path: Path | str = "bench.json") -> None:
+    """Print the tables and write `bench.json`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"bench {report.bench}: time of one {report.unit}", title_justify="left")
+    for heading in ("side", "median", "min", "max"):
+        table.add_column(heading, justify="left" if heading == "side" else "right")
+    for side in sorted(report.sides, key=lambda s: s.median):
+        table.add_row(side.name, *map(_duration, (side.median, *side.spread)))
+    console.print(table)
+    table = Table(title="ratios, round by round", title_justify="left")
+    for heading in ("time of", "over time of", "median", "min", "max", "bar"):
+        table.add_column(heading, justify="left" if "time" in heading else "right")
+    for r in report.ratios:
+        verdict = {None: "", True: " met", False: " missed"}[r.met]
+        numbers = (f"{x:.2f}" for x in (r.median, min(r.rounds), max(r.rounds)))
+        table.add_row(r.over, r.under, *numbers, r.bar + verdict)
+    console.print(table)
+    for name, x in report.checks.items():
+        console.print(f"checked: {name}: {x}")
+    for note in report.notes:
+        console.print(note)
+    Path(path).write_text(json.dumps(report.as_dict(), indent=1))
+    console.print(f"every round is in {path}")
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "unknown")

@@ -1,0 +1,1 @@
+"""Makes `batches.py` importable from the folders below."""

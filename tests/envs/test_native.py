@@ -1,0 +1,268 @@
+"""Native vector engines give the rows of single envs: true finals, same-step resets, no reset row stored or counted."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gym_worlds import ACTIONS, OBSERVATIONS, Sampled
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
+from rlcli.envs.engines import MaskedEngine, engine_of
+from rlcli.errors import ArgumentError, ConfigError, EnvError
+from rlcli.keys import RESET
+from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
+
+
+def equal(a, b) -> bool:
+    keys = set(a.keys(True, True))
+    return keys == set(b.keys(True, True)) and all(torch.equal(a.get(k) + 0, b.get(k) + 0) for k in keys)
+
+
+def counting(env) -> TransformedEnv:
+    return TransformedEnv(env, Compose(InitTracker(), StepCounter(), RewardSum()))
+
+
+def cartpole(lanes=5, limit=25) -> NativeEnv:
+    return make_native("CartPole-v1", lanes, max_episode_steps=limit, categorical=False, narrow=False)
+
+
+def sync(*makers, mode=AutoresetMode.DISABLED) -> NativeEnv:
+    return NativeEnv(engine_of(SyncVectorEnv([*makers], autoreset_mode=mode)))
+
+
+# ---- CartPole: the very bits of single CartPoles -------------------------------------------------------------------
+@pytest.mark.parametrize("every", [False, True], ids=["first seeded", "all seeded"])
+@pytest.mark.parametrize("mode", ["full", "exact"])
+def test_the_array_cartpole_equals_single_cartpoles_bit_for_bit(every, mode):
+    batches = []
+    for env in (cartpole(), SerialEnv(5, lambda: GymEnv("CartPole-v1", max_episode_steps=25))):
+        collector = Collector(counting(env), frames_per_batch=5 * 40, next_obs=mode, seed=3, episode_seeds=every)
+        batches.append([collector.rollout().clone() for _ in range(4)])
+    assert all(equal(ours, theirs) for ours, theirs in zip(*batches, strict=True))
+    ended = torch.cat(batches[0], 1)["next"]
+    assert ended["terminated"].sum() > 5 and ended["truncated"].sum() > 5
+
+
+def test_stepping_by_hand_and_partial_resets_equal_single_cartpoles():
+    batches = []
+    for env in (cartpole(), SerialEnv(5, lambda: GymEnv("CartPole-v1", max_episode_steps=25))):
+        env.set_seed(1)
+        torch.manual_seed(0)
+        td = env.rand_step(env.reset())["next"].exclude("reward")
+        td = env.reset(td.set(RESET, torch.tensor([[True], [False], [True], [False], [False]])))
+        batches.append(env.rollout(60, auto_reset=False, tensordict=td, break_when_any_done=False))
+    assert equal(*batches)
+
+
+def test_max_frames_per_traj_truncates_and_resets_at_once():
+    collector = Collector(cartpole(3, 500), frames_per_batch=3 * 10, max_frames_per_traj=4, seed=0)
+    batch = collector.rollout()
+    assert batch["step_count"][:, :, 0].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0, 1]] * 3
+    assert (batch["observation"][:, [0, 4, 8]].abs() <= 0.05).all()  # what CartPole's resets show
+    assert (batch["next", "reward"] == 1).all()  # the engine pays nothing for the steps on which it resets
+
+
+# ---- gymnasium's vector env with resets switched off, as a stand-in for any engine that offers it ------------------
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_space_goes_through_an_engine_as_through_single_envs(observation, action):
+    makers = [lambda n=n: Sampled(observation, action, length=n, end="both") for n in (2, 3)]
+    native = sync(*makers)
+    serial = SerialEnv(2, [lambda make=make: GymEnv(make(), categorical_action_encoding=True) for make in makers])
+    assert native.action_spec == SerialEnv(2, [lambda make=make: GymEnv(make()) for make in makers]).action_spec
+    shapes = {key: spec.shape for key, spec in native.observation_spec.items(True, True)}
+    assert shapes == {key: spec.shape for key, spec in serial.observation_spec.items(True, True)}
+    batch = Collector(native, frames_per_batch=2 * 12, seed=3).rollout()
+    engines = native.lanes.engine.vector.envs
+    for lane, length in enumerate((2, 3)):
+        assert batch["next", "done"][lane, :, 0].tolist() == [(t + 1) % length == 0 for t in range(12)]
+        assert batch["next", "reward"][lane, :, 0].tolist() == [0.5 * (t % length + 1) for t in range(12)]
+        assert len(engines[lane].received) == 12  # one engine step a row, none for resets
+    for key in native.observation_spec.keys(True, True):
+        now, after = batch.get(key), batch.get(("next", *((key,) if isinstance(key, str) else key)))
+        carried = (now[:, 1:] == after[:, :-1]).flatten(2).all(-1)
+        assert carried[~batch["next", "done"][:, :-1, 0]].all()
+
+
+def test_an_engine_that_is_itself_deterministic_repeats_from_its_seed():
+    def rows(seed):
+        env = sync(*[lambda: gym.make("CartPole-v1")] * 3)
+        return Collector(env, frames_per_batch=150, seed=seed).rollout()
+
+    assert equal(rows(1), rows(1))
+    assert not torch.equal(rows(1)["observation"][:, 0], rows(2)["observation"][:, 0])
+
+
+class Careless(VectorEnv):
+    """Declares that it resets nothing by itself, and resets all lanes whatever the mask says."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+
+    def __init__(self, num_envs=2, fault=None, mode=AutoresetMode.DISABLED):
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs, self.fault = num_envs, fault or (lambda result: result)
+        self.single_observation_space, self.single_action_space = OBSERVATIONS["vector"], ACTIONS["discrete"]
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.shown = np.zeros((self.num_envs, 3), np.float32)
+        return self.shown, {}
+
+    def step(self, actions):
+        n = self.num_envs
+        self.shown = self.shown + 1
+        return self.fault((self.shown, np.ones(n), np.zeros(n, bool), np.zeros(n, bool), {}))
+
+
+def test_an_engine_that_disregards_the_mask_is_refused():
+    with pytest.raises(ConfigError, match=r"changed lanes outside the mask\. Use env\.mode=serial"):
+        engine_of(Careless())
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, None])
+def test_an_engine_that_cannot_reset_single_lanes_is_refused(mode):
+    with pytest.raises(ConfigError, match=r"cannot reset one lane while the others stand still.*Use env\.mode=serial"):
+        engine_of(Careless(mode=mode))
+
+
+def replace(index, value):
+    return lambda result: (*result[:index], value, *result[index + 1 :])
+
+
+ENGINE_FAULTS = {
+    "one lane for all": (replace(0, np.zeros((1, 3), np.float32)), ["(2, 3) float32", "(1, 3) float32"]),
+    "lane dim missing": (replace(0, np.zeros(3, np.float32)), ["(2, 3) float32", "(3,) float32"]),
+    "doubles": (replace(0, np.zeros((2, 3))), ["dtype float32", "dtype float64"]),
+    "a list": (replace(0, [[0.0] * 3] * 2), ["(2, 3) float32", "a list"]),
+    "NaN seen": (replace(0, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32)), ["not finite", "lane 1"]),
+    "one reward": (replace(1, 1.0), ["numbers as reward", "a float"]),
+    "rewards of None": (replace(1, np.array([None, None])), ["numbers as reward", "object"]),
+    "reward column": (replace(1, np.ones((2, 1))), ["numbers as reward", "(2, 1)"]),
+    "reward NaN": (replace(1, np.array([1, np.nan])), ["reward is not finite", "lane 1"]),
+    "int flags": (replace(2, np.zeros(2, int)), ["bool array (2,) as terminated", "int64"]),
+    "one flag": (replace(3, False), ["bool array (2,) as truncated", "a bool"]),
+    "flags None": (replace(3, None), ["bool array (2,) as truncated", "a NoneType"]),
+}
+
+
+@pytest.mark.parametrize("name", ENGINE_FAULTS)
+def test_an_engine_that_breaks_the_step_contract_is_refused(name):
+    fault, words = ENGINE_FAULTS[name]
+    vector = Careless(fault=lambda result: fault(result) if result[0][0, 0] == 13 else result)
+    vector.spec = gym.spec("CartPole-v1")
+    with pytest.raises(EnvError) as caught:
+        collector = Collector(NativeEnv(MaskedEngine(vector)), frames_per_batch=10, seed=0)
+        for _ in range(5):
+            collector.rollout()
+    assert all(word in str(caught.value) for word in [*words, "CartPole-v1", "step"]), caught.value
+
+
+def test_an_engine_that_raises_keeps_type_and_text():
+    def fail(result):
+        raise OSError("bus fault")
+
+    collector = Collector(NativeEnv(MaskedEngine(Careless(fault=fail))), frames_per_batch=10)
+    with pytest.raises(EnvError, match=r"raised in step \(env Careless, all 2 lanes, step 1 .*OSError: bus fault"):
+        collector.rollout()
+
+
+def test_ids_without_an_engine_and_unknown_ones_get_a_sentence():
+    with pytest.raises(ConfigError, match=r"Acrobot-v1 has no native vector engine \(env\.mode\).*env\.mode=serial"):
+        make_native("Acrobot-v1", 2)
+    with pytest.raises(ConfigError, match="Did you mean CartPole-v1"):
+        make_native("CartPol-v1", 2)
+    with pytest.raises(ConfigError, match=r"env\.kwargs.*colour"):
+        make_native("CartPole-v1", 2, colour="red")
+
+
+# ---- resuming ------------------------------------------------------------------------------------------------------
+def pong(lanes=2):
+    pytest.importorskip("ale_py")
+    return make_native(
+        "ALE/Pong-v5", lanes, stack_num=1, img_height=8, img_width=8, noop_max=5, max_num_frames_per_episode=100
+    )
+
+
+def resumable(make) -> Collector:
+    collector = Collector(make(), frames_per_batch=10 * make().lanes.n, seed=3, episode_seeds=True)
+    collector.lanes.history_limit = 1000
+    return collector
+
+
+@pytest.mark.parametrize("make", [cartpole, pong])
+def test_engines_with_seeds_of_their_own_resume_bit_for_bit(make):
+    whole, first, second = resumable(make), resumable(make), resumable(make)
+    assert whole.lanes.is_replayable()
+    expected = [whole.rollout().clone() for _ in range(6)]
+    assert torch.cat(expected, 1)["next", "done"].sum() >= whole.lanes.n
+    for _ in range(4):
+        first.rollout()
+    assert second.load_state_dict(first.state_dict()) == []
+    assert all(equal(second.rollout(), batch) for batch in expected[4:])
+
+
+def test_lanes_that_cannot_be_brought_back_are_named():
+    first, second = resumable(cartpole), resumable(cartpole)
+    first.rollout()
+    state = first.state_dict()
+    state["engine"]["lanes"]["fingerprints"][2] = "another"
+    assert second.load_state_dict(state) == [2]
+    engine = sync(*[lambda: gym.make("CartPole-v1")] * 3).lanes
+    engine.seed(1, every_episode=True)
+    assert not engine.is_replayable()
+
+
+# ---- Atari ---------------------------------------------------------------------------------------------------------
+def test_atari_rows_do_not_depend_on_the_lane_or_on_the_batch_length():
+    """Chunks of 5 or 30 steps, engines of 2 lanes: the same bits; pixels stay bytes."""
+    rows = []
+    for steps in (5, 30):
+        collector = Collector(pong(), frames_per_batch=2 * steps, seed=2, episode_seeds=True)
+        rows.append(torch.cat([collector.rollout().clone() for _ in range(30 // steps)], 1))
+    assert equal(*rows)
+    assert rows[0]["observation"].dtype == torch.uint8 and rows[0]["observation"].shape == (2, 30, 1, 8, 8)
+    assert rows[0]["next", "done"].any() and not rows[0]["next", "done"].all()
+
+
+def test_an_atari_lane_shows_what_an_engine_of_one_lane_would():
+    both, alone = pong(2), pong(1)
+    for env in (both, alone):
+        env.lanes.seed(2, every_episode=True, total=2)
+    td, one = both.reset(), alone.reset()
+    for t in range(60):
+        action = torch.tensor([t % 6, (t * 5) % 6])
+        td, following = both.step_and_maybe_reset(td.set("action", action))
+        one, next_one = alone.step_and_maybe_reset(one.set("action", action[:1]))
+        assert torch.equal(td["next", "observation"][:1], one["next", "observation"])
+        assert torch.equal(td["next", "done"][:1], one["next", "done"])
+        td, one = following, next_one
+
+
+# ---- envpool -------------------------------------------------------------------------------------------------------
+def test_envpool_keeps_true_finals_and_repeats_from_its_seed():
+    pytest.importorskip("envpool", reason="envpool is not installed: its adapter is not tested here")
+
+    def rows():
+        collector = Collector(make_native("CartPole-v1", 4, pool=True, max_episode_steps=15), frames_per_batch=400, seed=3)
+        return torch.cat([collector.rollout().clone() for _ in range(2)], 1)
+
+    a = rows()
+    assert equal(a, rows())
+    done = a["next", "done"][..., 0]
+    assert torch.equal((a["observation"][:, 1:] == a["next", "observation"][:, :-1]).all(-1), ~done[:, :-1])
+    assert (a["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all() and (a["next", "reward"] == 1).all()
+
+
+def test_a_missing_envpool_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvError, match=r"pip install \"rlcli\[envpool\]\""):
+        make_native("CartPole-v1", 4, pool=True)
+
+
+def test_engines_take_at_least_one_lane():
+    with pytest.raises(ArgumentError, match="at least one lane"):
+        make_native("CartPole-v1", 0)

@@ -1,0 +1,218 @@
+"""An env that raises or breaks the step contract is refused at that step, with a sentence that names it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gym_worlds import OBSERVATIONS, Breaking, Sampled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import EnvError
+
+
+def with_observation(value):
+    return lambda result: (value, *result[1:])
+
+
+def with_part(index, value):
+    return lambda result: (*result[:index], value, *result[index + 1 :])
+
+
+GOOD = np.zeros(3, np.float32)
+# name -> (what a step gives instead, words that the error must hold)
+STEP_FAULTS = {
+    "short": (with_observation(GOOD[:2]), ["expected shape (3,)", "got shape (2,)"]),
+    "long": (with_observation(np.zeros(4, np.float32)), ["expected shape (3,)", "got shape (4,)"]),
+    "one that broadcasts": (with_observation(GOOD[:1]), ["expected shape (3,)", "got shape (1,)"]),
+    "empty": (with_observation(GOOD[:0]), ["expected shape (3,)", "got shape (0,)"]),
+    "row of rows": (with_observation(GOOD[None]), ["expected shape (3,)", "got shape (1, 3)"]),
+    "column": (with_observation(GOOD[:, None]), ["expected shape (3,)", "got shape (3, 1)"]),
+    "scalar array": (with_observation(np.zeros((), np.float32)), ["expected shape (3,)", "got shape ()"]),
+    "doubles": (with_observation(np.zeros(3)), ["expected dtype float32", "got dtype float64"]),
+    "ints": (with_observation(np.zeros(3, np.int64)), ["expected dtype float32", "got dtype int64"]),
+    "objects": (with_observation(np.zeros(3, object)), ["expected dtype float32", "got dtype object"]),
+    "a list": (with_observation([0.0, 0.0, 0.0]), ["numpy array (3,) float32", "got a list"]),
+    "no observation": (with_observation(None), ["numpy array (3,) float32", "got a NoneType"]),
+    "a dict": (with_observation({"observation": GOOD}), ["numpy array (3,) float32", "got a dict"]),
+    "a number": (with_observation(1.0), ["numpy array (3,) float32", "got a float"]),
+    "NaN seen": (with_observation(np.array([0, np.nan, 0], np.float32)), ["is not finite", "NaN or infinity"]),
+    "inf seen": (with_observation(np.array([0, 0, -np.inf], np.float32)), ["is not finite", "NaN or infinity"]),
+    "reward None": (with_part(1, None), ["reward is not a number", "got None (NoneType)"]),
+    "reward text": (with_part(1, "1.0"), ["reward is not a number", "'1.0' (str)"]),
+    "reward array": (with_part(1, np.ones(2)), ["reward is not a number", "ndarray"]),
+    "reward NaN": (with_part(1, float("nan")), ["reward is not finite", "got nan"]),
+    "reward inf": (with_part(1, np.float32("inf")), ["reward is not finite", "got inf"]),
+    "terminated int": (with_part(2, 1), ["a bool as terminated", "1 (int)"]),
+    "terminated zero": (with_part(2, 0), ["a bool as terminated", "0 (int)"]),
+    "terminated None": (with_part(2, None), ["a bool as terminated", "None (NoneType)"]),
+    "truncated text": (with_part(3, "no"), ["a bool as truncated", "'no' (str)"]),
+    "truncated array": (with_part(3, np.array([False])), ["a bool as truncated", "ndarray"]),
+    "old tuple of four": (lambda result: (*result[:2], False, {}), ["raised in step", "ValueError"]),
+    "nothing": (lambda result: None, ["raised in step", "TypeError"]),
+}
+
+
+def batches(env, lanes, steps=20) -> None:
+    collector = Collector(env, frames_per_batch=lanes * steps, seed=3)
+    for _ in range(3):
+        collector.rollout()
+
+
+def serial(fault, at, lane, lanes=3):
+    return SerialEnv(lanes, [lambda i=i: GymEnv(Breaking(fault, at if i == lane else -1)) for i in range(lanes)])
+
+
+@pytest.mark.parametrize("name", STEP_FAULTS)
+def test_the_first_bad_step_is_refused_and_named(name):
+    fault, words = STEP_FAULTS[name]
+    rng = np.random.default_rng(list(STEP_FAULTS).index(name))
+    for _ in range(3):
+        at, lane = int(rng.integers(1, 60)), int(rng.integers(3))
+        env = serial(fault, at, lane)
+        with pytest.raises(EnvError) as caught:
+            batches(env, 3)
+        text = str(caught.value)
+        assert all(word in text for word in words), text
+        assert f"env Breaking, lane {lane}, episode 0, step " in text
+        assert f"seed {env.lanes.seeds[lane]}" in text
+        in_batch = "of the batch" in text  # found by a vectorised check after the batch: counted from 0 in it
+        assert f"step {(at - 1) % 20} of the batch" in text if in_batch else f"step {at}," in text
+
+
+RAISED = [
+    ValueError, KeyError, IndexError, RuntimeError, OSError, AssertionError, ZeroDivisionError, AttributeError,
+    StopIteration, NotImplementedError, MemoryError, UnicodeError,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_what_an_env_raises_keeps_type_text_and_place(kind):
+    def fault(result):
+        raise kind("the arm is stuck")
+
+    with pytest.raises(EnvError) as caught:
+        batches(serial(fault, 7, 1), 3)
+    text = str(caught.value)
+    assert f"{kind.__name__}: " in text and "the arm is stuck" in text
+    assert "raised in step (env Breaking, lane 1, episode 0, step 7, seed " in text and "(action " in text
+    assert isinstance(caught.value.__cause__, kind)
+
+
+@pytest.mark.parametrize("name", ["short", "doubles", "a list", "no observation"])
+def test_resets_keep_the_contract_too(name):
+    fault, words = STEP_FAULTS[name]
+    with pytest.raises(EnvError) as caught:
+        batches(serial(lambda result: (fault((*result, None))[0], result[1]), 0, 2), 3)
+    assert all(word in str(caught.value) for word in [*words, "reset", "lane 2"])
+
+
+def test_a_reset_must_return_a_pair():
+    with pytest.raises(EnvError, match=r"expected \(observation, info\) from reset, got a ndarray"):
+        batches(serial(lambda result: result[0], 0, 2), 3)
+
+
+def test_a_reset_that_raises_names_its_lane():
+    def fault(result):
+        raise RuntimeError("no licence")
+
+    with pytest.raises(EnvError, match=r"raised in reset \(env Breaking, lane 1, .*RuntimeError: no licence"):
+        batches(serial(fault, 0, 1), 3)
+
+
+@given(lane=st.integers(0, 2), episode=st.integers(0, 9), step=st.integers(0, 3), key=st.sampled_from(["reward", "seen"]))
+@settings(max_examples=25)
+def test_values_found_after_a_batch_are_placed_in_their_episode(lane, episode, step, key):
+    """Episodes of four steps; a NaN in any of them, the final observation included, is named with its episode's seed."""
+
+    class Poisoned(Sampled):
+        begun = -1
+
+        def reset(self, **kwargs):
+            self.begun += 1
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            observation, reward, *rest = super().step(action)
+            if self.poisoned and (self.begun, self.t) == (episode, step + 1):
+                observation, reward = (observation, np.nan) if key == "reward" else (observation * np.nan, reward)
+            return observation, reward, *rest
+
+    def make(poisoned):
+        env = Poisoned(length=4)
+        env.poisoned = poisoned
+        return GymEnv(env)
+
+    env = SerialEnv(3, [lambda i=i: make(i == lane) for i in range(3)])
+    collector = Collector(env, frames_per_batch=3 * 20, seed=3, episode_seeds=True)
+    with pytest.raises(EnvError) as caught:
+        for _ in range(3):
+            collector.rollout()
+    seed = env.lanes.seed_of(lane, episode)
+    place = f"lane {lane}, episode {episode}, step {(episode * 4 + step) % 20} of the batch, seed {seed})"
+    assert place in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["short", "doubles", "NaN seen", "reward None", "reward NaN", "terminated int"])
+def test_stepping_by_hand_is_checked_alike(name):
+    fault, words = STEP_FAULTS[name]
+    env = GymEnv(Breaking(fault, 2))
+    td = env.rand_step(env.reset())["next"].exclude("reward")
+    with pytest.raises(EnvError) as caught:
+        env.rand_step(td)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("part", ["place", "eye"])
+def test_parts_of_a_nested_observation_are_checked(part):
+    class Wrong(Sampled):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            wrong = {"place": GOOD.astype(np.float64), "eye": {"left": np.zeros((2, 2), np.uint8), "seen": 3}}[part]
+            return {**observation, part: wrong}, *rest
+
+    with pytest.raises(EnvError, match="float64" if part == "place" else r"a Discrete value in 0\.\.2, got 3"):
+        batches(GymEnv(Wrong("nested")), 1)
+
+
+def test_an_env_that_reuses_its_buffer_is_copied_at_once():
+    class Reusing(Sampled):
+        buffer = np.zeros(3, np.float32)
+
+        def reset(self, **kwargs):
+            super().reset(**kwargs)
+            self.buffer[:] = -1
+            return self.buffer, {}
+
+        def step(self, action):
+            _, *rest = super().step(action)
+            self.buffer[:] = self.t
+            return self.buffer, *rest
+
+    batch = Collector(GymEnv(Reusing(length=3)), frames_per_batch=6).rollout()
+    assert batch["observation"][:, 0].tolist() == [-1, 1, 2, -1, 1, 2]
+    assert batch["next", "observation"][:, 0].tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_after_a_failure_every_lane_begins_anew():
+    calls = []
+
+    def once(result):
+        if not calls:
+            calls.append(1)
+            raise RuntimeError("once")
+        return result
+
+    collector = Collector(serial(once, 7, 1), frames_per_batch=30)
+    with pytest.raises(EnvError):
+        collector.rollout()
+    batch = collector.rollout()
+    assert batch["observation"][:, 0, 0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [k for k in OBSERVATIONS if k != "nested"])
+def test_good_values_of_every_space_pass(kind):
+    env = SerialEnv(2, lambda: GymEnv(Sampled(kind, length=3)))
+    assert Collector(env, frames_per_batch=14).rollout().shape == (2, 7)

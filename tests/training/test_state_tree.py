@@ -1,0 +1,105 @@
+"""Any tree of known values survives the way through JSON and named tensors, types and bits included."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.training.random_state import capture, put_back
+from rlcli.training.state_tree import flatten, restore
+
+keys = st.one_of(st.text(max_size=4), st.integers(-3, 3), st.tuples(st.text(max_size=2), st.integers(0, 2)))
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.lists(st.floats(width=32), max_size=3).map(torch.tensor),
+    st.lists(st.integers(0, 255), max_size=3).map(lambda x: np.array(x, np.uint8)),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(st.sampled_from(["$tensor", "$pairs", "a", "a/b", ""]), inner, max_size=2),
+    ),
+    max_leaves=12,
+)
+
+
+def identical(a, b) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(identical, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b) and math.copysign(1, a) == math.copysign(1, b) or (a != a and b != b)
+    return a == b
+
+
+@given(trees)
+def test_a_tree_comes_back_identical(tree):
+    flat, tensors = flatten(tree)
+    assert identical(restore(json.loads(json.dumps(flat, allow_nan=False)), tensors), tree)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, torch.float32, print, np.array(["a"]), np.array([object()])])
+def test_anything_else_is_refused_with_its_place(value):
+    with pytest.raises(ArgumentError, match="a/0/b"):
+        flatten({"a": [{"b": value}]})
+
+
+@pytest.mark.parametrize("tree", [{"$tensor": "absent"}, {"$code": "import os"}, {"$array": "absent"}])
+def test_a_tree_that_does_not_fit_is_damage(tree):
+    with pytest.raises(DamagedDataError):
+        restore(tree, {})
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(5, generator=g).tolist()),
+        (lambda: np.random.default_rng(1), lambda g: g.random(5).tolist()),
+        (lambda: np.random.Generator(np.random.MT19937(1)), lambda g: g.random(5, np.float32).tolist()),
+        (lambda: np.random.Generator(np.random.Philox(1)), lambda g: g.integers(0, 9, 5).tolist()),
+        (lambda: random.Random(1), lambda g: [g.gauss(0, 1) for _ in range(5)]),
+    ],
+)
+def test_a_random_stream_goes_on_where_it_was_captured(make, draw):
+    stream = make()
+    draw(stream)
+    flat, tensors = flatten(capture(stream))
+    expected = draw(stream)
+    other = make()
+    put_back(other, restore(json.loads(json.dumps(flat)), tensors))
+    assert draw(other) == expected
+
+
+@pytest.mark.parametrize("wrong", [None, {"bit_generator": "PCG64"}, (1, 2), torch.zeros(3)])
+@pytest.mark.parametrize("stream", [torch.Generator(), np.random.default_rng(), random.Random()])
+def test_the_state_of_another_stream_is_refused(stream, wrong):
+    with pytest.raises(ArgumentError, match="not one of"):
+        put_back(stream, wrong)
+
+
+def test_only_random_streams_are_captured():
+    with pytest.raises(ArgumentError, match="not a random stream"):
+        capture(np.random.RandomState(1))
