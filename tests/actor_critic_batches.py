@@ -27,9 +27,7 @@ OBS, ACTIONS = 4, 3
 def make_actor(kind="categorical", seed=0, activation="tanh"):
     torch.manual_seed(seed)
     discrete = kind in ("categorical", "one_hot")
-    net = TensorDictModule(
-        MLP(OBS, ACTIONS, (16, 16), activation), ["observation"], ["logits" if discrete else "loc"]
-    )
+    net = TensorDictModule(MLP(OBS, ACTIONS, (16, 16), activation), ["observation"], ["logits" if discrete else "loc"])
     if not discrete:
         scale = TensorDictModule(StateIndependentScale(ACTIONS, 0.7), ["loc"], ["scale"])
         net = TensorDictSequential(net, scale)
@@ -54,9 +52,7 @@ def rollout(actor, shape=(3, 20), seed=0, end_rate=0.15, next_obs=True):
     with torch.no_grad():
         td = actor.get_dist(td.clone()), td
         action = td[0].sample()
-        log_prob = td[0].log_prob(action) + 0.3 * torch.randn(
-            shape, generator=g
-        )  # as if the policy had moved
+        log_prob = td[0].log_prob(action) + 0.3 * torch.randn(shape, generator=g)  # as if the policy had moved
         td = td[1]
     td["action"], td["sample_log_prob"] = action, log_prob
     kind = torch.rand(*shape, 1, generator=g)

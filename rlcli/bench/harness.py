@@ -77,9 +77,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Everything, every round included, as JSON-ready values."""
         data = asdict(self)
-        for part, objects in (("sides", self.sides), ("ratios", self.ratios)):
-            for entry, x in zip(data[part], objects, strict=True):
-                entry["median"] = x.median
+        for part, medians in (("sides", [s.median for s in self.sides]), ("ratios", [r.median for r in self.ratios])):
+            for entry, median in zip(data[part], medians, strict=True):
+                entry["median"] = median
         return data | {"machine": machine()}
 
 
@@ -108,7 +108,7 @@ def interleave(
     rounds = max(rounds, MIN_ROUNDS)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(warmup + rounds):
-        names = list(sides) if turn % 2 else list(reversed(sides))
+        names = list(sides)[:: 1 if turn % 2 else -1]
         for name in names:
             start = clock()
             sides[name]()

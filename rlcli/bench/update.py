@@ -52,6 +52,7 @@ def measure(overrides: list[str]) -> Report:
     report = Report("update", given, unit="minibatch step")
     one_epoch = given | {"optim.epochs": 1}
     reference = _weights_after(HAND, policy, batch, one_epoch)
+    assert reference is not None
     for name in (FUSED, OURS, GENERAL, *(["torchrl"] if given["peers"] else [])):
         weights = _weights_after(name, policy, batch, one_epoch)
         if weights is None:
@@ -104,7 +105,7 @@ def _batch(policy: ActorCritic, given: dict[str, Any]) -> TensorDictBase:
 
 def _side(name: str, policy: ActorCritic, batch: TensorDictBase, given: dict[str, Any]):
     """The work of one round: an update that goes on from the weights of the last."""
-    options = {
+    options: dict[str, Any] = {
         "epochs": given["optim.epochs"],
         "batch_size": given["sampler.batch_size"],
         "generator": torch.Generator().manual_seed(1),
@@ -117,11 +118,11 @@ def _side(name: str, policy: ActorCritic, batch: TensorDictBase, given: dict[str
     if name == "torchrl":
         from rlcli.bench.peers import torchrl_update
 
-        return torchrl_update.update(*policy, batch.exclude("next"), **options)
+        return torchrl_update.update(policy.actor, policy.critic, batch.exclude("next"), **options)
     keys = {"obs": "observation", "action": "action", "log_prob": "sample_log_prob"}
     columns: dict[str, Tensor] = {k: batch[key] for k, key in keys.items()}
     columns |= {"advantage": batch["advantage"].squeeze(-1), "target": batch["value_target"].squeeze(-1)}
-    adam = {"foreach": True} if name == HAND else {"fused": True}
+    adam: dict[str, Any] = {"foreach": True} if name == HAND else {"fused": True}
     critic = policy.critic.module
     if given["action"] == "box":
         net, scale = (stage.module for stage in policy.actor.module[0].module)

@@ -7,6 +7,7 @@ diagnostics, which ours does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def discrete(
     epochs: int,
     batch_size: int,
     generator: torch.Generator,
-    **adam: bool,
+    **adam: Any,
 ) -> Callable[[], None]:
     """Updates logits and value nets on flat columns `[N, ...]`; `adam` is `foreach=True` or `fused=True`."""
     parameters = [*actor.parameters(), *critic.parameters()]
@@ -56,7 +57,7 @@ def continuous(
     epochs: int,
     batch_size: int,
     generator: torch.Generator,
-    **adam: bool,
+    **adam: Any,
 ) -> Callable[[], None]:
     """The same for Gaussian actions `[N, D]` with a learned deviation that does not look at the state."""
     parameters = [*actor.parameters(), log_std, *critic.parameters()]

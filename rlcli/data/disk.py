@@ -74,6 +74,12 @@ class Disk:
                 os.close(fd)
         return Stamp(size, digest.hexdigest())
 
+    def open_to_append(self, path: Path) -> int:
+        """A descriptor at the end of a file, which is made if it is not there."""
+        with _explained(path):
+            self.at("open", path)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
     def append(self, fd: int, path: Path, data: bytes) -> None:
         """Add `data` to the end of an open file and sync it; all of it or, if the disk refuses, nothing."""
         with _explained(path, len(data)):
@@ -182,9 +188,7 @@ def _explained(path: Path, needed: int = 0) -> Iterator[None]:
 
 def _full(path: Path, needed: int, free: int | None) -> ResourceError:
     room = f"{needed:,} bytes are needed" + ("" if free is None else f" and {free:,} are free")
-    return ResourceError(
-        "the disk is full", where=str(path), why=room, fix="Free some space, or choose another disk."
-    )
+    return ResourceError("the disk is full", where=str(path), why=room, fix="Free some space, or choose another disk.")
 
 
 def _free(path: Path) -> int | None:

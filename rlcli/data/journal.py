@@ -106,13 +106,7 @@ class Journal:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk = path, disk
-        disk.at("open", path)
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ResourceError(
-                "cannot write", where=str(path), why=error.strerror, fix="Choose another folder."
-            ) from error
+        self._fd = disk.open_to_append(path)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -1,8 +1,8 @@
 """envpool: engines written in C++, stepped by their own threads.
 
-envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off.  A lane's
-seed is fixed when the pool is made, later episodes go on with its stream: such runs repeat from the start, but a resumed
-run begins new episodes.
+envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off.  A
+lane's seed is fixed when the pool is made, later episodes go on with its stream: such runs repeat from the start, but a
+resumed run begins new episodes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class EnvpoolEngine(Engine):
         try:
             self.pool = self._make()
         except TypeError as error:
-            raise ConfigError(f"{self.name} does not take these settings", where="env.kwargs", why=str(error)) from error
+            raise ConfigError(
+                f"{self.name} does not take these settings", where="env.kwargs", why=str(error)
+            ) from error
         self.observation_space = self.pool.single_observation_space
         self.action_space = self.pool.single_action_space
         self._ids = np.arange(num, dtype=np.int32)

@@ -13,11 +13,22 @@ import gymnasium as gym
 from rlcli.errors import ConfigError, EnvError, RlcliError
 
 # package that an id's entry point needs -> the extra of rlcli that installs it
-_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "imageio": "mujoco", "Box2D": "box2d", "box2d": "box2d", "cv2": "atari"}
+_EXTRAS = {
+    "ale_py": "atari",
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
+    "Box2D": "box2d",
+    "box2d": "box2d",
+    "cv2": "atari",
+}
 
 
 def make_gym(
-    env_id: str, *, wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (), max_episode_steps: int | None = None, **kwargs
+    env_id: str,
+    *,
+    wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
+    max_episode_steps: int | None = None,
+    **kwargs,
 ) -> gym.Env:
     """One gymnasium env.
 
@@ -93,7 +104,9 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
     for package, extra in _EXTRAS.items():
         if package in text or package.lower() in text.lower():
             return EnvError(
-                f"{env_id} needs a package that is not installed", why=text, fix=f'Install it: pip install "rlcli[{extra}]".'
+                f"{env_id} needs a package that is not installed",
+                why=text,
+                fix=f'Install it: pip install "rlcli[{extra}]".',
             )
     return EnvError(f"{env_id} needs a package that is not installed", why=text)
 

@@ -1,7 +1,7 @@
 """Bringing an engine's open episodes back: all lanes are stepped together, each reset when its episode begins.
 
-The same proof as for single envs (`replay.py`): episodes with their own seeds, the actions that were sent, and at the end
-a comparison with what each lane had shown.
+The same proof as for single envs (`replay.py`): episodes with their own seeds, the actions that were sent, and at the
+end a comparison with what each lane had shown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from rlcli.envs.native import NativeLanes
+    from rlcli.envs.native_lanes import NativeLanes
 
 PROBE_STEPS = 64
 

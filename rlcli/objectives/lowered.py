@@ -60,9 +60,7 @@ class Lowered:
         self.out_keys: list[Key] = [unravel(k) for k in module.out_keys]
         self.stages = stages_of(module)
 
-    def __call__(
-        self, columns: Columns, batch_dims: int = 1, skip: tuple[Stage, ...] = ()
-    ) -> dict[Key, Tensor]:
+    def __call__(self, columns: Columns, batch_dims: int = 1, skip: tuple[Stage, ...] = ()) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
 
         Parameters
@@ -91,10 +89,7 @@ def stages_of(module: Any) -> list[Stage] | None:
     if not isinstance(module, TensorDictModuleBase) or hooked(module):
         return None
     if isinstance(module, TensorDictSequential):
-        if (
-            kind.forward is not TensorDictSequential.forward
-            or kind.__call__ is not TensorDictSequential.__call__
-        ):
+        if kind.forward is not TensorDictSequential.forward or kind.__call__ is not TensorDictSequential.__call__:
             return None
         stages: list[Stage] = []
         for part in module.module:

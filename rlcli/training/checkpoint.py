@@ -188,7 +188,11 @@ def load(path: Path | str) -> Checkpoint:
             raise _damaged(path / name, error.strerror or str(error)) from error
         _compare(path / name, Stamp(len(contents[name]), digest_of(contents[name])), wanted)
     tensors = decode(contents[TENSORS], str(path / TENSORS))
-    return Checkpoint(path, restore(json.loads(contents[STATE]), tensors), manifest, [])
+    try:
+        state = restore(json.loads(contents[STATE]), tensors)
+    except (ValueError, TypeError, RecursionError) as error:  # the checksum fits, so somebody wrote it by hand
+        raise _damaged(path / STATE, str(error)) from error
+    return Checkpoint(path, state, manifest, [])
 
 
 def verify(path: Path | str) -> str | None:
@@ -225,9 +229,9 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
     if _sealed(body) != raw:
         raise _damaged(file, "it was altered")
     if (body.get("format"), body.get("version")) != (FORMAT, VERSION):
-        raise _damaged(
-            file, f"it is {body.get('format')} {body.get('version')}, and {FORMAT} {VERSION} is read here"
-        )
+        raise _damaged(file, f"it is {body.get('format')} {body.get('version')}, and {FORMAT} {VERSION} is read here")
+    if not isinstance(body.get("files"), dict) or set(body["files"]) != {TENSORS, STATE}:
+        raise _damaged(file, f"files other than {TENSORS} and {STATE} are named")  # nothing else is ever opened
     return body
 
 

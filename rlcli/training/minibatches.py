@@ -52,9 +52,7 @@ class Minibatches:
         kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
         if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
             return
-        self._shuffled = {
-            k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()
-        }
+        self._shuffled = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()}
         n = next(iter(columns.values())).shape[0]
         starts = range(0, n, self.batch_size)
         self._views = [{k: x[i : i + self.batch_size] for k, x in self._shuffled.items()} for i in starts]

@@ -56,7 +56,7 @@ class ByAutograd:
         return params, value
 
     def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
-        pass
+        self.flat.grad.zero_()
         pairs = zip(self._outputs, (*param_grads, value_grad), strict=True)
         learned = [(x, g.view_as(x)) for x, g in pairs if x.requires_grad]
         torch.autograd.backward([x for x, _ in learned], [g for _, g in learned])
@@ -66,9 +66,7 @@ class ByAutograd:
 class Replayed:
     """Two separate plain stacks, each on one observation; the actor's may be followed by a learned scale."""
 
-    def __init__(
-        self, actor: Replay, critic: Replay, keys: tuple[Key, Key], scale: StateIndependentScale | None
-    ):
+    def __init__(self, actor: Replay, critic: Replay, keys: tuple[Key, Key], scale: StateIndependentScale | None):
         self.actor, self.critic, self.keys = actor, critic, keys
         self._log_std = None if scale is None else scale.log_std
 

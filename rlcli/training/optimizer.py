@@ -105,8 +105,6 @@ def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[], Non
 
     def step() -> None:
         count.add_(1)
-        operation(
-            [values], [tensor.grad], *moments, [], [count], lr=group["lr"], beta1=beta1, beta2=beta2, **rest
-        )
+        operation([values], [tensor.grad], *moments, [], [count], lr=group["lr"], beta1=beta1, beta2=beta2, **rest)
 
     return step

@@ -52,18 +52,14 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     mark = next(iter(tree), "")
     if len(tree) == 1 and mark.startswith("$"):
         if mark not in _RESTORE:
-            raise DamagedDataError(
-                "the state holds a kind of value that this version does not know", where=mark
-            )
+            raise DamagedDataError("the state holds a kind of value that this version does not know", where=mark)
         return _RESTORE[mark](tree[mark], tensors)
     return {key: restore(x, tensors) for key, x in tree.items()}
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or inf."""
-    return [
-        name for name, x in tensors.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())
-    ]
+    return [name for name, x in tensors.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
 
 
 def _flatten(x: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -74,9 +70,7 @@ def _flatten(x: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(x, Tensor):
         return {"$tensor": _add(path, x.detach(), tensors)}
     if isinstance(x, np.ndarray | np.generic):
-        return {
-            "$array" if isinstance(x, np.ndarray) else "$scalar": _add(path, _from_numpy(x, path), tensors)
-        }
+        return {"$array" if isinstance(x, np.ndarray) else "$scalar": _add(path, _from_numpy(x, path), tensors)}
     if isinstance(x, bytes):
         return {"$bytes": base64.b64encode(x).decode()}
     if isinstance(x, list | tuple):
@@ -86,9 +80,7 @@ def _flatten(x: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         if all(isinstance(key, str) and not key.startswith("$") for key in x):
             return {key: _flatten(item, f"{path}/{key}", tensors) for key, item in x.items()}
         pairs = x.items()
-        return {
-            "$pairs": [[_flatten(k, path, tensors), _flatten(v, f"{path}/{k}", tensors)] for k, v in pairs]
-        }
+        return {"$pairs": [[_flatten(k, path, tensors), _flatten(v, f"{path}/{k}", tensors)] for k, v in pairs]}
     raise ArgumentError(
         f"{type(x).__name__} has no place in a checkpoint",
         where=path.removeprefix("/") or "the state itself",

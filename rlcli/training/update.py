@@ -85,9 +85,8 @@ class Update:
         self.loss, self.flat = loss, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
-        self.optimizer = FlatOptimizer(
-            optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {})
-        )
+        self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
+        self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
         self.epochs, self.max_grad_norm, self.target_kl = epochs, max_grad_norm, target_kl
         self.max_nonfinite, self.gradient, self.compile = max_nonfinite, gradient, compile
         self.minibatches = Minibatches(batch_size, generator or torch.Generator().manual_seed(0))
@@ -111,7 +110,8 @@ class Update:
         self.flat.bind()
         self.optimizer.lr = self.lr.at(fraction)
         if self.clip_epsilon is not None:
-            self.loss.clip_epsilon = self.clip_epsilon.at(fraction)  # type: ignore[assignment]
+            epsilon = self.clip_epsilon.at(fraction)
+            self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile else epsilon  # type: ignore
         columns, means, skipped = self._columns(batch), Means(), self.skipped
         gradient = self._gradient_for(columns)
         epochs, enough = 0, False
@@ -186,8 +186,6 @@ class Update:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue as the update whose `state_dict()` this is would have."""
         prefix = "optimizer."
-        self.optimizer.load_state_dict(
-            {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}
-        )
+        self.optimizer.load_state_dict({k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)})
         self.minibatches.generator.set_state(state["generator"].cpu())
         self.steps, self.skipped, self._skipped_in_a_row = (int(x) for x in state["counters"])

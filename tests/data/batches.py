@@ -1,4 +1,4 @@
-"""Batches with ends in every place that matters, each beside its `full` twin, and a way to try things that may crash."""
+"""Batches with ends in every place that matters, each beside its `full` twin, and a way to try what may crash."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def arrays(rng, lanes=3, steps=5, ends=4, dtype=np.float32, shapes=((4,), (2, 3)
 
     now = {key: values(lanes, steps, *shape) for key, shape in zip(KEYS, shapes, strict=True)}
     after = {key: values(lanes, *shape) for key, shape in zip(KEYS, shapes, strict=True)}
-    last = (
-        {key: values(len(places), *shape) for key, shape in zip(KEYS, shapes, strict=True)} if places else {}
-    )
+    last = {key: values(len(places), *shape) for key, shape in zip(KEYS, shapes, strict=True)} if places else {}
     return now, after, places, last
 
 

@@ -14,7 +14,10 @@ OBSERVATIONS = {
     "index": spaces.Discrete(4, start=2),
     "bits": spaces.MultiBinary(3),
     "nested": spaces.Dict(
-        {"place": VECTOR, "eye": spaces.Dict({"left": spaces.Box(0, 255, (2, 2), np.uint8), "seen": spaces.Discrete(3)})}
+        {
+            "place": VECTOR,
+            "eye": spaces.Dict({"left": spaces.Box(0, 255, (2, 2), np.uint8), "seen": spaces.Discrete(3)}),
+        }
     ),
 }
 ACTIONS = {

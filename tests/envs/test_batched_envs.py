@@ -52,7 +52,14 @@ def test_transforms_inside_or_outside_give_the_same_columns():
     inside = roll(seeded(SerialEnv(3, transformed())))
     outside = roll(counting(lambda: seeded(SerialEnv(3, plain()))))
     assert set(inside.keys(True, True)) == set(outside.keys(True, True))
-    for key in ("is_init", "step_count", "episode_reward", ("next", "step_count"), ("next", "episode_reward"), ("next", "done")):
+    for key in (
+        "is_init",
+        "step_count",
+        "episode_reward",
+        ("next", "step_count"),
+        ("next", "episode_reward"),
+        ("next", "done"),
+    ):
         assert torch.equal(inside.get(key), outside.get(key)), key
     assert inside["step_count"][0, :5, 0].tolist() == [0, 1, 0, 1, 0]
     assert inside["is_init"][1, :5, 0].tolist() == [True, False, False, True, False]

@@ -122,7 +122,9 @@ def test_a_reset_that_raises_names_its_lane():
         batches(serial(fault, 0, 1), 3)
 
 
-@given(lane=st.integers(0, 2), episode=st.integers(0, 9), step=st.integers(0, 3), key=st.sampled_from(["reward", "seen"]))
+@given(
+    lane=st.integers(0, 2), episode=st.integers(0, 9), step=st.integers(0, 3), key=st.sampled_from(["reward", "seen"])
+)
 @settings(max_examples=25)
 def test_values_found_after_a_batch_are_placed_in_their_episode(lane, episode, step, key):
     """Episodes of four steps; a NaN in any of them, the final observation included, is named with its episode's seed."""

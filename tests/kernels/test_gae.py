@@ -45,8 +45,7 @@ def test_every_backend_is_the_loop_over_steps(seed, shape, dtype, per_step):
     x = batch(seed, shape, dtype)
     g = torch.Generator().manual_seed(seed)
     rates = [
-        torch.rand(shape, generator=g, dtype=dtype) if per_step else torch.tensor(r, dtype=dtype)
-        for r in (0.99, 0.95)
+        torch.rand(shape, generator=g, dtype=dtype) if per_step else torch.tensor(r, dtype=dtype) for r in (0.99, 0.95)
     ]
     expected = torch.empty(shape, dtype=torch.float64)
     for b in range(shape[0]):

@@ -51,7 +51,7 @@ def identical(a, b) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(identical, a, b))
     if isinstance(a, float):
-        return repr(a) == repr(b) and math.copysign(1, a) == math.copysign(1, b) or (a != a and b != b)
+        return (repr(a) == repr(b) and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
     return a == b
 
 

@@ -129,9 +129,7 @@ def test_parameters_are_views_of_one_tensor_and_shared_ones_are_there_once():
     flat = FlatParameters(module)
     assert len(flat.parameters) == 4
     for p, old in zip(module.parameters(), before, strict=True):
-        assert (
-            torch.equal(p, old) and p.untyped_storage().data_ptr() == flat.tensor.untyped_storage().data_ptr()
-        )
+        assert torch.equal(p, old) and p.untyped_storage().data_ptr() == flat.tensor.untyped_storage().data_ptr()
     with torch.no_grad():
         flat.tensor.zero_()
     assert all((p == 0).all() for p in module.parameters())
@@ -169,6 +167,20 @@ def test_load_state_dict_reaches_the_update():
     assert update.flat.version == 1
     used = torch.cat([update.flat.tensor[a:b] for a, b in update.flat._spans])
     assert (used == 0.25).all()
+
+
+def test_weights_replaced_between_updates_are_the_ones_that_are_trained():
+    losses = [make_loss(), make_loss()]
+    td = batch_for(losses[0])
+    updates = [Update(loss, optimizer="sgd", epochs=1) for loss in losses]
+    for update in updates:
+        update(td)
+    other = {k: 0.5 * x for k, x in losses[0].state_dict().items()}
+    losses[0].load_state_dict(other)
+    losses[1].load_state_dict({k: x.clone() for k, x in other.items()}, assign=True)
+    for update in updates:
+        update(td)
+    assert torch.equal(weights(losses[0]), weights(losses[1]))
 
 
 def test_flat_modules_can_still_be_saved():
@@ -246,6 +258,18 @@ def test_several_in_a_row_are_an_error_that_names_the_step():
     with pytest.raises(NumericsError, match="3 updates in a row were not finite"):
         Update(loss, batch_size=10, max_nonfinite=3)(td)
     assert torch.equal(weights(loss), before)
+
+
+def test_a_good_step_between_bad_ones_forgives_them():
+    loss = make_loss()
+    td = batch_for(loss, (40,))
+    bad = td.clone()
+    bad["advantage"].fill_(float("nan"))
+    update = Update(loss, epochs=1, batch_size=20, max_nonfinite=3)
+    for _ in range(3):
+        update(bad)
+        update(td)
+    assert update.skipped == 6
 
 
 def test_one_gradient_norm_over_everything_is_clipped():

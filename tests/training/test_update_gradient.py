@@ -18,6 +18,7 @@ from rlcli.training.closed_form import closed_form
 from rlcli.training.flat import FlatParameters
 from rlcli.training.gradient import Autograd
 from rlcli.training.nets import ByAutograd, Replayed
+from rlcli.training.schedules import Linear
 from rlcli.training.update import Update
 
 
@@ -58,9 +59,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@given(
-    options, st.sampled_from(["categorical", "normal"]), st.sampled_from(["tanh", "relu"]), st.integers(0, 99)
-)
+@given(options, st.sampled_from(["categorical", "normal"]), st.sampled_from(["tanh", "relu"]), st.integers(0, 99))
 def test_closed_form_is_the_gradient_that_autograd_finds(options, kind, activation, seed):
     loss = ClipPPOLoss(make_actor(kind, seed, activation), make_critic(seed + 1, activation), **options)
     a, grad, b, expected, fast = both(loss, columns_for(loss, seed=seed))
@@ -177,3 +176,19 @@ def test_deepcopy_trains_on_its_own():
     Update(twin, epochs=1, batch_size=16)(td)
     assert all(torch.equal(a, b) for a, b in zip(before, loss.parameters(), strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_follows_its_schedules_without_compiling_again():
+    losses = [ClipPPOLoss(make_actor(), make_critic()) for _ in range(2)]
+    updates = [
+        Update(loss, clip_epsilon=Linear(0.2, 0.1), epochs=2, batch_size=32, optimizer="sgd", compile=compiled)
+        for loss, compiled in zip(losses, (False, True), strict=True)
+    ]
+    td = GAE(gamma=0.99, lmbda=0.95, value_network=losses[0].critic_network)(rollout(make_actor(), (4, 16)))
+    for fraction in (0.0, 0.25, 0.5, 0.75):
+        with torch._dynamo.config.patch(error_on_recompile=fraction > 0):
+            for update in updates:
+                update(td, fraction)
+        gap = (updates[0].flat.tensor - updates[1].flat.tensor).abs().max()
+        assert gap < 1e-6

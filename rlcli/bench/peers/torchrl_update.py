@@ -18,9 +18,7 @@ def update(
         from torchrl.objectives import ClipPPOLoss
     except ImportError:
         return None
-    loss = ClipPPOLoss(
-        actor, critic, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, loss_critic_type="l2"
-    )
+    loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, loss_critic_type="l2")
     loss.set_keys(sample_log_prob="sample_log_prob")
     optimizer = torch.optim.Adam(loss.parameters(), lr=3e-4, eps=1e-5)
     parameters = list(loss.parameters())

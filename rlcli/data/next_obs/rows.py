@@ -249,8 +249,7 @@ def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
 def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
     first = tensors[0]
     if not isinstance(first, Rows) or any(
-        not isinstance(x, Rows) or x._pool is not first._pool or x.index.ndim != first.index.ndim
-        for x in tensors
+        not isinstance(x, Rows) or x._pool is not first._pool or x.index.ndim != first.index.ndim for x in tensors
     ):
         return None
     index = joined(func, [x.index for x in tensors if isinstance(x, Rows)], first._pool.feature, dim)
@@ -261,14 +260,11 @@ def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
 def _written(func: Any) -> list[tuple[int, str]]:
     """Position and name of the arguments an operation writes to."""
     arguments = func._schema.arguments
-    return [
-        (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
-    ]
+    return [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _refuse(what: str) -> NoReturn:
     raise ReadOnlyRowsError(
         what,
-        fix="Take a plain copy first: batch.set(key, batch.get(key).full()), "
-        "or collect with memory.next_obs=full",
+        fix="Take a plain copy first: batch.set(key, batch.get(key).full()), or collect with memory.next_obs=full",
     )

@@ -19,6 +19,11 @@ FORMAT, VERSION = "rlcli-segments", 1
 _ENDS, _EXTRA = "@ends", "@extra/"  # "@" is encoded in keys, so no key is ever called this
 
 
+def file_name(sequence: int) -> str:
+    """What segment number `sequence` is called."""
+    return f"{sequence:08d}{SUFFIX}"
+
+
 def layout_of(batch: TensorDictBase) -> dict[str, Any]:
     """Key name -> dtype and shape (without batch dims) of every tensor.
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from rlcli.data.disk import Stamp, digest_of, stamp_of
 from rlcli.data.journal import Record, read_record, records, scan
 from rlcli.data.next_obs.packing import concat
-from rlcli.data.segments.layout import JOURNAL, batch_of, check_header, unnamed
+from rlcli.data.segments.layout import JOURNAL, batch_of, check_header, file_name, unnamed
 from rlcli.data.tensor_file import decode
 from rlcli.errors import DamagedDataError, ResourceError
 
@@ -52,18 +52,14 @@ class SegmentReader:
         self.metadata: dict[str, Any] = {}
         self.layout: dict[str, Any] = {}
         self.frames, self.closed = 0, False
-        self.notices = (
-            [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
-        )
+        self.notices = [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
         self._offsets = array("q")
         for offset, record in zip(found.offsets, records(self._path), strict=False):
             self._take(offset, record, check_sizes)
         if not found.offsets:
             raise DamagedDataError("the journal has no header", where=str(self._path))
         if not self.closed:
-            self.notices += [
-                f"{path}: no record names it; left out" for path in unnamed(self.folder, len(self))
-            ]
+            self.notices += [f"{path}: no record names it; left out" for path in unnamed(self.folder, len(self))]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -103,9 +99,7 @@ class SegmentReader:
 
     def verify(self) -> list[str]:
         """Read every byte; one sentence for everything that is not as it was written. Empty: all is well."""
-        found = (
-            [] if self.closed else [f"{self._path}: the writer did not finish; later segments may be lost"]
-        )
+        found = [] if self.closed else [f"{self._path}: the writer did not finish; later segments may be lost"]
         found += self.notices
         for i in range(len(self)):
             record = self.record(i)
@@ -123,6 +117,8 @@ class SegmentReader:
             self.closed = True
         else:
             self.closed = False
+            if record["file"] != file_name(len(self._offsets)):  # a name from a file must not lead elsewhere
+                raise _damaged(self._path, f"segment {len(self)} is called {record['file']}")
             path = self.folder / record["file"]
             if check_size and not path.is_file():
                 raise _damaged(path, "it is missing")

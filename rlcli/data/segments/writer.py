@@ -17,9 +17,9 @@ from rlcli.data.journal import Journal, Record, records
 from rlcli.data.segments.layout import (
     FORMAT,
     JOURNAL,
-    SUFFIX,
     VERSION,
     check_header,
+    file_name,
     layout_of,
     tensors_of,
     unnamed,
@@ -106,7 +106,7 @@ class SegmentWriter:
                 why="; ".join(_differences(self._layout, layout)),
             )
         sequence = self.count + len(self.pending)
-        name = f"{sequence:08d}{SUFFIX}"
+        name = file_name(sequence)
         now = time.monotonic() - self._committed >= self.commit_seconds
         stamp = self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)
         record = {
@@ -153,9 +153,12 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Acknowledge what is pending, say that nothing is missing, and let go of the folder; once."""
-        if not self._journal.closed:
+        if self._journal.closed:
+            return
+        try:
             self.commit()
             self._journal.append({"kind": "closed", "segments": self.count, "frames": self.frames})
+        finally:
             self._journal.close()
 
     def __enter__(self) -> SegmentWriter:
@@ -208,6 +211,4 @@ class SegmentWriter:
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     names = sorted(set(old) | set(new))
-    return [
-        f"{n}: {old.get(n, 'absent')} -> {new.get(n, 'absent')}" for n in names if old.get(n) != new.get(n)
-    ]
+    return [f"{n}: {old.get(n, 'absent')} -> {new.get(n, 'absent')}" for n in names if old.get(n) != new.get(n)]

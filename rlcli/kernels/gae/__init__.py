@@ -62,9 +62,7 @@ def gae(
     _check(reward, terminated, done, value, next_value)
     shape = reward.shape
     if not -reward.ndim <= time_dim < reward.ndim:
-        raise ArgumentError(
-            f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(shape)}"
-        )
+        raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(shape)}")
     time = time_dim % reward.ndim
     before, after = shape[:time].numel(), shape[time + 1 :].numel()
     columns = [

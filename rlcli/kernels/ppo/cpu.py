@@ -149,8 +149,6 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
                 near_slope = zero
             if near_error > error:
                 error, slope = near_error, near_slope
-            elif near_error == error:  # the gradient of a maximum at a tie is the mean of both
-                slope = (slope + near_slope) / (one + one)
         value_grad[i] = share * slope
 
         objective -= min(gain, near_gain)

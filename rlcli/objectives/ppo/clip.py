@@ -23,12 +23,13 @@ class ClipPPOLoss(PPOLoss):
     actor_network, critic_network
         See `PPOLoss`, which also documents the other options.
     clip_epsilon : float or (float, float)
-        How far the ratio may move; a pair gives the lower and the upper distance. May be set between batches.
+        How far the ratio may move; a pair gives the lower and the upper distance. May be set between batches; for a
+        compiled loss as a 0-dim tensor, since a float that changes is a constant that changes.
     clip_value : bool or float, optional
         `True` limits the value's move by `clip_epsilon`.
     """
 
-    clip_epsilon: float | tuple[float, float]
+    clip_epsilon: float | tuple[float, float] | Tensor
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ClipPPOLoss(PPOLoss):
             raise ArgumentError("clip_epsilon must lie between 0 and 1", why=f"got {clip_epsilon}")
 
     @property
-    def clip_bounds(self) -> tuple[float, float]:
+    def clip_bounds(self) -> tuple[Any, Any]:
         """How far the ratio may move below and above 1."""
         eps = self.clip_epsilon
         return (eps[0], eps[1]) if isinstance(eps, tuple | list) else (eps, eps)

@@ -20,7 +20,9 @@ def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
     return log_ratio.exp() * advantage
 
 
-def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def clipped_surrogate(
+    log_ratio: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """The pessimistic one of the ratio and the ratio clipped to `[1 - low, 1 + high]` (eq. 7).
 
     Returns
@@ -31,7 +33,8 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, low: float, high: fl
         `exp(log_ratio)`.
     """
     ratio = log_ratio.exp()
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage), ratio
+    near = ratio.clamp(1 - low, 1 + high)  # type: ignore[arg-type]
+    return torch.minimum(ratio * advantage, near * advantage), ratio
 
 
 def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:

@@ -178,9 +178,7 @@ class PPOLoss(KeyedModule):
     def _need(self, columns: Mapping[Key, Tensor], key: Key) -> Tensor:
         x = columns.get(key)
         if x is None:
-            raise MissingKeyError(
-                f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key)
-            )
+            raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))
         return x
 
 

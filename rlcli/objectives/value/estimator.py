@@ -130,9 +130,7 @@ class ValueEstimator(KeyedModule):
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         """Add advantage, value target and state value to `td [*B]` and return it."""
         if not td.ndim:
-            raise ArgumentError(
-                "an estimator needs a batch with a time dim", why="the tensordict has no batch dims"
-            )
+            raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
             ends = self._ends(td, time)
@@ -153,11 +151,9 @@ class ValueEstimator(KeyedModule):
     def _time(self, td: TensorDictBase) -> int:
         if self.time_dim is not None:
             if not -td.ndim <= self.time_dim < td.ndim:
-                raise ArgumentError(
-                    f"time_dim={self.time_dim} does not exist", why=f"the batch is {tuple(td.shape)}"
-                )
+                raise ArgumentError(f"time_dim={self.time_dim} does not exist", why=f"the batch is {tuple(td.shape)}")
             return self.time_dim % td.ndim
-        names = td.names if td._has_names() else []
+        names = td.names or []
         return names.index("time") if "time" in names else td.ndim - 1
 
     def _ends(self, td: TensorDictBase, time: int) -> Ends:

@@ -38,6 +38,4 @@ class RowValues:
         if chunk_rows is None or chunk_rows >= n:
             return self.net(columns)[self.key]
         starts = range(0, n, chunk_rows)
-        return torch.cat(
-            [self.net({k: x[i : i + chunk_rows] for k, x in columns.items()})[self.key] for i in starts]
-        )
+        return torch.cat([self.net({k: x[i : i + chunk_rows] for k, x in columns.items()})[self.key] for i in starts])

@@ -56,9 +56,7 @@ def test_builders_agree_with_a_plain_loop(lanes, steps, ends, seed, dtype):
         same(exact[key], expected)
         same(torch.cat([exact[key].obs, exact[key].extra])[exact[key].index.long()], expected)
         inner = sum(t < steps - 1 for t, _ in places)
-        assert (
-            len(exact[key].extra) == inner + lanes
-        )  # one row for every end, one where each lane's batch ends
+        assert len(exact[key].extra) == inner + lanes  # one row for every end, one where each lane's batch ends
     assert build_compact(now, after, places, last) == {}
 
 
@@ -84,10 +82,7 @@ def test_packed_batches_come_back_equal_and_lazy(seed):
     assert not any(isinstance(x, Rows) for x in packed.batch.values(True, True))
     back = unpack(packed)
     same(back, full)
-    assert (
-        isinstance(back.get(NEXT), Rows)
-        and back.get(NEXT).obs.data_ptr() == back.get("observation").data_ptr()
-    )
+    assert isinstance(back.get(NEXT), Rows) and back.get(NEXT).obs.data_ptr() == back.get("observation").data_ptr()
     assert back.names == exact.names
 
 

@@ -1,4 +1,4 @@
-"""One `Rows` as a tensor: every operation equals the plain twin's or is refused, and nothing reads memory that is not there."""
+"""One `Rows` as a tensor: every operation equals the plain twin's or is refused, and none reads missing memory."""
 
 from __future__ import annotations
 
@@ -170,9 +170,7 @@ def test_asking_for_memory_that_is_not_there_is_an_error_not_a_segfault(read):
 def test_compiled_functions_read_the_same_values(backend):
     def work():
         exact, full = twins()
-        compiled = torch.compile(
-            lambda x: (x * 2).sum(-1) + x.reshape(-1, 4)[0, 0], backend=backend, fullgraph=True
-        )
+        compiled = torch.compile(lambda x: (x * 2).sum(-1) + x.reshape(-1, 4)[0, 0], backend=backend, fullgraph=True)
         same(compiled(exact.get(NEXT)), compiled(full.get(NEXT)))
         same(compiled(exact.get(NEXT)[:, 1:3]), compiled(full.get(NEXT)[:, 1:3]))
 
@@ -243,9 +241,7 @@ def test_batch_bytes_can_be_counted_and_say_what_they_count():
     assert rows.nbytes_held == rows.extra.nbytes + rows.ends.nbytes
     index = rows.index
     assert rows.nbytes_held == rows.extra.nbytes + rows.ends.nbytes + index.nbytes
-    assert (
-        exact.bytes() > 0
-    )  # tensordict counts the observations under the rows once more; the ledger does not
+    assert exact.bytes() > 0  # tensordict counts the observations under the rows once more; the ledger does not
 
 
 def test_keys_of_one_batch_share_one_index():

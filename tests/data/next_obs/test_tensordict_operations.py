@@ -1,4 +1,4 @@
-"""Every TensorDict operation on an `exact` batch gives what `full` gives, or is refused. Each runs in a child process."""
+"""Every TensorDict operation on an `exact` batch gives what `full` gives, or is refused; each in a child process."""
 
 from __future__ import annotations
 

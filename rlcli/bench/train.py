@@ -1,0 +1,79 @@
+"""`rlcli bench train`: wall time of whole PPO runs, ours and stable-baselines3's, with the same hyper-parameters.
+
+Ours is the command line's own job: run folder, metrics, checkpoints and closing report included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcli.bench.harness import Report, interleave, ratio, settings
+from rlcli.bench.peers import sb3_train
+
+DEFAULTS: dict[str, Any] = {
+    "env.id": "CartPole-v1",
+    "env.num": 8,
+    "total_frames": 100_000,
+    "collector.frames_per_batch": 256,
+    "sampler.batch_size": 256,
+    "optim.epochs": 20,
+    "optim.lr": 1e-3,
+    "value.gamma": 0.98,
+    "value.lmbda": 0.8,
+    "loss.entropy_coeff": 0.0,
+    "policy.hidden": [64, 64],
+    "memory": "exact",
+    "rounds": 7,
+    "threads": 1,
+    "peers": True,
+}
+OURS, SB3 = "rlcli train", "stable-baselines3 learn"
+
+
+def run(overrides: list[str]) -> dict[str, Any]:
+    """Measure; the result is `Report.as_dict()`."""
+    return measure(overrides).as_dict()
+
+
+def measure(overrides: list[str]) -> Report:
+    """Whole runs in turns, a new seed each; the mean returns at their ends are reported beside the times."""
+    given = settings(DEFAULTS, overrides)
+    torch.set_num_threads(given["threads"])
+    report = Report("train", given, unit="run")
+    returns: dict[str, list[float]] = {OURS: [], SB3: []}
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {OURS: lambda: returns[OURS].append(_train(given, Path(folder), len(returns[OURS])))}
+        if given["peers"] and sb3_train.train(given, 0) is not None:
+            sides[SB3] = lambda: returns[SB3].append(_peer(given, len(returns[SB3])))
+        else:
+            report.notes.append('stable-baselines3 is left out (pip install "rlcli[peers]")')
+        report.sides = interleave(sides, given["rounds"], warmup=1)
+    if SB3 in sides:
+        report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2"))
+    for name in sides:
+        ends = ", ".join(f"{value:.0f}" for value in returns[name])
+        report.checks[f"{name}, mean return of the last 100 episodes"] = ends
+    return report
+
+
+def _peer(given: dict[str, Any], seed: int) -> float:
+    learn = sb3_train.train(given, seed)
+    assert learn is not None
+    return learn()
+
+
+def _train(given: dict[str, Any], folder: Path, seed: int) -> float:
+    from rlcli.cli.compose import configure
+    from rlcli.jobs import train
+
+    own = {key: value for key, value in given.items() if key not in ("rounds", "peers")}
+    words = [f"{key}={value}".replace(" ", "") for key, value in own.items()]
+    words += [f"seed={seed}", f"run.dir={folder / str(seed)}", "run.eval_episodes=0", "console=off", "logger=none"]
+    with contextlib.redirect_stdout(None):
+        finished = train(configure("train", words), words)
+    return float(finished.summary["learning"]["return"])

@@ -1,0 +1,31 @@
+"""The documents' import path for transforms."""
+
+from rlcli.transforms import (
+    CatFrames,
+    Compose,
+    DoubleToFloat,
+    InitTracker,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    SignTransform,
+    StepCounter,
+    TensorDictPrimer,
+    ToTensorImage,
+    Transform,
+)
+
+__all__ = [
+    "CatFrames",
+    "Compose",
+    "DoubleToFloat",
+    "InitTracker",
+    "RewardClipping",
+    "RewardScaling",
+    "RewardSum",
+    "SignTransform",
+    "StepCounter",
+    "TensorDictPrimer",
+    "ToTensorImage",
+    "Transform",
+]

@@ -1,0 +1,48 @@
+"""How benches are run and reported; times themselves are never asserted."""
+
+import json
+
+import pytest
+
+from rlcli.bench.harness import Ratio, Report, Side, interleave, publish, ratio, settings
+from rlcli.errors import ConfigError
+
+
+def test_sides_alternate_and_warm_up_rounds_do_not_count():
+    order = []
+    sides = interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=8, warmup=2)
+    assert order == ["b", "a", "a", "b"] * 5
+    assert [len(side.seconds) for side in sides] == [8, 8]
+
+
+def test_there_are_at_least_seven_rounds():
+    (side,) = interleave({"a": lambda: None}, rounds=1)
+    assert len(side.seconds) == 7
+
+
+def test_ratios_pair_the_rounds_and_count_units_of_work():
+    sides = [Side("slow", [4.0, 6.0, 20.0], per=2), Side("fast", [1.0, 1.0, 1.0], per=1)]
+    r = ratio(sides, "slow", "fast", "<= 3")
+    assert r.rounds == [2.0, 3.0, 10.0] and r.median == 3.0 and r.met
+    assert not Ratio("a", "b", [2.0], ">= 2.2").met and Ratio("a", "b", [2.0]).met is None
+
+
+def test_settings_keep_their_types_and_name_every_mistake():
+    defaults = {"rounds": 9, "lr": 0.1, "policy.hidden": [64], "action": "discrete", "peers": True}
+    given = settings(defaults, ["lr=1", "policy.hidden=[8,8]", "action=box", "peers=False"])
+    assert given == defaults | {"lr": 1.0, "policy.hidden": [8, 8], "action": "box", "peers": False}
+    with pytest.raises(ConfigError) as error:
+        settings(defaults, ["ruonds=3", "peers=maybe", "policy.hidden=8"])
+    text = str(error.value)
+    assert "rounds" in text and "peers must be bool" in text and "policy.hidden must be list" in text
+
+
+def test_the_file_holds_every_round_and_the_machine(tmp_path, capsys):
+    sides = [Side("a", [1e-6, 2e-3, 3.0]), Side("b", [1.0, 1.0, 1.0])]
+    report = Report("x", {"n": 1}, "step", sides, [ratio(sides, "a", "b", "<= 1")], {"equal": "yes"}, ["a note"])
+    publish(report, tmp_path / "bench.json")
+    data = json.loads((tmp_path / "bench.json").read_text())
+    assert data["sides"][0]["seconds"] == [1e-6, 2e-3, 3.0] and data["ratios"][0]["median"] == 2e-3
+    assert {"torch", "cpu", "torch_threads"} <= set(data["machine"])
+    shown = capsys.readouterr().out
+    assert "met" in shown and "2 ms" in shown and "a note" in shown

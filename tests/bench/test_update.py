@@ -1,0 +1,35 @@
+"""The update bench compares updates that do the same; that part of it is tested."""
+
+import pytest
+
+from rlcli.bench import update
+from rlcli.errors import NumericsError
+
+SMALL = ["collector.frames_per_batch=48", "sampler.batch_size=20", "policy.hidden=[8]", "rounds=7"]
+
+
+@pytest.mark.parametrize("action", [["actions=3"], ["action=box", "actions=2"]])
+def test_all_sides_end_with_the_same_weights(action):
+    pytest.importorskip("torchrl")
+    result = update.run([*SMALL, *action])
+    assert {side["name"] for side in result["sides"]} == {
+        update.OURS,
+        update.GENERAL,
+        update.HAND,
+        update.FUSED,
+        "torchrl",
+    }
+    assert len(result["checks"]) == 4 and len(result["sides"][0]["seconds"]) == 7
+
+
+def test_a_side_that_does_something_else_is_an_error(monkeypatch):
+    monkeypatch.setattr(update.Update, "_step", lambda self, *a: {})
+    with pytest.raises(NumericsError, match="does not do the same update"):
+        update.run([*SMALL, "peers=False"])
+
+
+def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
+    monkeypatch.setattr("rlcli.bench.peers.torchrl_update.update", lambda *a, **k: None)
+    result = update.run(SMALL)
+    assert "torchrl" not in [side["name"] for side in result["sides"]]
+    assert "not installed" in result["notes"][0]
