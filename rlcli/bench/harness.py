@@ -181,7 +181,8 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
         verdict = {None: "", True: " met", False: " missed"}[r.met]
         numbers = (f"{x:.2f}" for x in (r.median, min(r.rounds), max(r.rounds)))
         table.add_row(r.over, r.under, *numbers, r.bar + verdict)
-    console.print(table)
+    if report.ratios:
+        console.print(table)
     for name, x in report.checks.items():
         console.print(f"checked: {name}: {x}")
     for note in report.notes:

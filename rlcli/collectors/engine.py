@@ -50,7 +50,8 @@ class _BoundBatch:
         self.finals = Finals({key: rows[key] for key in engine.observations})
         columns.settle()
 
-    def run(self, act: Callable, first: int, last: int, keep_finals: bool) -> None:
+    def run(self, act: Callable, first: int, last: int, keep_finals: bool, reset_when_done: bool) -> int:
+        """Steps `first..last-1`; the step after the last one taken."""
         step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
         for t in range(first, last):
             done = step(t, act(t))  # true successors into row t+1
@@ -60,9 +61,12 @@ class _BoundBatch:
             if done:
                 if keep_finals:
                     keep(t, done)
+                if not reset_when_done:
+                    return t + 1
                 reset(t, done)  # row t+1 of the finished lanes becomes their first observation
                 for op in row_ops:
                     op.reset(t + 1, done)
+        return last
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """A row op ends episodes: flag them truncated, and have them reset with the others."""
@@ -114,11 +118,13 @@ class Engine:
         rng: np.random.Generator,
         batched: bool = True,
         reuse: bool = False,
+        reset_when_done: bool = True,
     ) -> None:
         self.transforms = transforms
         self.lanes, self.faces, self.program, self.random = lanes, faces, program, random
         self.stored, self.keep_finals, self.track_ids, self.ids, self.reuse = stored, keep_finals, track_ids, ids, reuse
-        self.rng, self.batched = rng, batched
+        self.rng, self.batched, self.reset_when_done = rng, batched, reset_when_done
+        self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
         self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
         self.live: Schema = {**faces.rows, **program.live}
@@ -157,7 +163,7 @@ class Engine:
         self._begin(list(range(self.lanes.n)))
         self.begun = True
 
-    def _begin(self, lanes: list[int]) -> None:
+    def _begin(self, lanes: list[int], new_ids: bool = True) -> None:
         """New episodes in these lanes, on the carrier."""
         self.lanes.restart(self.env_rows(self.carrier), lanes)
         rows = {key: [array] for key, array in self.carrier.items()}
@@ -166,7 +172,8 @@ class Engine:
             op.reset(0, lanes)
             op.end()
         self.fresh[lanes] = True
-        if self.track_ids:
+        self._waiting = []
+        if self.track_ids and new_ids:
             self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
@@ -218,6 +225,8 @@ class Engine:
         """
         if not self.begun:
             self.restart()
+        if self._waiting:
+            self._begin(self._waiting, new_ids=False)
         batch = self._batch(steps)
         batch.finals.clear()
         for key, carrier in self.carrier.items():
@@ -233,13 +242,15 @@ class Engine:
             with torch.inference_mode():
                 for op in batch.row_ops:
                     op.begin()
-                if random_steps:
-                    self._leg(batch, batch.random, 0, random_steps, seconds)
-                if random_steps < steps:
-                    self._leg(batch, batch.program, random_steps, steps, seconds)
+                taken = self._leg(batch, batch.random, 0, random_steps, seconds) if random_steps else 0
+                if taken == random_steps < steps:
+                    taken = self._leg(batch, batch.program, random_steps, steps, seconds)
                 for op in batch.row_ops:
                     op.end()
-                finished = self._finish(batch)
+                if taken < steps:  # an env finished and is not to be reset yet: the batch ends here
+                    for key, carrier in self.carrier.items():
+                        carrier[...] = batch.columns.rows[key][taken]
+                finished = self._finish(batch, taken)
         finally:
             batch.step = step  # type: ignore[method-assign]
         self.begun = True
@@ -248,11 +259,12 @@ class Engine:
             self.seconds = seconds
         return finished, batch.finals
 
-    def _leg(self, batch: _BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> None:
+    def _leg(self, batch: _BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
         program.begin(self.rng, first, last)
         act = program.act if seconds is None else _timed(program.act, seconds, "policy")
-        batch.run(act, first, last, self.keep_finals)
-        program.end(first, last)
+        taken = batch.run(act, first, last, self.keep_finals, self.reset_when_done)
+        program.end(first, taken)
+        return taken
 
     def _batch(self, steps: int) -> _BoundBatch:
         """Memory that nobody holds: an old batch's if its tensors are gone, new otherwise."""
@@ -266,14 +278,14 @@ class Engine:
         self._pool.append(batch)
         return batch
 
-    def _finish(self, batch: _BoundBatch) -> dict[Key, np.ndarray]:
+    def _finish(self, batch: _BoundBatch, steps: int) -> dict[Key, np.ndarray]:
         """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left."""
-        data, lanes = dict(batch.columns.data), self.lanes
+        data, lanes = {key: column[:, :steps] for key, column in batch.columns.data.items()}, self.lanes
         outcome = lanes.take_outcome()
         self._check_finite(batch, outcome)
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
-            reward_column(outcome, lanes, batch.columns.steps, column[..., 0])
+            reward_column(outcome, lanes, steps, column[..., 0])
             self.raw_reward = column.copy() if self.rescales else None
         flags = [data[key] for key in (TERMINATED, TRUNCATED, DONE) if key in data]
         for column in flags:
@@ -287,11 +299,13 @@ class Engine:
                 if key in data:
                     data[key][lane, t, 0] = values
         if self.track_ids:
-            resets = [(t, lane) for t, lane, _, _ in outcome.ends]
+            resets = [(t, lane) for t, lane, _, _ in outcome.ends]  # the last step's ids go to the next batch
             column = data.get(TRAJ_IDS)
             if column is None:
-                column = np.empty((lanes.n, batch.columns.steps), LONG)
+                column = np.empty((lanes.n, steps), LONG)
             fill_ids(column, self.current_ids, resets, self.ids)
+        if not self.reset_when_done:
+            self._waiting = [lane for _, lane, _, _ in outcome.ends]
         for transform in self.faces.after:
             transform.batch_pass(data, self.fresh)
         self.fresh = np.zeros(lanes.n, np.bool_)

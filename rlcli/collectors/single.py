@@ -21,6 +21,7 @@ from rlcli.collectors.programs import RandomProgram, lower
 from rlcli.collectors.recurrent_wiring import missing_transforms
 from rlcli.collectors.tensordict_lanes import array_face
 from rlcli.collectors.trajectory_ids import _TrajectoryPool
+from rlcli.data.next_obs import move
 from rlcli.data.split_trajectories import split_trajectories
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError
@@ -58,7 +59,8 @@ class Collector(BaseCollector):
     reset_at_each_iter : bool
         Begin new episodes with every batch.
     reset_when_done : bool
-        Only True is supported by the in-process collector.
+        False ends a batch early, after the first step in which an env finished; that env is reset when the next batch
+        begins.
     split_trajs : bool
         Deliver padded trajectories with a mask (discouraged).
     set_truncated : bool
@@ -75,6 +77,8 @@ class Collector(BaseCollector):
         Overwrite the previous batch's memory with the next: fast, and dangerous for whoever still reads it.
     track_traj_ids, track_policy_version : bool
         Whether `("collector", "traj_ids")` and `("collector", "policy_version")` are in the batch.
+    update_at_each_batch : bool
+        Take over the policy's weights before every batch, where the collector works on a copy.
     no_cuda_sync : bool
         Leave out explicit waits between devices.
     pre_collect_hook, post_collect_hook : callable, optional
@@ -118,6 +122,7 @@ class Collector(BaseCollector):
         reuse_batch: bool = False,
         track_traj_ids: bool = True,
         track_policy_version: bool = False,
+        update_at_each_batch: bool = False,
         no_cuda_sync: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
@@ -130,10 +135,6 @@ class Collector(BaseCollector):
         check_frames(frames_per_batch, total_frames)
         if split_trajs and not track_traj_ids:
             raise ArgumentError("split_trajs=True needs track_traj_ids=True")
-        if not reset_when_done:
-            raise ArgumentError(
-                "reset_when_done=False is not supported", why="a finished env cannot be stepped", fix="Leave it True."
-            )
         if next_obs is not None and compact_obs and next_obs != "compact":
             raise ArgumentError(f"compact_obs=True and next_obs='{next_obs}' contradict each other")
         self.next_obs = next_obs or ("compact" if compact_obs else "full")
@@ -147,6 +148,8 @@ class Collector(BaseCollector):
         self.init_random_frames = init_random_frames or 0
         self.reset_at_each_iter, self.split_trajs, self.set_truncated = reset_at_each_iter, split_trajs, set_truncated
         self.track_policy_version, self.policy_version = track_policy_version, 0
+        self.update_at_each_batch = update_at_each_batch
+        self._models: dict[str, tuple[nn.Module, nn.Module]] = {}
 
         env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn(**(create_env_kwargs or {}))
         self.env = _wire_up(env, policy, max_frames_per_traj, auto_register_policy_transforms)
@@ -182,6 +185,7 @@ class Collector(BaseCollector):
         self.engine = Engine(
             self.lanes, transforms, faces, program, random, stored=self._keep, keep_finals=self.next_obs != "compact",
             track_ids=track_traj_ids, ids=self.ids, rng=self.rng, batched=self.batched, reuse=reuse_batch,
+            reset_when_done=reset_when_done,
         )  # fmt: skip
         self.lanes.seed(_drawn_seed() if seed is None else seed, every_episode=episode_seeds)
 
@@ -209,6 +213,8 @@ class Collector(BaseCollector):
         timed : bool
             Measure env and policy time (`last_seconds`); costs a few percent, so not for every batch.
         """
+        if self.update_at_each_batch:
+            self.update_policy_weights_()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.reset_at_each_iter:
@@ -221,15 +227,16 @@ class Collector(BaseCollector):
                 if key in columns:
                     columns[key][:, -1] = True
         if self.track_policy_version:
-            columns[POLICY_VERSION] = np.full((self.lanes.n, steps), self.policy_version, np.int64)
+            taken = next(iter(columns.values())).shape[1]
+            columns[POLICY_VERSION] = np.full((self.lanes.n, taken), self.policy_version, np.int64)
         batch = assemble(
             columns, batched=self.batched, stored=self._keep, mode=self.next_obs,
             observations=self.engine.observations, added=list(self.engine.faces.columns),
             carrier=self.engine.carrier, finals=finals,
         )  # fmt: skip
-        self.frames += steps * self.lanes.n
+        self.frames += batch.numel()
         if self.placement.storing is not None and self.placement.storing.type != "cpu":
-            batch = batch.to(self.placement.storing, non_blocking=self.placement.non_blocking)
+            batch = move(batch, self.placement.storing, non_blocking=self.placement.non_blocking)
             self.placement.sync_storage()
         return split_trajectories(batch) if self.split_trajs else batch
 
@@ -248,9 +255,23 @@ class Collector(BaseCollector):
         """Take over new weights; nothing is copied where the collector uses the very policy that is trained."""
         source = policy if policy is not None else self._trained
         self.policy_version += 1
+        for trained, used in self._models.values():
+            copy_weights(trained, used)
         if self.policy is None or source is self.policy or not isinstance(source, nn.Module):
             return
         copy_weights(source, self.policy)
+
+    def register_model(self, name: str, module: nn.Module, used: nn.Module) -> None:
+        """Keep a further model in step: `update_policy_weights_` copies `module`'s weights into `used` as well.
+
+        Parameters
+        ----------
+        name : str
+            Of the model; registering it again replaces it.
+        module, used : nn.Module
+            What is trained, and the copy that an env, a transform or a hook works with.
+        """
+        self._models[name] = (module, used)
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""

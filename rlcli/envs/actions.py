@@ -5,12 +5,13 @@
 | Discrete(n) | a list of ints, 0-based | index int64 `[]`, or one-hot int64 `[n]` | int + start |
 | MultiDiscrete | int64 row `[N, d]` | the same, or one-hot of every part | the row + start |
 | MultiBinary | int8 row `[N, d]` | the same | the row |
-| Box | float row `[N, *shape]`, perhaps out of bounds | the same, as the policy gave it | a copy, clipped to the bounds |
+| Box | float row `[N, *shape]`, perhaps out of bounds | the same, as the policy gave it | clipped to the bounds |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -31,7 +32,10 @@ class ActionFormat:
 
     def __init__(self, space: spaces.Space, categorical: bool = False) -> None:
         self.space, self.categorical = space, categorical
-        self.start = 0
+        self.shape: tuple[int, ...]
+        self.dtype: np.dtype
+        self.nvec: tuple[int, ...]
+        self.start: Any = 0  # an int, or one a part
         if isinstance(space, spaces.Discrete):
             self.kind, self.shape, self.dtype = "discrete", (), np.dtype(np.int64)
             self.nvec, self.start = (int(space.n),), int(space.start)

@@ -204,7 +204,7 @@ class EnvBase:
             if break_when_any_done and bool(episode_over(td).any()):
                 break
             td = self.maybe_reset(following)
-        batch = torch.stack(steps, len(self.batch_size))
+        batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
         batch.names = [*[None] * len(self.batch_size), "time"]
         return batch
 

@@ -5,9 +5,9 @@ one of these ways, and an engine that offers none is refused:
 
 | engine | lanes are reset by | seeds |
 |---|---|---|
-| gymnasium's CartPole | writing its public state arrays, as its own reset does | each lane and episode its own |
-| ale-py's Atari | `reset(options={"reset_mask": mask})`, which also calls off the reset of the next step | likewise |
-| any that declares `AutoresetMode.DISABLED` | `reset_mask`, after a probe saw that it spares the other lanes | one for all lanes |
+| gymnasium's CartPole | writing its public state arrays, as its own reset does | one per episode |
+| ale-py's Atari | `reset_mask`, which also calls off the reset of the next step | one per episode |
+| any declaring `AutoresetMode.DISABLED` | `reset_mask`, once a probe saw it spare the others | one for all lanes |
 | envpool (`envpool.py`) | `reset(env_ids)` | one per lane, when the pool is made |
 
 Without such a way, an engine that resets on the next step moves the other lanes on while it resets one: their action
@@ -16,7 +16,7 @@ would have to be chosen before the policy has seen the new episode's first row. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -43,7 +43,8 @@ class Engine:
     seeds_episodes : bool
         Whether `reset` gives every lane the very seed it is handed, at any time: then episodes can be replayed.
     worth_from : int or None
-        Lanes from which the engine beats stepping one by one; None where that is not known.
+        Lanes from which `env.mode=auto` takes the engine: it gives the bits of single envs, can be resumed, and is
+        faster.  None where one of the three does not hold.
     """
 
     n: int
@@ -107,10 +108,9 @@ class MaskedEngine(Engine):
 
 
 class AtariEngine(MaskedEngine):
-    """ale-py's threaded Atari engine: grey frames, fire on reset, clipped rewards, unless told otherwise."""
+    """ale-py's threaded Atari engine, with its own preprocessing: other pixels than gymnasium's wrappers give."""
 
     seeds_episodes = True
-    worth_from = 2
 
     def _all_seeds(self, seeds):
         return None if all(seed is None for seed in seeds) else _or_minus_one(seeds)
@@ -121,9 +121,9 @@ class AtariEngine(MaskedEngine):
 
 
 class CartPoleEngine(Engine):
-    """gymnasium's array CartPole; every lane draws its first states from a stream of its own, as a single CartPole does.
+    """gymnasium's array CartPole; every lane draws its first states from a stream of its own.
 
-    Seeded alike, it gives the same bits as N single CartPoles.
+    Single CartPoles do the same: seeded alike, N of them give the same bits.
     """
 
     seeds_episodes = True
@@ -154,10 +154,21 @@ class CartPoleEngine(Engine):
 
 
 # engines with a face of their own, by class: none of them is imported for others' sake
-OWN: dict[str, Callable[[Any], Engine]] = {
+OWN: dict[str, type[CartPoleEngine] | type[AtariEngine]] = {
     "gymnasium.envs.classic_control.cartpole.CartPoleVectorEnv": CartPoleEngine,
     "ale_py.vector_env.AtariVectorEnv": AtariEngine,
 }
+
+
+def auto_prefers_native(env_id: str, num: int) -> bool:
+    """Whether `env.mode=auto` takes the engine of an env that has neither wrappers nor settings of its own.
+
+    Only id and number of lanes decide, never a measurement: one configuration always gives one run.
+    """
+    spec = gym.registry.get(env_id)
+    entry = spec.vector_entry_point if spec is not None else None
+    own = OWN.get(entry.replace(":", ".")) if isinstance(entry, str) else None
+    return own is not None and own.worth_from is not None and num >= own.worth_from
 
 
 def make_engine(env_id: str, num: int, **kwargs: Any) -> Engine:
@@ -191,18 +202,21 @@ def engine_of(vector: VectorEnv) -> Engine:
     if mode is not AutoresetMode.DISABLED:
         vector.close()
         raise ConfigError(
-            f"the native engine of {name} cannot be used", where="env.mode",
-            why=f"its autoreset mode is {getattr(mode, 'value', mode)}, so it cannot reset one lane while the others stand "
-            "still, and its rows would not be those that the policy acted on",
-            fix="Use env.mode=serial; or give the engine AutoresetMode.DISABLED and reset(options={'reset_mask': mask}).",
-        )  # fmt: skip
+            f"the native engine of {name} cannot be used",
+            where="env.mode",
+            why=f"its autoreset mode is {getattr(mode, 'value', mode)}, so it cannot reset one lane while the others "
+            "stand still, and its rows would not be those that the policy acted on",
+            fix="Use env.mode=serial; or give the engine AutoresetMode.DISABLED and options={'reset_mask': ...}.",
+        )
     engine = MaskedEngine(vector)
     if not engine.spares_other_lanes():
         engine.close()
         raise ConfigError(
-            f"the native engine of {name} cannot be used", where="env.mode",
-            why="reset(options={'reset_mask': mask}) changed lanes outside the mask", fix="Use env.mode=serial.",
-        )  # fmt: skip
+            f"the native engine of {name} cannot be used",
+            where="env.mode",
+            why="reset(options={'reset_mask': mask}) changed lanes outside the mask",
+            fix="Use env.mode=serial.",
+        )
     return engine
 
 

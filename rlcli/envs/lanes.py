@@ -18,7 +18,7 @@ from rlcli.envs.actions import ActionFormat
 from rlcli.envs.contract import broken, env_raised
 from rlcli.envs.episode_seeds import episode_seed
 from rlcli.envs.observations import BadValue, Leaf, leaves, plain, writer
-from rlcli.envs.replay import restore, state_of
+from rlcli.envs.replay import is_replayable, restore, state_of
 from rlcli.envs.strip import NO_LIMIT, strip
 from rlcli.errors import RlcliError
 from rlcli.keys import Key
@@ -51,15 +51,22 @@ class Lanes:
     ----------
     n : int
         Number of envs stepped together.
+    name : str
+        Of the env, for error messages.
     schema : dict
         Observation key -> (shape without the lane dim, numpy dtype).
     actions : ActionFormat
         How actions look.
     outcome : Outcome
         Filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
+    history_limit : int
+        Steps whose actions are remembered for `load_state_dict`; longer episodes cannot be replayed.
     """
 
+    history_limit = 0
+
     n: int
+    name: str
     schema: dict[Key, tuple[tuple[int, ...], np.dtype]]
     actions: ActionFormat
     outcome: Outcome
@@ -91,6 +98,10 @@ class Lanes:
         """The outcome of the steps since the last call."""
         taken, self.outcome = self.outcome, Outcome()
         return taken
+
+    def is_replayable(self) -> bool:
+        """Whether seeded episodes repeat exactly; finding out leaves the envs in need of a reset."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and arrays from which `load_state_dict` brings the envs back, as far as it can."""
@@ -126,6 +137,7 @@ class GymLanes(Lanes):
     def __init__(self, envs: list[gym.Env], *, categorical: bool = False, narrow: bool = False) -> None:
         self.envs, self.n = envs, len(envs)
         first = envs[0]
+        self.name = first.spec.id if first.spec is not None else type(first.unwrapped).__name__
         for lane, env in enumerate(envs[1:], 1):
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 raise broken(self, "the envs differ in their spaces", lane=lane, expected=str(first), got=str(env))
@@ -150,12 +162,6 @@ class GymLanes(Lanes):
         self._first_lane, self._total = 0, self.n
         self.last: list = [None] * self.n  # each lane's last observation, as the env gave it
         self.history: list = []  # actions sent at each of the last steps, newest last: enough to replay open episodes
-        self.history_limit = 0  # steps to remember; 0 remembers nothing
-
-    @property
-    def name(self) -> str:
-        spec = self.envs[0].spec
-        return spec.id if spec is not None else type(self.envs[0].unwrapped).__name__
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
         self._run_seed, self._every_episode = run_seed, every_episode
@@ -233,16 +239,22 @@ class GymLanes(Lanes):
                     value, reward, terminated, truncated, _ = stepper(action)
                     if target is None:
                         write(row, lane, value)
-                    else:  # one plain array: `write` without its call; of equal size, numpy refuses another shape
-                        if value.__class__ is not array or value.dtype is not dtype or value.size != size or value.ndim != ndim:
+                    else:  # one plain array: `write` without its call; of equal size and ndim, numpy compares shapes
+                        if (
+                            value.__class__ is not array
+                            or value.dtype is not dtype
+                            or value.size != size
+                            or value.ndim != ndim
+                        ):
                             value = only.read(value)  # type: ignore[union-attr]
                         target[lane] = value
                     last[lane] = value
                     add_reward(reward)
                     # one identity test each on the usual step: a flag that is not False goes the long way
-                    if late or terminated is not False or truncated is not False:
-                        if engine._ends(t, lane, terminated, truncated, now):
-                            done = [*done, lane]
+                    if (late or terminated is not False or truncated is not False) and engine._ends(
+                        t, lane, terminated, truncated, now
+                    ):
+                        done = [*done, lane]
             except RlcliError:
                 raise
             except BadValue as error:
@@ -251,11 +263,11 @@ class GymLanes(Lanes):
                     expected=error.expected, got=error.got,
                 ) from None  # fmt: skip
             except Exception as error:
-                if only and isinstance(error, ValueError) and getattr(value, "shape", only.shape) != only.shape:
-                    got = f"shape {value.shape}"
+                got = getattr(value, "shape", None)
+                if only and isinstance(error, ValueError) and got not in (None, only.shape):
                     raise broken(
                         engine, "step returned a bad value", lane=lane, action=sent[lane],
-                        expected=f"shape {only.shape}", got=got,
+                        expected=f"shape {only.shape}", got=f"shape {got}",
                     ) from None  # fmt: skip
                 raise env_raised(engine, error, lane, "step", sent[lane]) from error
             return done
@@ -287,6 +299,9 @@ class GymLanes(Lanes):
         self._nearest[0] = min(self._deadlines)
         self._pending_seed[lane] = False
         self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
+
+    def is_replayable(self) -> bool:
+        return self._run_seed is not None and is_replayable(self)
 
     def state_dict(self) -> dict[str, Any]:
         return state_of(self)

@@ -1,9 +1,4 @@
-"""`NativeEnv`: N envs stepped by an engine of their own, and how one is made from an env id.
-
-`auto` may choose an engine only where it is exact in every respect: no reset row, true finals, and episodes that a resumed
-run can replay (`Engine.seeds_episodes`).  `engine_worth` holds that rule; it looks at the id and the number of lanes only,
-never at a clock, so that one configuration always gives one run.
-"""
+"""`NativeEnv`: N envs stepped by an engine of their own, and how one is made from an env id."""
 
 from __future__ import annotations
 

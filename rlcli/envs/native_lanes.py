@@ -55,7 +55,6 @@ class NativeLanes(Lanes):
         self.shown: Any = None  # what the last step returned,
         self.begun: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
         self.history: list[np.ndarray] = []
-        self.history_limit = 0
         self.every_episode = False
         self._run_seed: int | None = None
         self._pending_seed = [False] * self.n

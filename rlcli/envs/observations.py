@@ -57,7 +57,7 @@ class Leaf:
                 raise BadValue(f"a Discrete value in {self.start}..{self.start + self.choices - 1}", f"{value!r}")
             return np.arange(self.choices) == index
         if not isinstance(value, np.ndarray):
-            if np.isscalar(value) and self.shape == () or isinstance(value, np.generic):
+            if (np.isscalar(value) and self.shape == ()) or isinstance(value, np.generic):
                 value = np.asarray(value)
             else:
                 raise BadValue(f"a numpy array {self.shape} {self.dtype}", f"a {type(value).__name__}")
@@ -90,8 +90,8 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
         for name, part in space.spaces.items():
             yield from _walk(part, (*path, name), narrow)
     elif isinstance(space, spaces.Discrete):
-        kind = np.dtype(np.int64)
-        yield Leaf(key, path, (), kind, kind, int(space.n), int(space.start))
+        index = np.dtype(np.int64)
+        yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
         stored = np.dtype(np.float32) if narrow and kind == np.float64 else kind

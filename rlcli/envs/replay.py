@@ -1,7 +1,7 @@
-"""Bringing envs back to where they were, without pickling them: reset with the episode's own seed, then replay its actions.
+"""Bringing envs back to where they were, without pickling them: reset with the episode's seed, then replay its actions.
 
-Works for deterministic envs whose episodes are all seeded.  `is_replayable` finds out (two replays, equal hashes) before
-the first step; `restore` replays and compares the last observation with the one that was saved.
+Works for deterministic envs whose episodes are all seeded.  `is_replayable` finds out (two replays, equal hashes)
+before the first step; `restore` replays and compares the last observation with the one that was saved.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def strip(env: gym.Env) -> tuple[gym.Env, int]:
     while True:
         kind = type(env)
         if kind is TimeLimit:
-            limit = min(limit, env._max_episode_steps)
+            limit = min(limit, env._max_episode_steps)  # type: ignore[attr-defined]
         elif kind is not OrderEnforcing and kind is not PassiveEnvChecker:
             return env, limit
-        env = env.env
+        env = env.env  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ class TransformedEnv(EnvBase):
             below = [*base_env.transforms, *below]
             base_env = base_env.base_env
         super().__init__(batch_size=base_env.batch_size, device=base_env.device)
-        self.base_env = base_env
+        self.base_env: EnvBase = base_env
         self.transform = Compose(*below, *_parts(transform))
         self._refresh()
 

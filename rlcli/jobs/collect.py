@@ -28,7 +28,7 @@ SEGMENTS = "data"
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     """Collect `total_frames` into a new run folder; `rlcli.data.open_segments(run.path / "data")` reads them.
 
-    A batch counts once its segment is on disk; stopping loses at most the batch under way.
+    A batch counts once its segment is on disk (segments are synced once a second); a kill loses at most the last second.
     """
     run = create(
         to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
@@ -51,14 +51,14 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
         stop.in_place = reporter.redraws
         try:
             reporter.start(f"run {run.path}")
-            with SegmentWriter(run.path / SEGMENTS, metadata=about) as writer:
+            with SegmentWriter(run.path / SEGMENTS, metadata=about, commit_seconds=1.0) as writer:
                 _fill(collector, writer, reporter, stop)
             status = "stopped" if stop.requested else "done"
         finally:
             reporter.close(status, commands, verb="collect", run=str(run.path))
             collector.shutdown()
     if stop.requested:
-        raise StoppedSafely(f"stopped by {stop.reason} at {collector.frames:,} frames; they are on disk", where=str(run.path))
+        raise StoppedSafely(f"stopped by {stop.reason} at {collector.frames:,} frames", where=str(run.path), why="all of them are on disk")
     return run
 
 

@@ -27,10 +27,10 @@ class Means:
             else:
                 self._epoch.setdefault(name, []).append(x)
 
-    def of_epoch(self, name: str) -> float:
-        """Mean of a figure over the epoch that is running; NaN where there is none."""
+    def epoch(self, name: str) -> list[float]:
+        """A figure in every minibatch of the epoch that is running."""
         self._read()
-        return _mean(self._epoch.get(name, []))
+        return self._epoch.get(name, [])
 
     def next_epoch(self) -> None:
         """Close an epoch."""
@@ -42,7 +42,7 @@ class Means:
     def result(self) -> dict[str, float]:
         """Means over everything that was added."""
         self.next_epoch()
-        return {name: _mean(values) for name, values in self._totals.items()}
+        return {name: mean(values) for name, values in self._totals.items()}
 
     def _read(self) -> None:
         if self._unread:
@@ -52,6 +52,7 @@ class Means:
             self._unread = []
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: list[float]) -> float:
+    """Of the finite ones; NaN where there are none."""
     finite = [x for x in values if x - x == 0]
     return sum(finite) / len(finite) if finite else float("nan")

@@ -49,7 +49,7 @@ class FlatOptimizer:
         except TypeError as error:
             raise ArgumentError(f"{name} does not take these options", why=str(error)) from error
         self._group = self.optimizer.param_groups[0]
-        self._direct: Callable[[], None] | None = None
+        self._direct: Callable[[Tensor | None], None] | None = None
 
     @property
     def lr(self) -> float:
@@ -60,13 +60,24 @@ class FlatOptimizer:
     def lr(self, value: float) -> None:
         self._group["lr"] = value
 
-    def step(self) -> None:
-        """Move the tensor along its gradient."""
+    @property
+    def can_skip(self) -> bool:
+        """Whether `step` takes a flag that skips it."""
+        return bool(self._group.get("fused"))
+
+    def step(self, skip: Tensor | None = None) -> None:
+        """Move the tensor along its gradient; not if `skip`, a float tensor `[]` on its device, is 1."""
         if self._direct is not None:
-            self._direct()
+            self._direct(skip)
             return
+        self.optimizer.found_inf = skip  # type: ignore[attr-defined]  # what gradient scalers set
         self.optimizer.step()  # the first one makes the state
+        self.optimizer.found_inf = None  # type: ignore[attr-defined]
         self._direct = _direct_step(self.optimizer, self.tensor)
+
+    def _count(self, steps: Tensor) -> Tensor:
+        """A saved step count where the optimizer wants it."""
+        return steps.to(self.tensor.device if self.can_skip else "cpu", copy=True)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The optimizer's state, tensors only; empty before the first step."""
@@ -82,14 +93,14 @@ class FlatOptimizer:
                     where=name,
                     why=f"it has {x.numel()} elements, the model {self.tensor.numel()}",
                 )
-        own = {k: x.clone() if not x.ndim else x.to(self.tensor, copy=True) for k, x in state.items()}
+        own = {k: x.to(self.tensor, copy=True) if x.ndim else self._count(x) for k, x in state.items()}
         self.optimizer.state.clear()
         if own:
             self.optimizer.state[self.tensor] = own
         self._direct = _direct_step(self.optimizer, self.tensor) if own else None
 
 
-def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[], None] | None:
+def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor | None], None] | None:
     """The one operation that `optimizer.step` ends in, or None where it has more to do."""
     group, state = optimizer.param_groups[0], optimizer.state[tensor]
     name = _OPERATIONS.get(type(optimizer))
@@ -98,13 +109,12 @@ def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[], Non
         return None
     moments = [state["exp_avg"]], [state["exp_avg_sq"]]
     count, values = state["step"], tensor.detach()
-    (beta1, beta2), rest = (
-        group["betas"],
-        {k: group[k] for k in ("weight_decay", "eps", "amsgrad", "maximize")},
-    )
+    beta1, beta2 = group["betas"]
+    rest = {k: group[k] for k in ("weight_decay", "eps", "amsgrad", "maximize")}
 
-    def step() -> None:
-        count.add_(1)
-        operation([values], [tensor.grad], *moments, [], [count], lr=group["lr"], beta1=beta1, beta2=beta2, **rest)
+    def step(skip: Tensor | None) -> None:
+        count.add_(1 if skip is None else 1 - skip)
+        now = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "found_inf": skip}
+        operation([values], [tensor.grad], *moments, [], [count], **now, **rest)
 
     return step

@@ -14,13 +14,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, NumericsError
+from rlcli.errors import ArgumentError
 from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
 from rlcli.training.closed_form import closed_form
-from rlcli.training.figures import Means
+from rlcli.training.figures import Means, mean
 from rlcli.training.flat import FlatParameters
-from rlcli.training.gradient import Autograd, Gradient
+from rlcli.training.gradient import Autograd, Figures, Gradient
+from rlcli.training.guard import Guard
 from rlcli.training.minibatches import Minibatch, Minibatches
 from rlcli.training.optimizer import FlatOptimizer
 from rlcli.training.schedules import Schedule, schedule
@@ -77,9 +78,8 @@ class Update:
         gradient: str = "auto",
         compile: bool = False,
     ) -> None:
-        for name, count in (("epochs", epochs), ("max_nonfinite", max_nonfinite)):
-            if count < 1:
-                raise ArgumentError(f"{name} must be at least 1", why=f"got {count}")
+        if epochs < 1:
+            raise ArgumentError("epochs must be at least 1", why=f"got {epochs}")
         if gradient not in GRADIENTS:
             raise ArgumentError(f"unknown gradient {gradient!r}", fix=f"Choose one of {', '.join(GRADIENTS)}")
         self.loss, self.flat = loss, FlatParameters(loss)
@@ -88,9 +88,11 @@ class Update:
         self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
         self.epochs, self.max_grad_norm, self.target_kl = epochs, max_grad_norm, target_kl
-        self.max_nonfinite, self.gradient, self.compile = max_nonfinite, gradient, compile
+        self.guard, self.gradient, self.compile = Guard(max_nonfinite), gradient, compile
         self.minibatches = Minibatches(batch_size, generator or torch.Generator().manual_seed(0))
-        self.steps = self.skipped = self._skipped_in_a_row = 0
+        self.steps = 0
+        # looking at a number costs nothing on a CPU and stops the queue of a GPU
+        self._look = self.flat.tensor.device.type == "cpu" or not self.optimizer.can_skip
         self._gradient: tuple[object, Gradient] | None = None
 
     def __call__(self, batch: TensorDictBase, fraction: float = 0.0) -> dict[str, float]:
@@ -112,46 +114,48 @@ class Update:
         if self.clip_epsilon is not None:
             epsilon = self.clip_epsilon.at(fraction)
             self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile else epsilon  # type: ignore
-        columns, means, skipped = self._columns(batch), Means(), self.skipped
+        columns, means, skipped = self._columns(batch), Means(), self.guard.skipped
         gradient = self._gradient_for(columns)
         epochs, enough = 0, False
         while epochs < self.epochs and not enough:
             for minibatch in self.minibatches.epoch(columns):
-                means.add(self._step(gradient, minibatch))
-            enough = self.target_kl is not None and means.of_epoch("kl_approx") > self.target_kl
+                figures = gradient(minibatch)
+                means.add(self._step(figures) if self._look else self._step_unseen(figures))
+            for bad in means.epoch("skipped"):
+                self.guard.record(bool(bad), "a loss or gradient of the last epoch")
+                self.steps += not bad
+            enough = self.target_kl is not None and mean(means.epoch("kl_approx")) > self.target_kl
             means.next_epoch()
             epochs += 1
         return means.result() | {
             "lr": self.optimizer.lr,
             "epochs": float(epochs),
-            "skipped": float(self.skipped - skipped),
+            "skipped": float(self.guard.skipped - skipped),
         }
 
-    def _step(self, gradient: Gradient, minibatch: Minibatch) -> dict[str, Any]:
-        figures = gradient(minibatch)
-        grad = self.flat.grad
+    def _step(self, figures: Figures) -> Mapping[str, float | Tensor]:
+        """One optimizer step on the gradient in the flat buffer, unless something is not finite."""
+        grad, loss = self.flat.grad, float(figures["loss"])
         norm = float(torch.linalg.vector_norm(grad))
-        if not (math.isfinite(norm) and math.isfinite(float(figures["loss"]))):
-            self._skip(norm, float(figures["loss"]))
+        bad = not (math.isfinite(norm) and math.isfinite(loss))
+        self.guard.record(bad, f"the loss is {loss}, the gradient's norm {norm}")
+        if bad:
             return {}
-        self._skipped_in_a_row = 0
         if self.max_grad_norm is not None and norm > self.max_grad_norm:
             grad.mul_(self.max_grad_norm / (norm + 1e-6))
         self.optimizer.step()
         self.steps += 1
         return {**figures, "grad_norm": norm}
 
-    def _skip(self, norm: float, loss: float) -> None:
-        """Leave parameters and optimizer as they are."""
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self.max_nonfinite:
-            raise NumericsError(
-                f"{self._skipped_in_a_row} updates in a row were not finite",
-                where=f"optimizer step {self.steps}",
-                why=f"the loss is {loss}, the gradient's norm {norm}",
-                fix="The weights are those of the last good step. Lower optim.lr, or set optim.max_grad_norm",
-            )
+    def _step_unseen(self, figures: Figures) -> Mapping[str, float | Tensor]:
+        """The same without a number leaving the device; what was skipped is read with the epoch's figures."""
+        grad, loss = self.flat.grad, torch.as_tensor(figures["loss"])
+        norm = torch.linalg.vector_norm(grad)
+        bad = (~torch.isfinite(norm + loss)).float()
+        if self.max_grad_norm is not None:
+            grad.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.optimizer.step(bad)
+        return {**figures, "grad_norm": norm, "skipped": bad}
 
     def _columns(self, batch: TensorDictBase) -> Minibatch:
         """What the loss reads, `[N, ...]` over all batch dims, of the rows that masks let through."""
@@ -179,7 +183,7 @@ class Update:
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
         """Optimizer, minibatch order and counters, as tensors only; parameters are the modules' to save."""
-        counters = torch.tensor([self.steps, self.skipped, self._skipped_in_a_row])
+        counters = torch.tensor([self.steps, self.guard.skipped, self.guard.in_a_row])
         state = {f"optimizer.{name}": x for name, x in self.optimizer.state_dict().items()}
         return state | {"generator": self.minibatches.generator.get_state(), "counters": counters}
 
@@ -188,4 +192,4 @@ class Update:
         prefix = "optimizer."
         self.optimizer.load_state_dict({k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)})
         self.minibatches.generator.set_state(state["generator"].cpu())
-        self.steps, self.skipped, self._skipped_in_a_row = (int(x) for x in state["counters"])
+        self.steps, self.guard.skipped, self.guard.in_a_row = (int(x) for x in state["counters"])

@@ -211,3 +211,67 @@ def test_two_collectors_with_one_seed_give_the_same_bits_first_episode_included(
     a, b, c = batch(7), batch(7), batch(8)
     assert all(torch.equal(a.get(key), b.get(key)) for key in a.keys(True, True))
     assert not torch.equal(a["place"][:, 0], c["place"][:, 0])
+
+
+def test_without_reset_when_done_a_batch_ends_with_its_first_episode():
+    collector = Collector(counters(1), frames_per_batch=10, total_frames=20, reset_when_done=False, next_obs="exact")
+    batches = [batch.clone() for batch in collector]
+    assert [batch.shape[1] for batch in batches] == [3, 1, 5, 3, 1, 5, 2]
+    for batch in batches[:-1]:
+        assert batch["next", "done"].squeeze(-1)[0].nonzero().squeeze(-1).tolist() == [batch.shape[1] - 1]
+        assert batch["observation"][0, 0, 1] == 0 and len(set(batch["collector", "traj_ids"][0].tolist())) == 1
+        assert torch.equal((batch["next", "observation"] + 0)[0, :, 1], batch["next", "reward"][0, :, 0])
+    ids = [int(batch["collector", "traj_ids"][0, 0]) for batch in batches]
+    assert ids == sorted(set(ids))
+
+
+def test_registered_models_and_policy_copies_follow_their_sources():
+    source, used = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    collector = Collector(counters(), frames_per_batch=30, track_policy_version=True)
+    collector.register_model("world model", source, used)
+    assert collector.rollout()["collector", "policy_version"].unique().tolist() == [0]
+    collector.update_policy_weights_()
+    assert torch.equal(source.weight, used.weight)
+    assert collector.rollout()["collector", "policy_version"].unique().tolist() == [1]
+
+
+class Kept(list):
+    """A buffer that keeps what it is given."""
+
+    def extend(self, batch):
+        self.append(("extend", batch.clone()))
+
+    def add(self, row):
+        self.append(("add", row.clone()))
+
+
+def test_a_buffer_gets_the_batches_and_the_caller_none():
+    buffer = Kept()
+    assert list(Collector(counters(), frames_per_batch=30, total_frames=60, replay_buffer=buffer)) == [None, None]
+    assert [(how, batch.shape) for how, batch in buffer] == [("extend", (3, 10))] * 2
+    buffer = Kept()
+    list(Collector(counters(), frames_per_batch=9, total_frames=9, replay_buffer=buffer, extend_buffer=False))
+    assert [(how, row.shape) for how, row in buffer] == [("add", (3,))] * 3
+
+
+def test_collecting_in_the_background_fills_the_buffer_and_hands_over_errors():
+    buffer = Kept()
+    collector = Collector(counters(), frames_per_batch=30, total_frames=90, replay_buffer=buffer)
+    collector.start()
+    collector._thread.join(30)
+    collector.async_shutdown()
+    assert len(buffer) == 3
+
+    def fail():
+        raise RuntimeError("from the thread")
+
+    collector = Collector(counters(), frames_per_batch=30, replay_buffer=buffer, pre_collect_hook=fail)
+    collector.start()
+    with pytest.raises(RuntimeError, match="from the thread"):
+        collector.async_shutdown(timeout=30)
+
+
+def test_padded_trajectories_on_request():
+    with pytest.warns(UserWarning, match="pads"):
+        batch = Collector(counters(1), frames_per_batch=18, split_trajs=True).next()
+    assert batch["mask"].sum(1).tolist() == [3, 1, 5] * 2 and batch.shape == (6, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gym_worlds import ACTIONS, OBSERVATIONS, Sampled, same_observation
+from gym_worlds import OBSERVATIONS, Sampled, same_observation
 from tensordict import TensorDict
 
 from rlcli.envs import GymEnv
@@ -92,7 +92,7 @@ def test_step_and_maybe_reset_keeps_the_true_successor_and_goes_on_with_a_reset(
     env = GymEnv(Sampled(length=2))
     td = env.reset()
     td, following = env.step_and_maybe_reset(env.rand_action(td))
-    assert torch.equal(following["observation"], td["next", "observation"]) and "reward" not in following.keys()
+    assert torch.equal(following["observation"], td["next", "observation"]) and following.get("reward", None) is None
     td, following = env.step_and_maybe_reset(env.rand_action(following))
     assert td["next", "done"].item() and not following["done"].item()
     assert not torch.equal(following["observation"], td["next", "observation"])

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
-from rlcli.envs.engines import MaskedEngine, engine_of
+from rlcli.envs.engines import MaskedEngine, auto_prefers_native, engine_of
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
@@ -99,8 +99,6 @@ def test_an_engine_that_is_itself_deterministic_repeats_from_its_seed():
 class Careless(VectorEnv):
     """Declares that it resets nothing by itself, and resets all lanes whatever the mask says."""
 
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED}
-
     def __init__(self, num_envs=2, fault=None, mode=AutoresetMode.DISABLED):
         self.metadata = {"autoreset_mode": mode}
         self.num_envs, self.fault = num_envs, fault or (lambda result: result)
@@ -176,6 +174,21 @@ def test_ids_without_an_engine_and_unknown_ones_get_a_sentence():
         make_native("CartPol-v1", 2)
     with pytest.raises(ConfigError, match=r"env\.kwargs.*colour"):
         make_native("CartPole-v1", 2, colour="red")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num", "expected"),
+    [
+        ("CartPole-v1", 16, True),
+        ("CartPole-v1", 15, False),  # as fast one by one
+        ("Acrobot-v1", 64, False),  # no engine
+        ("phys2d/CartPole-v1", 64, False),  # cannot reset single lanes
+        ("ALE/Pong-v5", 64, False),  # other pixels than single envs
+        ("NoSuchEnv-v0", 64, False),
+    ],
+)
+def test_auto_takes_an_engine_only_where_it_changes_nothing_but_the_time(env_id, num, expected):
+    assert auto_prefers_native(env_id, num) is expected
 
 
 # ---- resuming ------------------------------------------------------------------------------------------------------

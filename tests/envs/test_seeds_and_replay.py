@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.envs.episode_seeds import _mix, episode_seed
-from rlcli.envs.replay import is_replayable
 
 
 @given(st.integers(0, 2**62), st.integers(1, 40))
@@ -99,7 +98,7 @@ class Remembering(Sampled):
 def test_a_probe_finds_out_whether_episodes_repeat(make, expected):
     env = make()
     env.set_seed(1)
-    assert is_replayable(env.lanes) is expected
+    assert env.lanes.is_replayable() is expected
 
 
 def collector(make, seed=3) -> Collector:

@@ -127,7 +127,7 @@ def test_a_reset_that_raises_names_its_lane():
 )
 @settings(max_examples=25)
 def test_values_found_after_a_batch_are_placed_in_their_episode(lane, episode, step, key):
-    """Episodes of four steps; a NaN in any of them, the final observation included, is named with its episode's seed."""
+    """Episodes of four steps; a NaN in any of them, final observations too, is named with its episode's seed."""
 
     class Poisoned(Sampled):
         begun = -1

@@ -1,7 +1,7 @@
-"""Our collector's batches equal upstream's, bit for bit, in every column both have: same envs, same actions, three batches.
+"""Our collector's batches equal upstream's, bit for bit, in every column: same envs, same actions, three batches.
 
-The envs are deterministic and end in all three ways, after one step too; the policy is deterministic.  Trajectory ids are
-compared as numbers, not only as a partition.
+The envs are deterministic and end in all three ways, after one step too; the policy is deterministic.  Trajectory ids
+are compared as numbers, not only as a partition.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Code blocks of the documents that describe rlcli, cut out of their text and run.
 
-The documents lie beside the checkout, not in it.  A block is found by its first line and reaches as far as the text is
-Python; what it needs beside itself is stated in its entry, imports are the document's own.  Changed are only: the import
-root, `cuda` where there is no GPU, literal `...`, and loops over a collector (stopped after 3); every change is printed.
+The documents lie beside the checkout, not in it.  A block is found by its first line and reaches as far as the text
+is Python; what it needs beside itself is stated in its entry, imports are the document's own.  Changed are only: the
+import root, `cuda` where there is no GPU, literal `...`, and loops over a collector (stopped after 3); every change is
+printed.
 """
 
 from __future__ import annotations

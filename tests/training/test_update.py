@@ -241,6 +241,28 @@ def test_a_minibatch_that_is_not_finite_moves_nothing(gradient, key):
     assert update(clean)["skipped"] == 0
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("poison", [False, True])
+def test_skipping_without_looking_is_skipping_with_looking(name, poison):
+    """What a GPU does, on a CPU: not one number is read before the end of an epoch."""
+    losses = [make_loss(), make_loss()]
+    td = batch_for(losses[0])
+    if poison:
+        td["advantage"][0, [1, 7]] = float("nan")
+    updates = [Update(loss, optimizer=name, epochs=3, batch_size=10, gradient="autograd") for loss in losses]
+    assert updates[0]._look
+    updates[1]._look = False
+    seen, unseen = (update(td) for update in updates)
+    assert (weights(losses[0]) - weights(losses[1])).abs().max() < 1e-7
+    assert seen["skipped"] == unseen["skipped"] and (seen["skipped"] > 0) == poison
+    assert updates[0].steps == updates[1].steps == 24 - seen["skipped"]
+    for key, x in updates[0].state_dict().items():
+        assert torch.allclose(x.double(), updates[1].state_dict()[key].double(), atol=1e-7), key
+    td["advantage"].fill_(float("nan"))
+    with pytest.raises(NumericsError, match="in a row"):
+        updates[1](td)
+
+
 def test_an_infinite_loss_with_a_finite_gradient_is_seen():
     loss = make_loss(loss_critic_type="l1")
     td = batch_for(loss)
@@ -269,7 +291,7 @@ def test_a_good_step_between_bad_ones_forgives_them():
     for _ in range(3):
         update(bad)
         update(td)
-    assert update.skipped == 6
+    assert update.guard.skipped == 6
 
 
 def test_one_gradient_norm_over_everything_is_clipped():
@@ -329,7 +351,7 @@ def test_saved_as_tensors_and_resumed_it_goes_on_bit_for_bit(name, gradient):
     for _ in range(2):
         resumed(td)
     assert torch.equal(weights(first), weights(second))
-    assert (whole.steps, whole.skipped) == (resumed.steps, resumed.skipped)
+    assert (whole.steps, whole.guard.skipped) == (resumed.steps, resumed.guard.skipped)
 
 
 def test_an_unused_update_can_be_saved_too():

@@ -196,3 +196,11 @@ def test_random_chains_of_operations_never_give_a_wrong_row(seed):
     for pick in rng.integers(0, len(moves), 6):
         exact, full = moves[pick](exact), moves[pick](full)
         same(exact, full)
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_joining_batches_of_different_collections_never_mixes_their_rows(join):
+    exact, full = zip(*(twins(seed) for seed in range(3)), strict=True)
+    same(join(exact, 1), join(full, 1))
+    same(join([td.get(NEXT) for td in exact], 0), join([td.get(NEXT) for td in full], 0))
+    same(join([exact[0].get(NEXT), full[1].get(NEXT)]), join([full[0].get(NEXT), full[1].get(NEXT)]))
