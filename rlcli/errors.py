@@ -23,9 +23,7 @@ class RlcliError(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> None:
         super().__init__(what)
         self.what, self.where, self.why, self.fix = what, where, why, fix
 

@@ -64,9 +64,7 @@ def imported(path: Path, module: str) -> Iterator[str]:
             source = ".".join([*base, *([node.module] if node.module else [])])
             yield source
             # `from rlcli import bench` and `from rlcli.config import build` import modules too
-            yield from (
-                f"{source}.{alias.name}" for alias in node.names if _is_module(f"{source}.{alias.name}")
-            )
+            yield from (f"{source}.{alias.name}" for alias in node.names if _is_module(f"{source}.{alias.name}"))
 
 
 def _is_module(name: str) -> bool:

@@ -61,9 +61,7 @@ def measure(overrides: list[str]) -> Report:
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------
-def _ours(
-    env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any = None
-) -> Callable[[], TensorDictBase]:
+def _ours(env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any = None) -> Callable[[], TensorDictBase]:
     observed = list(env.full_observation_spec.keys(True, True))
     keep = [*observed, *map(under_next, observed), "action", "sample_log_prob", *FLAGS]
     collector = Collector(
@@ -164,16 +162,16 @@ def _faces(report: Report, given: dict[str, Any]) -> None:
     point = _envs(by_hand.Point, lanes)
     pair = _pair(point)
     mean, scale = (stage.module for stage in pair.actor.module[0].module)
-    order = [tuple(pair.actor.in_keys).index(name) for name in by_hand.Point().observation_space.spaces]
-    forward = lambda *parts: mean(*(parts[order.index(i)] for i in range(len(parts))))  # noqa: E731
+    names: list[Any] = list(pair.actor.in_keys)  # in the order that the net takes them
     sides = {
         f"dict and box x{lanes}: hand-written": by_hand.dict_and_box(
-            by_hand.Point, lanes, steps, forward, scale.value().detach()
+            by_hand.Point, lanes, steps, mean, scale.value().detach(), names
         ),
         f"dict and box x{lanes}: rlcli": _ours(point, pair, lanes * steps, "full"),
     }
     _time(report, given, sides, lanes * steps)
-    report.ratios.append(ratio(report.sides, *sides, ">= 1.0"))
+    hand, ours = sides
+    report.ratios.append(ratio(report.sides, hand, ours, ">= 1.0"))
 
 
 def _time(report: Report, given: dict[str, Any], sides: dict, frames: int, clock=time.perf_counter) -> None:

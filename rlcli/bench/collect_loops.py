@@ -1,12 +1,13 @@
-"""The hand-written collectors that `rlcli bench collect` is measured against: what a good engineer writes with gymnasium and torch.
+"""The hand-written collectors of `rlcli bench collect`: what a good engineer writes with gymnasium and torch.
 
-Each takes `steps` vector steps and returns the columns it stored, log-probabilities and true next observations included.
+Each takes `steps` vector steps and returns what it stored, log-probabilities and true next observations included.
 No framework, nothing hidden; read them before believing a ratio.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,9 +21,11 @@ class Stored(dict):
     """Key -> tensor `[T, N, *]`."""
 
 
-def discrete(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0) -> Callable[[], Stored]:
+def discrete(
+    make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0
+) -> Callable[[], Stored]:
     """Discrete actions: SyncVectorEnv, one forward and one Categorical a step."""
-    envs = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0])}
     width = envs.single_observation_space.shape
 
@@ -63,7 +66,7 @@ def discrete(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module
 
 def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, std: torch.Tensor, seed: int = 0):
     """Box actions: a Normal with a learned deviation, clipped to the bounds when executed."""
-    envs = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)}
     width, d = envs.single_observation_space.shape, envs.single_action_space.shape
     low, high = envs.single_action_space.low, envs.single_action_space.high
@@ -127,10 +130,11 @@ class Point(gym.Env):
         return {"place": self.place, "goal": self.goal}, -gap, gap < 0.05, self.clock >= 200, {}
 
 
-def dict_and_box(make: Callable[[], gym.Env], lanes: int, steps: int, net, std: torch.Tensor, seed: int = 0):
-    """Dict observations `net(place, goal)` and box actions."""
-    envs = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    names = list(envs.single_observation_space.spaces)
+def dict_and_box(
+    make: Callable[[], gym.Env], lanes: int, steps: int, net, std: torch.Tensor, names: list[str], seed: int = 0
+):
+    """Dict observations, given to the net in the order of `names`, and box actions."""
+    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {name: torch.as_tensor(x) for name, x in envs.reset(seed=seed)[0].items()}
     width = {name: envs.single_observation_space[name].shape for name in names}
     d = envs.single_action_space.shape
@@ -180,7 +184,7 @@ def bare(make: Callable[[], gym.Env], lanes: int, steps: int, seed: int = 0) -> 
     for lane, (env, _) in enumerate(pairs):
         env.reset(seed=seed + lane)
     clocks = [0] * lanes
-    space = pairs[0][0].action_space
+    space: Any = pairs[0][0].action_space
 
     def step_all() -> None:
         if isinstance(space, gym.spaces.Discrete):
@@ -217,7 +221,7 @@ class Normalised:
 
 def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0):
     """`discrete` with running observation normalisation, a step counter and the return so far, by hand."""
-    envs = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     norm = Normalised(envs.single_observation_space.shape)
     state = {"obs": torch.as_tensor(norm(envs.reset(seed=seed)[0]))}
     width = envs.single_observation_space.shape

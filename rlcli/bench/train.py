@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -69,11 +69,12 @@ def _peer(given: dict[str, Any], seed: int) -> float:
 
 def _train(given: dict[str, Any], folder: Path, seed: int) -> float:
     from rlcli.cli.compose import configure
+    from rlcli.config.schemas import Config
     from rlcli.jobs import train
 
     own = {key: value for key, value in given.items() if key not in ("rounds", "peers")}
     words = [f"{key}={value}".replace(" ", "") for key, value in own.items()]
     words += [f"seed={seed}", f"run.dir={folder / str(seed)}", "run.eval_episodes=0", "console=off", "logger=none"]
     with contextlib.redirect_stdout(None):
-        finished = train(configure("train", words), words)
+        finished = train(cast(Config, configure("train", words)), words)
     return float(finished.summary["learning"]["return"])

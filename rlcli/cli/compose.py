@@ -154,15 +154,11 @@ def _jobs(ready: Plan, recipes: Any, problems: list[Problem]) -> list[list[str]]
     problems += bad
     for item in ready.checked:
         if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
-            problems.append(
-                Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=...")
-            )
+            problems.append(Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=..."))
     return expand((*params, *ready.checked))
 
 
-def _read(
-    schema: type, chosen: list[str], recipes: dict[str, Recipe]
-) -> tuple[dict[str, Any], list[Problem]]:
+def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[dict[str, Any], list[Problem]]:
     """Contents of the chosen recipes and of those they build on, and what is wrong with them."""
     contents: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -190,9 +186,7 @@ def _store(schema: type, verb: str, contents: dict[str, Any]) -> None:
     store = ConfigStore.instance()
     store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
     for name, data in contents.items():
-        store.store(
-            group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe"
-        )
+        store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
     for name in registry.users_names("policy"):
         store.store(group="policy", name=name, node={"kind": name}, provider="registry")
 

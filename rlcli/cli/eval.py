@@ -37,9 +37,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     path = run_folder(args.path, "eval")
     from rlcli.jobs import evaluate
 
-    result = evaluate(
-        path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video
-    )
+    result = evaluate(path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video)
     if result is not None:
         print(result)
     return 0

@@ -55,9 +55,7 @@ def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:
-    return textwrap.wrap(
-        f"  {name:<11}{' | '.join(values)}", width, subsequent_indent=" " * 13, break_long_words=False
-    )
+    return textwrap.wrap(f"  {name:<11}{' | '.join(values)}", width, subsequent_indent=" " * 13, break_long_words=False)
 
 
 def _describe(leaf: Leaf, width: int) -> list[str]:

@@ -82,14 +82,10 @@ def _unreadable(text: str, error: HydraException, recipes: list[str]) -> Problem
         if text in recipes:
             return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
         return Problem(f"cannot read {text!r}", "write key=value")
-    return Problem(
-        f"cannot read {text!r}: {' '.join(str(error).splitlines()[0].split())}", "quote it for the shell?"
-    )
+    return Problem(f"cannot read {text!r}: {' '.join(str(error).splitlines()[0].split())}", "quote it for the shell?")
 
 
-def _check_one(
-    schema: type, override: Override, recipes: list[str], multirun: bool
-) -> Checked | list[Problem]:
+def _check_one(schema: type, override: Override, recipes: list[str], multirun: bool) -> Checked | list[Problem]:
     key, text = override.key_or_group, override.input_line
     assert text is not None
     if override.package is not None:
@@ -102,11 +98,7 @@ def _check_one(
         return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write {key}=range(a,b,step)")]
     if override.is_sweep_override():
         if not multirun:
-            return [
-                Problem(
-                    f"{text!r} is a sweep over several values", "add -m to run them all, or quote the value"
-                )
-            ]
+            return [Problem(f"{text!r} is a sweep over several values", "add -m to run them all, or quote the value")]
         raw = value.filter(list(names)) if isinstance(value, Glob) else override.sweep_iterator()
         values = tuple(_plain(v) for v in itertools.islice(raw, MAX_JOBS + 1))
         if len(values) > MAX_JOBS:
@@ -121,9 +113,7 @@ def _check_one(
     return Checked(_retyped(schema, override, key, text), key, values, override.is_sweep_override())
 
 
-def _check_value(
-    schema: type, override: Override, key: str, value: Any, names: tuple[str, ...]
-) -> Iterator[Problem]:
+def _check_value(schema: type, override: Override, key: str, value: Any, names: tuple[str, ...]) -> Iterator[Problem]:
     if key.partition(".")[0].partition("/")[0] == "hydra":
         return
     if key == "recipe":

@@ -11,8 +11,8 @@ usage: rlcli resume RUN [key=value ...] [--force]
 
 Go on with the run in the folder RUN from its newest checkpoint that verifies. On a CPU the result equals, bit
 for bit, that of a run that was never interrupted, as far as its environment can be restored; the report says
-so if not. Overrides change the configuration from here on, such as total_frames=1_000_000; those that would make it another run
-need --force.
+so if not. Overrides change the configuration from here on, such as total_frames=1_000_000; those that
+would make it another run need --force.
 """
 
 

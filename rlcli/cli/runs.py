@@ -17,9 +17,7 @@ def run_folder(text: str | None, verb: str) -> str:
         If none was given or it is not there; names the nearest runs.
     """
     if text is None:
-        raise ConfigError(
-            f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them."
-        )
+        raise ConfigError(f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them.")
     if Path(text).is_dir():
         return text
     known = [str(path.parent) for path in Path("runs").glob("**/config.json")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -53,11 +53,10 @@ class BaseCollector:
         return next(iter(self))
 
     def _deliver(self, batch: TensorDictBase) -> Iterator[TensorDictBase | None]:
+        pieces: Iterable[TensorDictBase] = [batch]
         if self.trajectories is not None:
             self.trajectories.add(batch)
             pieces = self.trajectories.flat() if self.replay_buffer is not None else self.trajectories.padded()
-        else:
-            pieces = [batch]
         for piece in pieces:
             if self.postproc is not None:
                 piece = self.postproc(piece)

@@ -68,7 +68,9 @@ def resolve(name: str | torch.device | None) -> Device:
             device = torch.device("cuda", torch.cuda.current_device())
         if device.index >= torch.cuda.device_count():
             raise ConfigError(
-                f"device '{device}' is not there", where="device", why=f"this machine has {torch.cuda.device_count()} GPUs"
+                f"device '{device}' is not there",
+                where="device",
+                why=f"this machine has {torch.cuda.device_count()} GPUs",
             )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device 'mps' is not there", where="device", fix="Use device=cpu.")

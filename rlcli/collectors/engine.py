@@ -1,7 +1,7 @@
 """The loop: policy, env, transforms, resets; written once, for every kind of env, policy and transform.
 
-Everything special is bound to a batch's rows before the loop starts (`_BoundBatch`), so that the five lines of `run` are
-the whole of what happens per step.  The batch is finished afterwards in vectorised passes (`finish`).
+Everything special is bound to a batch's rows before the loop starts (`_BoundBatch`), so that the few lines of `run`
+are the whole of what happens per step.  The batch is finished afterwards in vectorised passes (`finish`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class Engine:
         self.live: Schema = {**faces.rows, **program.live}
         self.carrier = {key: np.empty((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
-        self.rescales = self.reward_rows or any(REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after)
+        self.rescales = self.reward_rows or any(
+            REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after
+        )
         self.raw_reward: np.ndarray | None = None  # [N, T, 1] of the last batch, where transforms change it
         columns: Schema = {**random.once, **program.once, **_always(track_ids)}
         read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
@@ -211,9 +213,7 @@ class Engine:
         return lost
 
     # ---- batches -----------------------------------------------------------------------------------------------
-    def collect(
-        self, steps: int, random_steps: int = 0, timed: bool = False
-    ) -> tuple[dict[Key, np.ndarray], Finals]:
+    def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> tuple[dict[Key, np.ndarray], Finals]:
         """Run `steps` steps, the first `random_steps` of them with random actions.
 
         Returns
@@ -300,10 +300,8 @@ class Engine:
                     data[key][lane, t, 0] = values
         if self.track_ids:
             resets = [(t, lane) for t, lane, _, _ in outcome.ends]  # the last step's ids go to the next batch
-            column = data.get(TRAJ_IDS)
-            if column is None:
-                column = np.empty((lanes.n, steps), LONG)
-            fill_ids(column, self.current_ids, resets, self.ids)
+            ids = data[TRAJ_IDS] if TRAJ_IDS in data else np.empty((lanes.n, steps), LONG)
+            fill_ids(ids, self.current_ids, resets, self.ids)
         if not self.reset_when_done:
             self._waiting = [lane for _, lane, _, _ in outcome.ends]
         for transform in self.faces.after:

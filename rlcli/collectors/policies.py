@@ -50,7 +50,7 @@ def on_tensordicts(policy: Any, observation_keys: list[Key]) -> Callable[[Tensor
     raise ArgumentError(
         f"{type(policy).__name__}.forward({', '.join(wanted)}) does not fit the env's observations",
         why=f"the env offers {', '.join(map(show, observation_keys))}",
-        fix="Name the arguments like the observations, or wrap it: TensorDictModule(module, in_keys=..., out_keys=['action']).",
+        fix="Name the arguments like the observations, or wrap it in a TensorDictModule with in_keys and out_keys.",
     )
 
 
@@ -74,5 +74,7 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
         values = dict(source.named_parameters()) | dict(source.named_buffers())
         for name, tensor in [*target.named_parameters(), *target.named_buffers()]:
             if name not in values:
-                raise ArgumentError(f"the new weights have no '{name}'", fix="Pass the module the collector was made with.")
+                raise ArgumentError(
+                    f"the new weights have no '{name}'", fix="Pass the module the collector was made with."
+                )
             tensor.copy_(values[name])

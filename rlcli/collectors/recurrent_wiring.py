@@ -18,7 +18,7 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
     """
     if not isinstance(policy, nn.Module):
         return []
-    parts = [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
+    parts: list[Any] = [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
     present = set(env.full_observation_spec.keys(True, True)) | set(env.full_state_spec.keys(True, True))
     found: list[Transform] = []
     if parts and IS_INIT not in present:

@@ -17,7 +17,7 @@ from rlcli.collectors.devices import place
 from rlcli.collectors.engine import Engine, Seconds
 from rlcli.collectors.frames import check_frames, next_steps, steps_of
 from rlcli.collectors.policies import copy_weights, on_device, on_tensordicts
-from rlcli.collectors.programs import RandomProgram, lower
+from rlcli.collectors.programs import Program, RandomProgram, lower
 from rlcli.collectors.recurrent_wiring import missing_transforms
 from rlcli.collectors.tensordict_lanes import array_face
 from rlcli.collectors.trajectory_ids import _TrajectoryPool
@@ -168,7 +168,8 @@ class Collector(BaseCollector):
             schema |= transform.plan({**schema, REWARD: ((1,), np.dtype(np.float32))})
         random = RandomProgram(self.lanes.actions)
         if policy is None:
-            self.policy, self.is_copy, program = None, False, random
+            self.policy, self.is_copy = None, False
+            program: Program = random
         else:
             policy = on_tensordicts(policy, list(schema))
             self.policy, self.is_copy = on_device(policy, self.placement.policy)
@@ -334,6 +335,8 @@ def _keeper(keep_keys: Sequence[Key] | None, observations: list[Key]) -> Callabl
 
     def stored(key: Key) -> bool:
         parts = as_tuple(unravel(key))
-        return unravel(key) in kept or (parts[0] == "next" and unravel(parts[1:]) in roots and unravel(parts[1:]) in kept)
+        return unravel(key) in kept or (
+            parts[0] == "next" and unravel(parts[1:]) in roots and unravel(parts[1:]) in kept
+        )
 
     return stored

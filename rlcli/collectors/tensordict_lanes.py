@@ -38,7 +38,9 @@ class TensorDictLanes(Lanes):
         self.n = env.batch_size.numel() if env.batch_size else 1
         dims = len(env.batch_size)
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
-        self.schema = {unravel(key): (tuple(s.shape[dims:]), torch.empty(0, dtype=s.dtype).numpy().dtype) for key, s in specs}
+        self.schema = {
+            unravel(key): (tuple(s.shape[dims:]), torch.empty(0, dtype=s.dtype).numpy().dtype) for key, s in specs
+        }
         self.actions = ActionFormat(*_as_space(env.action_spec, dims))
         self.outcome = Outcome()
         self.clock, self.limit = 0, NO_LIMIT
@@ -128,7 +130,6 @@ class TensorDictLanes(Lanes):
             format.encode(loop, out)
             loop = out
         spec = self.env.action_spec
-        assert spec is not None
         return torch.from_numpy(np.array(loop)).reshape(spec.shape).to(spec.dtype)
 
     def close(self) -> None:
@@ -147,5 +148,10 @@ def _as_space(spec, dims: int) -> tuple[spaces.Space, bool]:
     dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
     low = spec.low if isinstance(spec, Bounded) else torch.full(shape, -torch.inf)
     high = spec.high if isinstance(spec, Bounded) else torch.full(shape, torch.inf)
-    low, high = (np.broadcast_to(np.asarray(bound.cpu()), spec.shape)[(0,) * dims].astype(dtype) if torch.as_tensor(bound).ndim else np.full(shape, float(bound), dtype) for bound in (low, high))
+    low, high = (
+        np.broadcast_to(np.asarray(bound.cpu()), spec.shape)[(0,) * dims].astype(dtype)
+        if torch.as_tensor(bound).ndim
+        else np.full(shape, float(bound), dtype)
+        for bound in (low, high)
+    )
     return spaces.Box(low, high, shape, dtype), True

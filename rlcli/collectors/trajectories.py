@@ -58,7 +58,7 @@ class CompleteTrajectories:
             yield torch.cat(group, 0)
 
     def padded(self) -> Iterator[TensorDictBase]:
-        """Trajectories side by side, `[per_batch, longest]`, zeros and a False `("collector", "mask")` where they are over."""
+        """Trajectories side by side, `[per_batch, longest]`; zeros and a False mask where they are over."""
         for group in self._groups():
             longest = max(piece.shape[0] for piece in group)
             rows = []

@@ -1,7 +1,7 @@
 """Trajectory ids: one integer per trajectory, unique over all workers of a run, also after a resume.
 
-Ids are given out once a batch, in (step, lane) order, from the list of episode ends: the numbers are those that per-step
-bookkeeping would give, and the loop does nothing for them.
+Ids are given out once a batch, in (step, lane) order, from the list of episode ends: the numbers are those that
+per-step bookkeeping would give, and the loop does nothing for them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -15,7 +14,8 @@ from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
-from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
+from rlcli.envs.engines import auto_prefers_native
 from rlcli.errors import ConfigError
 from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, Key, under_next, unravel
 from rlcli.modules import ActorCritic, build_actor_critic
@@ -40,7 +40,6 @@ def build_env(
     gamma: float = 0.99,
     num: int | None = None,
     scale_rewards: bool = True,
-    kwargs: dict[str, Any] | None = None,
 ) -> EnvBase:
     """The envs of a run with their transforms.
 
@@ -52,17 +51,43 @@ def build_env(
         Instead of `cfg.num`.
     scale_rewards : bool
         False leaves rewards as the env gives them (evaluation).
-    kwargs : dict, optional
-        Instead of `cfg.kwargs`.
     """
-    if kwargs is not None:
-        cfg = dataclasses.replace(cfg, kwargs=kwargs)
     lanes = cfg.num if num is None else num
-    base: EnvBase = SerialEnv(lanes, lambda: GymEnv(_gym(cfg), categorical_action_encoding=True, narrow=True))
+    base = _native(cfg, lanes) if _wants_native(cfg, lanes) else _serial(cfg, lanes)
     transforms = build_transforms(cfg, base, gamma, scale_rewards)
     for transform in transforms:
         base = TransformedEnv(base, transform)
     return base
+
+
+def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
+    return SerialEnv(lanes, lambda: GymEnv(_gym(cfg), categorical_action_encoding=True, narrow=True))
+
+
+def _wants_native(cfg: EnvConfig, lanes: int) -> bool:
+    """Asked for, or found by `auto`: faster for this env, and its episodes can be resumed exactly."""
+    if cfg.kind == "envpool" or cfg.mode == "native":
+        return True
+    plain = cfg.kind == "gym" and not cfg.wrappers and not cfg.kwargs
+    return cfg.mode == "auto" and plain and auto_prefers_native(cfg.id, lanes)
+
+
+def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
+    """The env's own vector engine; Atari's does the preprocessing itself."""
+    kwargs = dict(cfg.kwargs)
+    if cfg.wrappers:
+        raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
+    if cfg.kind == "atari":
+        a = cfg.atari
+        kwargs.pop("frameskip", None)  # the engine skips frames itself
+        kwargs |= {
+            "stack_num": 1, "img_height": a.screen_size, "img_width": a.screen_size, "grayscale": a.grayscale,
+            "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
+            "reward_clipping": False,
+        }  # fmt: skip
+    if cfg.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = cfg.max_episode_steps
+    return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", **kwargs)
 
 
 def _gym(cfg: EnvConfig) -> gym.Env:
@@ -157,7 +182,8 @@ def build_collector(
         frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
         reset_at_each_iter=c.reset_at_each_iter, set_truncated=c.set_truncated, split_trajs=c.split_trajs,
-        trajs_per_batch=c.trajs_per_batch, track_traj_ids=c.track_traj_ids, exploration_type=EXPLORATION[cfg.policy.exploration],
+        trajs_per_batch=c.trajs_per_batch, track_traj_ids=c.track_traj_ids,
+        exploration_type=EXPLORATION[cfg.policy.exploration],
         env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
         no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
     )  # fmt: skip
@@ -177,10 +203,7 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
         "train_device": d.train_device or here,
     }
     found = {name: resolve(device) for name, device in chosen.items()}
-    return {
-        name: None if device is not None and device.type == "cpu" else device
-        for name, device in found.items()
-    }
+    return {name: None if device is not None and device.type == "cpu" else device for name, device in found.items()}
 
 
 def keys_to_keep(cfg: Config, loss: ClipPPOLoss, env: EnvBase) -> list[Key]:
@@ -281,7 +304,7 @@ def _transforms(env: EnvBase) -> list[Transform]:
     return env.transforms if isinstance(env, TransformedEnv) else []
 
 
-def _freeze(pairs: list[tuple[Transform, Any]]) -> None:
+def _freeze(pairs: list[tuple[Any, Any]]) -> None:
     for transform, saved in pairs:
         if hasattr(transform, "freeze"):
             transform.load_state_dict(saved)

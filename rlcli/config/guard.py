@@ -74,9 +74,7 @@ def _refuse_structure(events: Iterator[Any], where: str) -> None:
     depth, documents = 0, 0
     for event in events:
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise ConfigError(
-                "anchors and aliases (& and *) are not accepted in a configuration", where=where
-            )
+            raise ConfigError("anchors and aliases (& and *) are not accepted in a configuration", where=where)
         if getattr(event, "tag", None) is not None:
             raise ConfigError(f"the tag {event.tag} is not accepted in a configuration", where=where)
         if isinstance(event, yaml.ScalarEvent) and event.value == "<<":
@@ -151,18 +149,14 @@ def _check_param(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> It
 
 
 def _colon(env_id: str) -> Problem:
-    return Problem(
-        f"the env id {env_id!r} would import a module", "give it on the command line: env.id=MODULE:NAME"
-    )
+    return Problem(f"the env id {env_id!r} would import a module", "give it on the command line: env.id=MODULE:NAME")
 
 
 def _check_text(key: str, text: str, in_params: bool) -> Iterator[Problem]:
     if "_target_" in text:
         yield Problem(f"{key}: {text!r} names code to run, and nothing in a configuration runs")
     if "${" in _REFERENCE.sub("", text):
-        yield Problem(
-            f"{key}: {text!r} holds a resolver that is not accepted", "only ${other.key} and ${now:...} are"
-        )
+        yield Problem(f"{key}: {text!r} holds a resolver that is not accepted", "only ${other.key} and ${now:...} are")
     rest = _SWEEP_CALL.sub("", text) if in_params else text
     if "(" in rest or (")" in rest and not in_params):
         yield Problem(f"{key}: {text!r} looks like a call, and nothing in a configuration runs")

@@ -35,9 +35,7 @@ def has(package: str) -> bool:
 
 def missing(package: str, what: str) -> Problem:
     """The sentence for a package that is not installed."""
-    return Problem(
-        f"{what} needs the package {package}", f'pip install "rlcli[{EXTRAS[package]}]"', only_here=True
-    )
+    return Problem(f"{what} needs the package {package}", f'pip install "rlcli[{EXTRAS[package]}]"', only_here=True)
 
 
 def check_env(cfg: Any) -> list[Problem]:
@@ -54,11 +52,7 @@ def check_env(cfg: Any) -> list[Problem]:
     # gymnasium accepts an id without version and takes the newest
     ids = {**known, **{re.sub(r"-v\d+$", "", name): spec for name, spec in known.items()}}
     if env_id not in ids:
-        return [
-            Problem(
-                f"unknown env id {env_id!r}", did_you_mean(env_id, (*known, *registry.users_names("env")))
-            )
-        ]
+        return [Problem(f"unknown env id {env_id!r}", did_you_mean(env_id, (*known, *registry.users_names("env"))))]
     entry = ids[env_id].entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     needs = next((packages for start, packages in _NEEDS.items() if module.startswith(start)), ())
@@ -83,9 +77,7 @@ def check_devices(cfg: Any) -> list[Problem]:
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
             found.append(Problem(f"{key}={given!r} is not a device", "use cpu, cuda, cuda:<number> or mps"))
         elif device.startswith("cuda") and not torch_has_cuda():
-            found.append(
-                Problem(f"{key}={given} is not there: the installed torch is a CPU build", f"use {key}=cpu")
-            )
+            found.append(Problem(f"{key}={given} is not there: the installed torch is a CPU build", f"use {key}=cpu"))
         elif device == "mps" and sys.platform != "darwin":
             found.append(Problem(f"{key}={given} is not there: mps exists on macOS only", f"use {key}=cpu"))
     return [problem._replace(only_here=True) for problem in found]

@@ -30,6 +30,4 @@ def raise_all(problems: Iterable[Problem]) -> None:
     if len(lines) == 1:
         raise ConfigError(lines[0])
     if lines:
-        raise ConfigError(
-            "\n".join((f"{len(lines)} problems in the configuration:", *(f"  - {x}" for x in lines)))
-        )
+        raise ConfigError("\n".join((f"{len(lines)} problems in the configuration:", *(f"  - {x}" for x in lines))))

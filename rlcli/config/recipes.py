@@ -35,9 +35,7 @@ def shipped(folder: str) -> Path:
     for place in (package / f"_{folder}", package.parent / folder):
         if place.is_dir():
             return place
-    raise ConfigError(
-        f"the folder {folder} of rlcli is missing", where=str(package), fix="Install rlcli again."
-    )
+    raise ConfigError(f"the folder {folder} of rlcli is missing", where=str(package), fix="Install rlcli again.")
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,7 @@ def folders(extra: Iterable[str | Path] = ()) -> list[Path]:
     found.append(Path("recipes"))
     for package in registry.recipe_packages():
         spec = find_spec(package)
-        found += (
-            [Path(place) / "recipes" for place in (spec.submodule_search_locations or ())] if spec else []
-        )
+        found += [Path(place) / "recipes" for place in (spec.submodule_search_locations or ())] if spec else []
     found.append(shipped("recipes"))
     return list({folder.resolve(): folder for folder in found if folder.is_dir()}.values())
 
@@ -119,9 +115,7 @@ def unknown_recipe(name: str, recipes: Iterable[str]) -> Problem:
     return Problem(f"unknown recipe {name!r}", f"{hint} (rlcli ls lists them)".lstrip())
 
 
-def check_recipe(
-    schema: type, recipe: Recipe, data: dict[str, Any], recipes: dict[str, Recipe]
-) -> list[Problem]:
+def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: dict[str, Recipe]) -> list[Problem]:
     """Unknown keys, wrong types and illegal defaults of one recipe."""
     where = str(recipe.path)
     found = list(_check_defaults(schema, data.get("defaults", []), recipes, where))
@@ -145,9 +139,7 @@ def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], wher
             if match and (verbs := verbs_with(match.group(1))):
                 yield Problem(f"this recipe is for rlcli {' or '.join(verbs)}", where=where)
             else:
-                yield Problem(
-                    f"{entry!r} is not accepted in defaults", "write - override /GROUP: CHOICE", where
-                )
+                yield Problem(f"{entry!r} is not accepted in defaults", "write - override /GROUP: CHOICE", where)
         elif choice not in choices(schema, match.group(1)):
             group = match.group(1)
             yield unknown(group, str(choice), choices(schema, group))._replace(where=where)
@@ -164,9 +156,7 @@ def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> 
         elif find(schema, key) is None:
             verbs = verbs_with(key)
             yield (
-                Problem(
-                    f"this recipe is for rlcli {' or '.join(verbs)}: it sets {key.split('.')[0]}", where=where
-                )
+                Problem(f"this recipe is for rlcli {' or '.join(verbs)}: it sets {key.split('.')[0]}", where=where)
                 if verbs
                 else unknown_key(schema, key, where=where)
             )

@@ -20,10 +20,7 @@ C = TypeVar("C", bound=CollectConfig)
 
 def to_dict(cfg: Any) -> dict[str, Any]:
     """Nested plain data of a configuration, keys added with `+` included."""
-    return {
-        name: to_dict(value) if dataclasses.is_dataclass(value) else value
-        for name, value in vars(cfg).items()
-    }
+    return {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in vars(cfg).items()}
 
 
 def from_dict(
@@ -94,9 +91,7 @@ def wrong_type(leaf: Leaf | None, key: str, value: Any, where: str = "") -> Prob
     if leaf is None:
         return Problem(f"{key} cannot be {value!r}", where=where)
     allowed = leaf.option.allowed()
-    return Problem(
-        f"{key} must be {leaf.type_name}, not {value!r}", f"allowed: {allowed}" if allowed else "", where
-    )
+    return Problem(f"{key} must be {leaf.type_name}, not {value!r}", f"allowed: {allowed}" if allowed else "", where)
 
 
 def unknown_key(schema: type, key: str, value: str = "...", where: str = "") -> Problem:

@@ -45,18 +45,14 @@ __all__ = [
 class LoggerConfig:
     """Where metrics go beside `metrics.jsonl`, which is always written."""
 
-    kind: str = option(
-        "auto", "auto: tensorboard when it is installed", choices=("auto", "none", "tensorboard")
-    )
+    kind: str = option("auto", "auto: tensorboard when it is installed", choices=("auto", "none", "tensorboard"))
 
 
 @dataclass
 class ConsoleConfig:
     """What the terminal shows while a run is going."""
 
-    kind: str = option(
-        "auto", "auto: live on a terminal, else plain lines", choices=("auto", "live", "plain", "off")
-    )
+    kind: str = option("auto", "auto: live on a terminal, else plain lines", choices=("auto", "live", "plain", "off"))
     interval: float = option(5.0, "seconds between plain lines", gt=0)
 
 

@@ -33,9 +33,7 @@ class EnvConfig:
         choices=("auto", "serial", "native"),
     )
     kwargs: dict[str, Any] = option({}, "arguments for gymnasium.make")
-    max_episode_steps: int | None = option(
-        None, "truncate episodes here; null keeps the env's own limit", ge=1
-    )
+    max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
     frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
     normalize_observation: bool = option(False, "scale observations by their running mean and deviation")
     normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
@@ -48,13 +46,9 @@ class EnvConfig:
 class PolicyConfig:
     """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
 
-    kind: str = option(
-        "mlp", "which policy choice this is", choices=("mlp", "cnn", "dict", "random", "checkpoint")
-    )
+    kind: str = option("mlp", "which policy choice this is", choices=("mlp", "cnn", "dict", "random", "checkpoint"))
     hidden: list[int] = option([64, 64], "units of each hidden layer", ge=1)
-    activation: str = option(
-        "tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
-    )
+    activation: str = option("tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu"))
     shared: bool = option(False, "one trunk for actor and critic instead of one each")
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
     distribution: str = option(
@@ -63,9 +57,7 @@ class PolicyConfig:
         choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
     )
     init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)
-    state_dependent_std: bool = option(
-        False, "the deviation is an output of the network, not a free parameter"
-    )
+    state_dependent_std: bool = option(False, "the deviation is an output of the network, not a free parameter")
     exploration: str = option(
         "random",
         "how actions are taken while collecting",

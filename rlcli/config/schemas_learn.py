@@ -15,9 +15,7 @@ class ValueConfig:
     gamma: float = option(0.99, "discount per step", ge=0, le=1)
     lmbda: float = option(0.95, "weight of longer returns: 0 is one step, 1 the whole trajectory", ge=0, le=1)
     average: bool = option(True, "normalise advantages to mean 0, deviation 1")
-    average_over: str = option(
-        "minibatch", "rows the normalisation runs over", choices=("batch", "minibatch")
-    )
+    average_over: str = option("minibatch", "rows the normalisation runs over", choices=("batch", "minibatch"))
     two_calls: bool = option(False, "value net on observations and on next observations, one call each")
     backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu"))
 
@@ -32,9 +30,7 @@ class LossConfig:
     clip_value: float | None = option(None, "range of a value change per update; null does not clip", gt=0)
     entropy_coeff: float = option(0.01, "weight of the entropy bonus", ge=0)
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
-    target_kl: float | None = option(
-        None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0
-    )
+    target_kl: float | None = option(None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0)
 
 
 @dataclass

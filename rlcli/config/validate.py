@@ -110,17 +110,11 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
 def check_modes(cfg: Any) -> Iterator[Problem]:
     env = cfg.env
     if env.kind == "envpool" and env.mode == "serial":
-        yield Problem(
-            "env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym"
-        )
+        yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
     if env.wrappers and (env.mode == "native" or env.kind == "envpool"):
-        yield Problem(
-            "env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial"
-        )
+        yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
     if env.kind == "atari" and not env.id.startswith("ALE/"):
-        yield Problem(
-            f"env=atari and env.id={env.id} contradict each other", "ids of Atari games begin with ALE/"
-        )
+        yield Problem(f"env=atari and env.id={env.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
 def check_wrappers(cfg: Any) -> Iterator[Problem]:

@@ -72,9 +72,7 @@ class ActionFormat:
         parts = index[..., None] if self.kind == "discrete" else index
         start = 0
         for part, n in enumerate(self.nvec):
-            np.equal(
-                parts[..., part, None], np.arange(n), out=out[..., start : start + n], casting="unsafe"
-            )
+            np.equal(parts[..., part, None], np.arange(n), out=out[..., start : start + n], casting="unsafe")
             start += n
 
     def decode(self, stored: np.ndarray) -> np.ndarray:

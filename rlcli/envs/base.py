@@ -41,12 +41,13 @@ class EnvBase:
     - `_set_seed(seed)`.
     """
 
+    action_spec: TensorSpec
+
     def __init__(self, *, batch_size=(), device=None) -> None:
         self.batch_size = torch.Size(batch_size)
         self.device = torch.device(device) if device is not None else None
         self.observation_spec = Composite({}, shape=self.batch_size)
         self.state_spec = Composite({}, shape=self.batch_size)
-        self.action_spec: TensorSpec | None = None
         self.reward_spec: TensorSpec = Unbounded(shape=(*self.batch_size, 1), dtype=torch.float32)
         self.is_closed = False
 
@@ -131,7 +132,7 @@ class EnvBase:
 
         Terminated and truncated are kept apart and `done` is always their union.
         """
-        if self.action_spec is not None and td.get(ACTION, None) is None:
+        if td.get(ACTION, None) is None:
             raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
         out = self._step(td)
         _complete_flags(out, self.batch_size)
@@ -154,7 +155,6 @@ class EnvBase:
         """Write a random action from the action spec (torch's global random stream)."""
         if td is None:
             td = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        assert self.action_spec is not None
         return td.set(ACTION, self.action_spec.rand())
 
     def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
@@ -212,7 +212,6 @@ class EnvBase:
         """Zeros in the layout of one step."""
         td = self.observation_spec.zero().update(self.state_spec.zero()).update(self.done_spec.zero())
         following = td.clone().set("reward", self.reward_spec.zero())
-        assert self.action_spec is not None
         return td.set(ACTION, self.action_spec.zero()).set(NEXT, following)
 
     def to(self, device) -> EnvBase:

@@ -86,7 +86,6 @@ class _Stacked(EnvBase):
         first = envs[0]
         self.observation_spec = first.observation_spec.expand(*self.batch_size)
         self.state_spec = first.state_spec.expand(*self.batch_size)
-        assert first.action_spec is not None
         n = len(envs)
         self.action_spec = first.action_spec.expand(n, *first.action_spec.shape)
         self.reward_spec = first.reward_spec.expand(n, *first.reward_spec.shape)

@@ -53,7 +53,6 @@ class TransformedEnv(EnvBase):
         self.observation_spec = t.transform_observation_spec(base.observation_spec.clone())
         self.state_spec = t.transform_state_spec(base.state_spec.clone())
         self.reward_spec = t.transform_reward_spec(base.reward_spec.clone())
-        assert base.action_spec is not None
         self.action_spec = t.transform_action_spec(base.action_spec.clone())
 
     def _set_seed(self, seed: int) -> None:

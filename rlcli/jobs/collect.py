@@ -28,7 +28,7 @@ SEGMENTS = "data"
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     """Collect `total_frames` into a new run folder; `rlcli.data.open_segments(run.path / "data")` reads them.
 
-    A batch counts once its segment is on disk (segments are synced once a second); a kill loses at most the last second.
+    A batch counts once its segment is on disk (synced once a second); a kill loses at most a second.
     """
     run = create(
         to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
@@ -58,7 +58,11 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
             reporter.close(status, commands, verb="collect", run=str(run.path))
             collector.shutdown()
     if stop.requested:
-        raise StoppedSafely(f"stopped by {stop.reason} at {collector.frames:,} frames", where=str(run.path), why="all of them are on disk")
+        raise StoppedSafely(
+            f"stopped by {stop.reason} at {collector.frames:,} frames",
+            where=str(run.path),
+            why="all of them are on disk",
+        )
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from os import PathLike
 from pathlib import Path
 from typing import cast
@@ -55,7 +56,8 @@ def evaluate(
         from rlcli.training.video import record
 
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
-        shown = build.build_env(cfg.env, num=1, scale_rewards=False, kwargs=kwargs)
+        serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
+        shown = build.build_env(serial, num=1, scale_rewards=False)
         build.restored_transforms(shown, state)
         record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
     return found

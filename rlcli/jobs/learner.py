@@ -9,8 +9,6 @@ import torch
 
 from rlcli.config import build
 from rlcli.config.schemas import Config
-from rlcli.envs.lanes import GymLanes
-from rlcli.envs.replay import is_replayable
 from rlcli.errors import ConfigError
 from rlcli.report.reporter import Facts, Reporter, Watched
 from rlcli.training import checkpoint
@@ -60,20 +58,25 @@ class Learner:
         )
         stop.in_place = self.reporter.redraws
         self.reporter.watch(Watched({"policy": policy}, self.update.optimizer.optimizer, device or "cpu"))
-        parts = {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter}
-        self.saver = Saver(run, parts, every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter)
+        parts: dict[str, Any] = {
+            "policy": policy,
+            "update": self.update,
+            "collector": self.collector,
+            "reporter": self.reporter,
+        }
+        self.saver = Saver(
+            run, parts, every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter
+        )
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, lambda: self.evaluation(cfg.run.eval_episodes))
-        self.loop = OnPolicy(
-            self.collector, advantage, self.update, self.reporter, self.saver, cfg.total_frames, play
-        )
+        self.loop = OnPolicy(self.collector, advantage, self.update, self.reporter, self.saver, cfg.total_frames, play)
         self.saver.parts["loop"] = self.loop
         self.replayable = self._remember_episodes()
 
     def _remember_episodes(self) -> bool:
         """Whether open episodes can be replayed after a stop; if so, their actions are kept."""
         lanes = self.collector.lanes
-        if not isinstance(lanes, GymLanes) or not self.cfg.run.max_replay_steps or not is_replayable(lanes):
+        if not self.cfg.run.max_replay_steps or not lanes.is_replayable():
             return False
         lanes.history_limit = self.cfg.run.max_replay_steps
         return True

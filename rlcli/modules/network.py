@@ -101,8 +101,7 @@ def _encoders(spec: Composite, keys: list[Key], net: str) -> list[Encoder]:
         )
     shapes = [tuple(spec[key].shape[len(spec.shape) :]) for key in keys]
     encoders = [
-        encoder_for(key, spec[key], shape, images=net != "mlp")
-        for key, shape in zip(keys, shapes, strict=True)
+        encoder_for(key, spec[key], shape, images=net != "mlp") for key, shape in zip(keys, shapes, strict=True)
     ]
     if net == "cnn" and not isinstance(encoders[0], NatureCNN):
         raise ConfigError(

@@ -32,9 +32,7 @@ def throughput(spent: Spent) -> dict:
         "frames": spent.frames,
         "seconds": spent.seconds,
         "frames_per_second": spent.rate,
-        "stages": {
-            name: {"seconds": seconds, "parts": spent.parts(name)} for name, seconds in spent.stages().items()
-        },
+        "stages": {name: {"seconds": seconds, "parts": spent.parts(name)} for name, seconds in spent.stages().items()},
     }
 
 
@@ -99,16 +97,12 @@ def to_terminal(summary: Mapping, *, lines: bool = True) -> RenderableType:
         style = box.SIMPLE_HEAD if lines else None
         table = RichTable(box=style, pad_edge=False, show_edge=False, header_style="cyan")
         for i, name in enumerate(header):
-            table.add_column(
-                title.lower() if i == 0 else name, justify="right" if i else "left", overflow="fold"
-            )
+            table.add_column(title.lower() if i == 0 else name, justify="right" if i else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         parts += [table, Text()]
     parts += [Text(f"! {text}", style="yellow") for _, text in _warnings(summary)]
-    parts += [
-        Text.assemble((f"{label:<9}", "dim"), text, overflow="fold") for label, text in _commands(summary)
-    ]
+    parts += [Text.assemble((f"{label:<9}", "dim"), text, overflow="fold") for label, text in _commands(summary)]
     return Group(*parts)
 
 
@@ -117,9 +111,7 @@ def to_text(summary: Mapping, width: int = 100) -> str:
     from rich.console import Console
 
     file = StringIO()
-    console = Console(
-        file=file, highlight=False, markup=False, color_system=None, force_terminal=False, width=width
-    )
+    console = Console(file=file, highlight=False, markup=False, color_system=None, force_terminal=False, width=width)
     console.print(to_terminal(summary, lines=False))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 

@@ -75,6 +75,4 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
     low, high = min(points), max(points)
     if high == low:
         return _BARS[0] * width
-    return "".join(
-        _BARS[min(int((point - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for point in points
-    )
+    return "".join(_BARS[min(int((point - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for point in points)

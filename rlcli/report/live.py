@@ -23,9 +23,7 @@ from rlcli.report.snapshot import LEARNING, MemoryRow, Snapshot
 THREE_COLUMNS, TWO_COLUMNS, LEARNING_WIDTH, GAP = 116, 78, 38, 3
 _LABEL, _QUIET, _STRONG, _GOOD, _WARN = "cyan", "dim", "bold", "green", "yellow"
 
-Block = list[
-    Text
-]  # lines; laid out by hand, since tables within tables took rich 6 ms a frame, and this takes 1
+Block = list[Text]  # lines; laid out by hand, since tables within tables took rich 6 ms a frame, and this takes 1
 
 
 def render(snapshot: Snapshot) -> RenderableType:
@@ -126,9 +124,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
 def _footer(snapshot: Snapshot) -> Block:
     lines = [Text(snapshot.notice, style=f"{_STRONG} {_WARN}")] if snapshot.notice else []
     for text, times in snapshot.warnings:
-        lines.append(
-            Text(f"! {text}" + (f" ({figures.count(times)} times)" if times > 1 else ""), style=_WARN)
-        )
+        lines.append(Text(f"! {text}" + (f" ({figures.count(times)} times)" if times > 1 else ""), style=_WARN))
     return lines
 
 

@@ -138,9 +138,7 @@ def wants_tensorboard(logger: str) -> bool:
         For an unknown name, or for "tensorboard" where it is not installed.
     """
     if logger not in LOGGERS:
-        raise ConfigError(
-            f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(LOGGERS)}."
-        )
+        raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(LOGGERS)}.")
     installed = importlib.util.find_spec("tensorboard") is not None
     if logger == "tensorboard" and not installed:
         raise ConfigError(

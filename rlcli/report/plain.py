@@ -24,9 +24,7 @@ def line(snapshot: Snapshot) -> str:
         f" length {figures.number(snapshot.mean_length)} episodes {figures.count(snapshot.episodes)}",
     ]
     learning = [
-        f"{short} {figures.number(snapshot.learning[k])}"
-        for k, short in LEARNING.items()
-        if k in snapshot.learning
+        f"{short} {figures.number(snapshot.learning[k])}" for k, short in LEARNING.items() if k in snapshot.learning
     ]
     groups += [" ".join(learning)] if learning else []
     if snapshot.boundary is not None:
@@ -83,9 +81,7 @@ class PlainView:
         try:
             self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
-        except (
-            OSError
-        ):  # the reader has gone (`| head`) or its disk is full: the run goes on, metrics.jsonl has it all
+        except OSError:  # the reader has gone (`| head`) or its disk is full: the run goes on, metrics.jsonl has it all
             self._stream = None
 
     def warn(self, text: str) -> None:

@@ -362,9 +362,7 @@ class Reporter:
                 "learning": learning,
                 "boundary_rows": self._boundary,
                 "approximated": self._approximated,
-                "warnings": [
-                    {"kind": kind, "text": text, "count": count} for kind, (text, count) in warnings.items()
-                ],
+                "warnings": [{"kind": kind, "text": text, "count": count} for kind, (text, count) in warnings.items()],
                 "commands": dict(commands),
             }
         )

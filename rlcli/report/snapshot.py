@@ -121,9 +121,7 @@ def memory_rows(
             label = "obs" if entry.key in obs else "next.obs" if entry.key in following else "other keys"
         row = groups.get(label, MemoryRow(label, 0, 0, 0))
         assert row.now is not None and row.peak is not None and row.saved is not None
-        groups[label] = MemoryRow(
-            label, row.now + entry.bytes, row.peak + entry.peak, row.saved + entry.saved
-        )
+        groups[label] = MemoryRow(label, row.now + entry.bytes, row.peak + entry.peak, row.saved + entry.saved)
     rows = []
     for row in sorted(groups.values(), key=lambda row: _FIRST.get(row.label, len(_FIRST))):
         label = row.label

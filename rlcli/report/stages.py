@@ -46,12 +46,8 @@ class Stage:
         self._of += of
         for name, amount in parts.items():
             self._measured[name] = self._measured.get(name, 0.0) + max(amount, 0.0)
-        whole = max(
-            self._of, sum(self._measured.values())
-        )  # noisy parts may exceed their sum: never more than all
-        self.fractions = (
-            {name: amount / whole for name, amount in self._measured.items()} if whole > 0 else {}
-        )
+        whole = max(self._of, sum(self._measured.values()))  # noisy parts may exceed their sum: never more than all
+        self.fractions = {name: amount / whole for name, amount in self._measured.items()} if whole > 0 else {}
 
     def drain(self, path: tuple[str, ...], into: dict[tuple[str, ...], int]) -> None:
         """Move this interval's nanoseconds into `into`, dividing own time by the sampled fractions."""
@@ -136,9 +132,7 @@ class Clock:
     """
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.watch: Callable[[str], None] | None = (
-            None  # told the top-level stage that just ran, at every switch
-        )
+        self.watch: Callable[[str], None] | None = None  # told the top-level stage that just ran, at every switch
         self._now = now
         self._root = Stage(self, "", None)
         self._current = self._root

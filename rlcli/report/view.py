@@ -72,9 +72,7 @@ def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
     """
     stream = sys.stdout if stream is None else stream
     if console not in VIEWS:
-        raise ConfigError(
-            f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}."
-        )
+        raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")
     if console != "auto":
         return console
     draws = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

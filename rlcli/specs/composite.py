@@ -30,9 +30,7 @@ class Composite(TensorSpec):
         More entries, by name.
     """
 
-    def __init__(
-        self, specs: Mapping[Any, Any] | None = None, shape=(), device: Device = None, **named: Any
-    ) -> None:
+    def __init__(self, specs: Mapping[Any, Any] | None = None, shape=(), device: Device = None, **named: Any) -> None:
         super().__init__(shape, torch.float32, device)
         self._specs: dict[str, TensorSpec] = {}
         for key, spec in {**(specs or {}), **named}.items():

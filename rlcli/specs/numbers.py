@@ -46,9 +46,7 @@ class Bounded(TensorSpec):
     device : torch.device or str, optional
     """
 
-    def __init__(
-        self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None
-    ) -> None:
+    def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:
         low, high = (torch.as_tensor(bound, dtype=dtype) for bound in (low, high))
         if shape is None:
             shape = torch.broadcast_shapes(low.shape, high.shape)

@@ -76,7 +76,11 @@ class OnPolicy:
         batch = self.collector.rollout(self.collector.steps_left(), timed=timed)
         seconds = self.collector.last_seconds
         if seconds is not None:
-            parts = {"env": seconds.env, "policy": seconds.policy, "store": seconds.total - seconds.env - seconds.policy}
+            parts = {
+                "env": seconds.env,
+                "policy": seconds.policy,
+                "store": seconds.total - seconds.env - seconds.policy,
+            }
             self.reporter.clock.split("collect", of=seconds.total, **parts)
         return batch
 

@@ -82,9 +82,7 @@ class Run:
         folder = self.path / CHECKPOINTS
         if not folder.is_dir():
             return []
-        found = [
-            path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "tmp"))
-        ]
+        found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "tmp"))]
         return sorted((path for path in found if path.suffix != ".tmp"), key=_by_number)
 
     @property
@@ -152,9 +150,7 @@ def create(
         The folder exists and holds something, is not writable, or the disk is too full.
     """
     path = (
-        _claim_given(Path(directory))
-        if directory is not None
-        else _claim_new(derived(verb, recipe, seed, root=root))
+        _claim_given(Path(directory)) if directory is not None else _claim_new(derived(verb, recipe, seed, root=root))
     )
     require_space(path, needed)
     git, diff = git_state()
@@ -254,9 +250,7 @@ def _claim_new(path: Path) -> Path:
             return candidate
         except FileExistsError:
             if not candidate.exists():
-                raise _refused(
-                    candidate, FileExistsError(17, "a file stands where a folder must be")
-                ) from None
+                raise _refused(candidate, FileExistsError(17, "a file stands where a folder must be")) from None
             number += 1
             candidate = path.with_name(f"{path.name}_{number}")
         except OSError as error:

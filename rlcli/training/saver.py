@@ -55,7 +55,8 @@ class Saver:
         if self.stop.requested:
             self.save(frames)
             raise StoppedSafely(
-                f"stopped by {self.stop.reason} at {frames:,} frames and saved", fix=f"Go on with: {resume_command(self.run.path)}"
+                f"stopped by {self.stop.reason} at {frames:,} frames and saved",
+                fix=f"Go on with: {resume_command(self.run.path)}",
             )
         if frames // self.every > self._saved_at // self.every:
             self.save(frames)

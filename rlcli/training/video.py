@@ -49,5 +49,7 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) 
         imageio.imwrite(path, frames, fps=fps)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
-            f"cannot write {path}", why=str(error).splitlines()[0], fix='For .mp4: pip install "rlcli[video]"; or use .gif.'
+            f"cannot write {path}",
+            why=str(error).splitlines()[0],
+            fix='For .mp4: pip install "rlcli[video]"; or use .gif.',
         ) from error

@@ -220,8 +220,4 @@ def _key_list(keys: Sequence[Key]) -> list[Key]:
 
 def _found(keys: Sequence[Key], schema: Schema) -> list[Key]:
     """Root names as the columns spell them: reward and flags live under `"next"`."""
-    return [
-        key if key in schema else under_next(key)
-        for key in keys
-        if key in schema or under_next(key) in schema
-    ]
+    return [key if key in schema else under_next(key) for key in keys if key in schema or under_next(key) in schema]

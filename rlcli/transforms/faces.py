@@ -112,9 +112,7 @@ def _check_face(transform: Transform, needed: Any) -> None:
         )
 
 
-def _with_names(
-    inside: list[Transform], after: list[Transform], schema: Mapping[Any, Kind], needs: set[Any]
-) -> Faces:
+def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Any, Kind], needs: set[Any]) -> Faces:
     """Name the rows of every version of a key: `("_raw", key)`, `("_raw", key, 1)`, ..., `key`."""
     roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
     versions: dict[Any, list[Kind]] = {key: [kind] for key, kind in roots.items()}

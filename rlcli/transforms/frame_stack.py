@@ -113,9 +113,7 @@ class CatFrames(Transform):
         return self.out_keys
 
     def bind(self, rows, n):
-        return _Rows(
-            self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()]
-        )
+        return _Rows(self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()])
 
 
 class FrameStack(CatFrames):

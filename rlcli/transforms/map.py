@@ -21,9 +21,7 @@ class MapTransform(Transform):
         Observations; `("observation",)` by default.
     """
 
-    def __init__(
-        self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None
-    ) -> None:
+    def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__(in_keys, out_keys)
 
     # -- what a subclass gives -----------------------------------------------------------------------------

@@ -83,9 +83,7 @@ class RewardClipping(RewardMap):
     clamp_min, clamp_max : float
     """
 
-    def __init__(
-        self, clamp_min: float = -1.0, clamp_max: float = 1.0, in_keys: Sequence[Key] = ("reward",)
-    ) -> None:
+    def __init__(self, clamp_min: float = -1.0, clamp_max: float = 1.0, in_keys: Sequence[Key] = ("reward",)) -> None:
         super().__init__(in_keys)
         self.clamp_min, self.clamp_max = float(clamp_min), float(clamp_max)
 

@@ -99,9 +99,7 @@ class RunningNorm(Transform):
     # -- column face ---------------------------------------------------------------------------------------
     def bind(self, rows, n):
         pairs = zip(self.in_keys, self.out_keys, strict=True)
-        return _Rows(
-            self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in pairs]
-        )
+        return _Rows(self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in pairs])
 
     # -- state ---------------------------------------------------------------------------------------------
     def get_extra_state(self):
@@ -161,9 +159,7 @@ class _Tally:
     def load(self, state: dict[str, torch.Tensor]) -> None:
         self.filled, self.restarts = 0, []
         self.moments.load(state)
-        self.mean, self.inverse = (
-            state[name].cpu().numpy().copy() for name in ("scale_mean", "scale_inverse")
-        )
+        self.mean, self.inverse = (state[name].cpu().numpy().copy() for name in ("scale_mean", "scale_inverse"))
 
 
 class _Rows(RowOp):

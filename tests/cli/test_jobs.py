@@ -61,9 +61,7 @@ def test_a_sweep_runs_every_job_in_a_folder_of_its_own(rlcli, started, tmp_path)
     jobs = [(cfg.recipe, cfg.seed, cfg.run.dir) for _, (cfg, _), _ in started]
     assert jobs == [
         (recipe, seed, str(tmp_path / "sweep" / str(number)))
-        for number, (recipe, seed) in enumerate(
-            [("ppo_full", 0), ("ppo_full", 1), ("ppo_exact", 0), ("ppo_exact", 1)]
-        )
+        for number, (recipe, seed) in enumerate([("ppo_full", 0), ("ppo_full", 1), ("ppo_exact", 0), ("ppo_exact", 1)])
     ]
     assert "job 3: recipe=ppo_exact seed=1" in out
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["multirun.yaml"]

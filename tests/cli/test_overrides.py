@@ -53,9 +53,7 @@ def test_a_wrong_override_is_a_sentence(override, words):
 
 
 def test_all_mistakes_are_told_at_once_those_between_options_too():
-    text = complaints(
-        "env.nm=3", "seed=x", "memory=exact", "memory.next_obs=compact", "optim.lr=-1", "env=gim"
-    )
+    text = complaints("env.nm=3", "seed=x", "memory=exact", "memory.next_obs=compact", "optim.lr=-1", "env=gim")
     assert text.startswith("5 problems") and text.count("\n  - ") == 5
 
 

@@ -14,9 +14,7 @@ def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):
     code, out, _ = rlcli("train recipe=ppo_full run.dir=a/${env.id} --cfg job --resolve")
     data = yaml.safe_load(out)
     assert code == 0 and list(data)[:4] == ["seed", "total_frames", "threads", "recipe"]
-    assert (
-        data["run"]["dir"] == "a/CartPole-v1" and data["memory"]["next_obs"] == "full" and "hydra" not in data
-    )
+    assert data["run"]["dir"] == "a/CartPole-v1" and data["memory"]["next_obs"] == "full" and "hydra" not in data
 
 
 def test_cfg_of_one_package(rlcli):

@@ -25,9 +25,7 @@ def test_a_configuration_comes_back_equal(verb, schema):
     assert again == cfg and type(again) is schema
 
 
-@given(
-    st.integers(0, 2**32 - 1), st.floats(1e-8, 10), st.lists(st.integers(1, 512), max_size=4), st.booleans()
-)
+@given(st.integers(0, 2**32 - 1), st.floats(1e-8, 10), st.lists(st.integers(1, 512), max_size=4), st.booleans())
 def test_numbers_come_back_bit_for_bit(seed, lr, hidden, anneal):
     cfg = Config()
     cfg.seed, cfg.optim.lr, cfg.policy.hidden, cfg.optim.anneal_lr = seed, lr, hidden, anneal
@@ -42,9 +40,7 @@ def test_keys_added_on_purpose_come_back():
 
 def test_overrides_change_what_was_saved():
     saved = through_json(CollectConfig())
-    cfg = from_dict(
-        "collect", saved, ["total_frames=1_000", "env.kwargs={a: 1}", "run.dir=null", "threads=2"]
-    )
+    cfg = from_dict("collect", saved, ["total_frames=1_000", "env.kwargs={a: 1}", "run.dir=null", "threads=2"])
     assert (cfg.total_frames, cfg.env.kwargs, cfg.run.dir, cfg.threads) == (1000, {"a": 1}, None, 2)
 
 

@@ -46,9 +46,7 @@ ACTIONS = {
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("action_spec", ACTIONS.values(), ids=ACTIONS)
 def test_every_action_space_gets_an_actor_that_acts_and_learns(action_spec, shared) -> None:
-    actor, critic = build_actor_critic(
-        OBS, Composite({"action": action_spec}, shape=(N,)), shared=shared, generator=0
-    )
+    actor, critic = build_actor_critic(OBS, Composite({"action": action_spec}, shape=(N,)), shared=shared, generator=0)
     td = OBS.rand()
     with set_exploration_type(ExplorationType.RANDOM):
         actor(td)
@@ -83,9 +81,7 @@ def test_first_actions_are_nearly_uniform_and_the_std_is_as_asked() -> None:
     logits = actor.get_dist_params(OBS.rand())["logits"]
     assert logits.abs().max() < 0.1
     for dependent in (False, True):
-        actor = build_actor_critic(
-            OBS, ACTIONS["box"], init_std=0.3, state_dependent_std=dependent, generator=0
-        ).actor
+        actor = build_actor_critic(OBS, ACTIONS["box"], init_std=0.3, state_dependent_std=dependent, generator=0).actor
         scale = actor.get_dist_params(OBS.rand())["scale"]
         torch.testing.assert_close(scale, torch.full((N, 2), 0.3), rtol=0.05, atol=0)
 
@@ -119,9 +115,7 @@ def test_state_dict_round_trip(shared) -> None:
 
 
 def test_counters_of_transforms_are_not_observations() -> None:
-    spec = Composite(
-        {"observation": Unbounded((N, 4)), "step_count": Unbounded((N, 1), torch.int64)}, shape=(N,)
-    )
+    spec = Composite({"observation": Unbounded((N, 4)), "step_count": Unbounded((N, 1), torch.int64)}, shape=(N,))
     assert build_actor_critic(spec, ACTIONS["index"], net="mlp").actor.in_keys == ["observation"]
     both = build_actor_critic(spec, ACTIONS["index"], in_keys=["observation", "step_count"])
     assert both.actor.in_keys == ["observation", "step_count"]
@@ -193,13 +187,9 @@ def test_probabilistic_actor_refuses_a_bare_module_and_unwritten_parameters() ->
 
 def test_an_actor_whose_actions_are_not_the_specs_is_refused() -> None:
     net = TensorDictModule(nn.Linear(4, 5), ["observation"], ["logits"])
-    with pytest.raises(
-        ArgumentError, match="draws OneHotCategorical actions, but the action spec is Categorical"
-    ):
+    with pytest.raises(ArgumentError, match="draws OneHotCategorical actions, but the action spec is Categorical"):
         ProbabilisticActor(net, ["logits"], spec=ACTIONS["index"], distribution_class=OneHotCategorical)
-    assert ProbabilisticActor(
-        net, ["logits"], spec=ACTIONS["one_hot"], distribution_class=OneHotCategorical
-    ).spec
+    assert ProbabilisticActor(net, ["logits"], spec=ACTIONS["one_hot"], distribution_class=OneHotCategorical).spec
 
 
 def test_value_operator_names_its_output() -> None:

@@ -137,9 +137,7 @@ def test_continuous_actions_have_the_law_of_the_torch_side(family: Family) -> No
     np.testing.assert_allclose(action.mean(0), mean[0].numpy(), atol=0.02)
 
 
-@pytest.mark.parametrize(
-    "index_family", [ONE_HOT, MultiOneHotFamily([3, 2])], ids=["one_hot", "multi_one_hot"]
-)
+@pytest.mark.parametrize("index_family", [ONE_HOT, MultiOneHotFamily([3, 2])], ids=["one_hot", "multi_one_hot"])
 def test_one_hot_actions_are_the_encoded_index_actions(index_family) -> None:
     params = as_numpy(params_for(index_family, 7, 5))
     noise = index_family.noise(np.random.default_rng(1), 1, 7, 5)[0]
@@ -164,8 +162,7 @@ def test_tanh_normal_log_prob_of_an_action_is_that_of_its_gaussian_value() -> No
     for x, tolerance in ((0.5, 2e-6), (2.9, 1e-5), (6.0, 2e-2)):
         action = BOX.squash(torch.tensor([[x, x]]))
         exact = sum(
-            -0.5 * x * x - 0.5 * np.log(2 * np.pi) - np.log(h) - np.log1p(-(np.tanh(x) ** 2))
-            for h in (1.5, 0.3)
+            -0.5 * x * x - 0.5 * np.log(2 * np.pi) - np.log(h) - np.log1p(-(np.tanh(x) ** 2)) for h in (1.5, 0.3)
         )
         got = BOX.log_prob((loc.expand(1, 2), scale.expand(1, 2)), action).item()
         assert abs(got - exact) < tolerance * (1 + abs(exact)), x

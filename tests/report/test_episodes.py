@@ -42,9 +42,7 @@ def test_cutting_the_stream_into_batches_changes_nothing(lanes, cuts, p, seed):
     found, start = [], 0
     for cut in cuts:
         part = slice(start, start + cut)
-        returns, lengths = stats.update(
-            torch.from_numpy(reward[:, part, None]), torch.from_numpy(done[:, part, None])
-        )
+        returns, lengths = stats.update(torch.from_numpy(reward[:, part, None]), torch.from_numpy(done[:, part, None]))
         found += list(zip(returns.tolist(), lengths.tolist(), strict=True))
         start += cut
     expected = by_hand(reward, done)

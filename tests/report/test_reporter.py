@@ -39,7 +39,7 @@ def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
             reporter.clock.split("collect", env=0.5, policy=0.25)
         with reporter.clock("update"):
             pass
-        reporter.batch(batch(), {"kl": torch.tensor(0.01), "loss_policy": float("nan")}, approximated=4)
+        reporter.batch(batch(), {"kl_approx": torch.tensor(0.01), "loss_policy": float("nan")}, approximated=4)
     reporter.warn("rounded", "total_frames was cut")
     return reporter, reporter.close("done", {"evaluate": "rlcli eval RUN"}, verb="train")
 
@@ -49,21 +49,17 @@ def test_each_batch_is_one_record_that_adds_up(tmp_path):
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [record["frames"] for record in records] == [20, 40, 60]
     last = records[-1]
-    assert last["episodes"] == 6 and last["kl"] == pytest.approx(0.01) and last["loss_policy"] is None
+    assert last["episodes"] == 6 and last["kl_approx"] == pytest.approx(0.01) and last["loss_policy"] is None
     assert (last["return"], last["best"]) == (pytest.approx((5 + 5 + 4 * 10) / 6), 10.0)
     assert last["approximated"] == 12 and last["boundary_rows"] == 3 * 4
-    assert sum(sum(record["stages"].values()) for record in records) == pytest.approx(
-        last["seconds"], abs=1e-4
-    )
+    assert sum(sum(record["stages"].values()) for record in records) == pytest.approx(last["seconds"], abs=1e-4)
     assert last["memory"]["rollout"] == N * T * (16 + 4 + 1) and last["memory"]["saved"] == N * T * 16
 
 
 def test_the_summarys_stages_add_up_to_its_seconds(tmp_path):
     _, summary = a_run(tmp_path)
     spent = summary["throughput"]
-    assert sum(stage["seconds"] for stage in spent["stages"].values()) == pytest.approx(
-        spent["seconds"], rel=1e-9
-    )
+    assert sum(stage["seconds"] for stage in spent["stages"].values()) == pytest.approx(spent["seconds"], rel=1e-9)
     for stage in spent["stages"].values():
         if stage["parts"]:
             assert sum(stage["parts"].values()) == pytest.approx(stage["seconds"], rel=1e-9, abs=1e-12)

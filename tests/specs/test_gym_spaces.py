@@ -44,9 +44,7 @@ def test_discrete_values_can_be_one_hot():
 
 
 def test_nested_dicts_keep_their_names():
-    space = spaces.Dict(
-        {"a": spaces.Box(0, 255, (2,), np.uint8), "b": spaces.Dict({"c": spaces.Discrete(2)})}
-    )
+    space = spaces.Dict({"a": spaces.Box(0, 255, (2,), np.uint8), "b": spaces.Dict({"c": spaces.Discrete(2)})})
     spec = from_gym_space(space, categorical=True)
     assert spec.keys(True, True) == ["a", ("b", "c")]
     assert spec["a"].dtype == torch.uint8

@@ -136,9 +136,7 @@ time.sleep(60)
 
 
 def holder(folder, *arguments: str) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), *arguments], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -146,9 +144,7 @@ def holder(folder, *arguments: str) -> subprocess.Popen:
 def test_a_second_process_is_refused_with_the_firsts_pid(tmp_path):
     with holder(tmp_path) as process:
         try:
-            with pytest.raises(
-                ResourceError, match=rf"in use.*process {process.pid} on .*kill {process.pid}"
-            ):
+            with pytest.raises(ResourceError, match=rf"in use.*process {process.pid} on .*kill {process.pid}"):
                 RunLock(tmp_path).acquire()
         finally:
             process.kill()

@@ -38,9 +38,7 @@ class Script:
         return self.successor.shape[0]
 
 
-def write_script(
-    *, batch: int, batches: int = 3, shape=(4,), dtype=np.float32, end_rate=0.15, seed=0
-) -> Script:
+def write_script(*, batch: int, batches: int = 3, shape=(4,), dtype=np.float32, end_rate=0.15, seed=0) -> Script:
     """Three lanes; ends at step 0, at a batch's last step and the next one's first, one-step episodes."""
     rng = np.random.default_rng(seed)
     steps, lanes = batch * batches, 3

@@ -119,9 +119,7 @@ CASES = {
     "stacked, then scaled": (lambda: Compose(CatFrames(3, -1), norm()), [], {}),
     "user's": (lambda: Doubled(), [], {}),
     "user's among ours": (
-        lambda: Compose(
-            StepCounter(max_steps=5), norm(), Doubled(), CatFrames(2, -1), RewardSum(), InitTracker()
-        ),
+        lambda: Compose(StepCounter(max_steps=5), norm(), Doubled(), CatFrames(2, -1), RewardSum(), InitTracker()),
         ["is_init"],
         {},
     ),
@@ -138,9 +136,7 @@ def test_column_faces_give_the_bits_of_the_tensordict_face(name, inside):
 
 
 # a running scale is refreshed once a batch: its values depend on the cut, by definition
-@pytest.mark.parametrize(
-    "name", [n for n in CASES if not {"norm", "scaled", "three", "user's"} & {*n.split()}]
-)
+@pytest.mark.parametrize("name", [n for n in CASES if not {"norm", "scaled", "three", "user's"} & {*n.split()}])
 def test_the_cut_into_batches_changes_nothing(name):
     make, live, world = CASES[name]
     script = write_script(batch=T, **world)

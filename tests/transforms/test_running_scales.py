@@ -40,9 +40,7 @@ def test_every_raw_observation_is_counted_once_finals_and_resets_too():
     script, norm = write_script(batch=T), RunningNorm()
     run_columns(script, norm, T)
     ended = (script.terminated | script.truncated)[..., 0]
-    seen = np.concatenate([script.first, script.successor.reshape(-1, 4), script.restart[ended]]).astype(
-        float
-    )
+    seen = np.concatenate([script.first, script.successor.reshape(-1, 4), script.restart[ended]]).astype(float)
     moments = norm.tallies[0].moments
     assert moments.count == len(seen)
     np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-6)
@@ -88,9 +86,7 @@ def test_a_frozen_scale_counts_nothing():
 def test_outside_a_collector_the_scale_follows_every_step():
     norm = RunningNorm()
     norm._reset(None, TensorDict({"observation": torch.tensor([[0.0], [4.0]])}, [2]))
-    out = norm._step(TensorDict({}, [2]), TensorDict({"observation": torch.tensor([[2.0], [2.0]])}, [2]))[
-        "observation"
-    ]
+    out = norm._step(TensorDict({}, [2]), TensorDict({"observation": torch.tensor([[2.0], [2.0]])}, [2]))["observation"]
     torch.testing.assert_close(out, torch.zeros(2, 1))
     out = norm.forward(TensorDict({"observation": torch.tensor([[4.0]])}, [1]))["observation"]
     torch.testing.assert_close(out, torch.tensor([[2.0]]) / torch.tensor(2.0).sqrt())

@@ -41,5 +41,6 @@ def stable_baselines3(env_id: str, lanes: int, steps: int) -> Callable[[], objec
     model._setup_learn(10**9, None)
     callback = CallbackList([])
     callback.init_callback(model)
-    assert model.env is not None
-    return lambda: model.collect_rollouts(model.env, callback, model.rollout_buffer, steps)
+    env = model.env
+    assert env is not None
+    return lambda: model.collect_rollouts(env, callback, model.rollout_buffer, steps)

@@ -7,7 +7,9 @@ differs from the module's: an unusual policy costs its own time, never its corre
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +65,11 @@ def lower(
     """
     example = _probe(policy, inputs, batch_size, placement)
     whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, example)
-    if placement.cast_to_policy_device or exploration not in (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC):
+    if placement.cast_to_policy_device or exploration not in (
+        InteractionType.RANDOM,
+        InteractionType.MODE,
+        InteractionType.DETERMINISTIC,
+    ):
         return whole
     parts = _take_apart(policy)
     if parts is None or type(parts[-1]) is not ProbabilisticTensorDictModule:
@@ -73,7 +79,9 @@ def lower(
     if draw is None or not stages or any(stage is None for stage in stages):
         return whole
     program = LoweredProgram([s for s in stages if s], draw, actions, inputs)
-    if not program.reads <= set(inputs) or any(inputs[key][1] != np.float32 and _replayed(program, key) for key in program.reads):
+    if not program.reads <= set(inputs) or any(
+        inputs[key][1] != np.float32 and _replayed(program, key) for key in program.reads
+    ):
         return whole
     return program if _same(program, example, inputs, batch_size) else whole
 
@@ -110,7 +118,7 @@ def _untouched(policy) -> Iterator[None]:
         buffer.data.copy_(kept)
 
 
-def _take_apart(policy) -> list[nn.Module] | None:
+def _take_apart(policy: Any) -> list[nn.Module] | None:
     """The modules of an actor in order, or None where something on the way is not exactly what it seems."""
     if _hooked(policy):
         return None
@@ -127,13 +135,13 @@ def _take_apart(policy) -> list[nn.Module] | None:
     return None
 
 
-def _hooked(module) -> bool:
+def _hooked(module: Any) -> bool:
     if not isinstance(module, nn.Module):
         return True
     return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
 
 
-def _stage(part: nn.Module, example: TensorDictBase, batch_size: torch.Size) -> Stage | None:
+def _stage(part: Any, example: TensorDictBase, batch_size: torch.Size) -> Stage | None:
     if type(part) is not TensorDictModule or not isinstance(part.module, nn.Module):
         return None
     values = [example.get(key, None) for key in part.out_keys]
@@ -159,13 +167,13 @@ def plain_layers(module: nn.Module) -> list[nn.Module] | None:
             return None
         layers += inner
     alternating = layers and type(layers[0]) is nn.Linear and all(
-        type(a) is nn.Linear or type(b) is nn.Linear for a, b in zip(layers, layers[1:], strict=False)
+        type(a) is nn.Linear or type(b) is nn.Linear for a, b in itertools.pairwise(layers)
     )  # fmt: skip
     return layers if alternating and len(set(map(id, layers))) == len(layers) else None
 
 
 def _draw(part: ProbabilisticTensorDictModule, actions: ActionFormat, exploration) -> Draw | None:
-    if _hooked(part) or list(part.out_keys)[0] != "action":
+    if _hooked(part) or next(iter(part.out_keys)) != "action":
         return None
     family = family_of(part)
     if family is None:

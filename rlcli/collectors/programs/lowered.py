@@ -36,7 +36,7 @@ IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
 class Stage:
     """One module of the actor: reads `in_keys`, writes `out_keys`.
 
-    `layers` is the module as a list of plain layers where it is one (then it is replayed), else None (then it is called).
+    `layers` are the module's plain layers where it is nothing else (it is replayed), or None (it is called).
     `shapes` are the outputs' shapes without the lane dim.
     """
 
@@ -136,10 +136,11 @@ class _BoundLowered(Bound):
         draw = self.program.draw
         width = self.params[0].shape[-1]
         self.noise = None if draw.mode else list(draw.family.noise(rng, last - first, self.lanes, width))
-        self.act = self._actor(first)  # type: ignore[method-assign]
+        self.act = self._actor(first)  # type: ignore[method-assign, assignment]
 
     def _actor(self, first: int) -> Callable[[int], object]:
-        forward, taken, params, noise = self.forward, self.taken_rows, self.param_rows, self.noise
+        forward, taken, params = self.forward, self.taken_rows, self.param_rows
+        noise = self.noise if self.noise is not None else []
         family = self.program.draw.family
         discrete = self.program.actions.kind == "discrete"
         draw, mode = family.act, family.act_mode
@@ -166,7 +167,7 @@ class _BoundLowered(Bound):
             row = mode(params[t], taken[t])
             return row.tolist() if discrete else row
 
-        return act_mode if noise is None else act_discrete if discrete else act_row
+        return act_mode if self.noise is None else act_discrete if discrete else act_row
 
     def _not_finite(self, t: int) -> NoReturn:
         lane = int(np.argwhere(~np.isfinite(self.param_rows[t][0]))[0][0])

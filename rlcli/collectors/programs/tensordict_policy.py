@@ -113,7 +113,9 @@ class _BoundTensorDict(Bound):
         for key, rows in self.outputs:
             value = out.get(key, None)
             if value is None:
-                raise ArgumentError(f"the policy did not write '{show(key)}' this time", why="it wrote it on the first call")
+                raise ArgumentError(
+                    f"the policy did not write '{show(key)}' this time", why="it wrote it on the first call"
+                )
             rows[t].copy_(value)
         actions = program.actions
         row = self.action_rows[t]

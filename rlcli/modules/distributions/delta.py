@@ -18,9 +18,7 @@ class DeltaFamily(Family):
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
         """0 where the action is the parameter (to 1e-6), -inf elsewhere."""
         same = torch.isclose(action, params[0], rtol=1e-6, atol=1e-6).all(-1)
-        return torch.zeros(same.shape, dtype=params[0].dtype, device=same.device).masked_fill(
-            ~same, -torch.inf
-        )
+        return torch.zeros(same.shape, dtype=params[0].dtype, device=same.device).masked_fill(~same, -torch.inf)
 
     def entropy(self, params: Params) -> Tensor:
         """0: of a discrete distribution with one outcome."""

@@ -100,9 +100,7 @@ class FamilyDistribution(torch.distributions.Distribution):
     arg_constraints: ClassVar[dict[str, Any]] = {}
     has_rsample = False  # an instance attribute below; torch declares it on the class
 
-    def __init__(
-        self, family: Family, params: Params, batch_shape: torch.Size, event_shape: torch.Size
-    ) -> None:
+    def __init__(self, family: Family, params: Params, batch_shape: torch.Size, event_shape: torch.Size) -> None:
         self.family, self.params = family, params
         self.has_rsample = family.has_rsample
         super().__init__(batch_shape, event_shape, validate_args=False)

@@ -33,9 +33,7 @@ class MultiCategoricalFamily(Family):
     def __init__(self, nvec: Sequence[int] | Tensor | np.ndarray) -> None:
         self.nvec = tuple(int(n) for n in nvec)
         if not self.nvec or min(self.nvec) < 1:
-            raise ArgumentError(
-                "nvec needs at least one choice, each with one option", why=f"got {self.nvec}"
-            )
+            raise ArgumentError("nvec needs at least one choice, each with one option", why=f"got {self.nvec}")
         edges = [0, *np.cumsum(self.nvec).tolist()]
         self._parts = [slice(a, b) for a, b in pairwise(edges)]
         self._even = self.nvec[0] if len(set(self.nvec)) == 1 else None  # equal choices are one reshape

@@ -111,9 +111,7 @@ class TanhNormalFamily(Family):
     def rsample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         return self.squash(params[0] + params[1] * standard_normal(params, generator))
 
-    def rsample_and_log_prob(
-        self, params: Params, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def rsample_and_log_prob(self, params: Params, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """A differentiable sample and its log-probability, exact because `x` is kept, not inverted."""
         eps = standard_normal(params, generator)
         x = params[0] + params[1] * eps
