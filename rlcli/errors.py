@@ -46,6 +46,23 @@ def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | No
     return kind(what, where=where, why=why, fix=fix)
 
 
+def told(error: BaseException, limit: int = 400) -> str:
+    """Type and text of an exception that is not ours, in one line that a terminal can show.
+
+    Control characters are spelled out, long texts cut, and a `__str__` that raises itself is not called again.
+    """
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as broken:
+        return f"{kind}, whose text cannot be had ({type(broken).__name__})"
+    text = " ".join(text[: 4 * limit].split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    if len(text) > limit:
+        text = text[:limit] + "..."
+    return f"{kind}: {text}" if text else kind
+
+
 class ConfigError(RlcliError):
     """The configuration cannot be used: unknown key or choice, wrong type, conflict."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlcli.errors import EnvError
+from rlcli.errors import EnvError, told
 
 
 def _place(lanes: Any, lane: int | None) -> str:
@@ -38,21 +38,30 @@ def broken(
     action: Any = None,
     fix: str | None = None,
     at: tuple[int, Sequence[tuple]] | None = None,
+    place: str | None = None,
 ) -> EnvError:
     """An error naming env, lane, episode, step, seed, what was expected and what came.
 
-    `at` is given for what is found after a batch: the step in it, and the batch's ends.
+    `at` is given for what is found after a batch: the step in it, and the batch's ends; `place` for steps that belong
+    to no batch at all.
     """
     why = f"expected {expected}, got {got}"
     if action is not None:
-        why += f" after action {action!r}"
-    where = _place(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
-    return EnvError(what, where=where, why=why, fix=fix)
+        why += f" after action {_short(action)}"
+    if place is None:
+        place = _place(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
+    return EnvError(what, where=place, why=why, fix=fix)
 
 
-def env_raised(lanes: Any, error: BaseException, lane: int | None, during: str, action: Any = None) -> EnvError:
+def env_raised(
+    lanes: Any, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
+) -> EnvError:
     """An error that keeps type and text of what the env raised, with env, lane, step, seed and last action."""
-    why = f"{type(error).__name__}: {error}"
+    why = told(error)
     if action is not None:
-        why += f" (action {action!r})"
-    return EnvError(f"the environment raised in {during}", where=_place(lanes, lane), why=why)
+        why += f" (action {_short(action)})"
+    return EnvError(f"the environment raised in {during}", where=place or _place(lanes, lane), why=why)
+
+
+def _short(action: Any) -> str:
+    return " ".join(repr(action).split())[:200]

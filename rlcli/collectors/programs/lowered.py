@@ -116,11 +116,13 @@ class _BoundLowered(Bound):
     def _bind_weights(self) -> None:
         moving = [stage for stage in self.program.stages if not stage.constant]
         runs = [_runner(stage, self.inputs) for stage in moving]
-        self.watched = [
-            p for stage in self.program.stages if stage.layers for layer in stage.layers for p in layer.parameters()
-        ]
-        self.seen = [(p.data_ptr(), p.dtype) for p in self.watched]
+        self.seen = self._places()
         self.forward = runs[0] if len(runs) == 1 else _in_turn(runs)
+
+    def _places(self) -> list[tuple[int, torch.dtype]]:
+        """Where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
+        layers = [layer for stage in self.program.stages for layer in stage.layers or () if type(layer) is nn.Linear]
+        return [(p.data_ptr(), p.dtype) for layer in layers for p in (layer.weight, layer.bias) if p is not None]
 
     def fill_constants(self) -> None:
         """Outputs that are the same at every step, for the whole batch."""
@@ -129,8 +131,7 @@ class _BoundLowered(Bound):
                 self.kept[stage.out_keys[0]][:] = stage.module.value().detach()  # type: ignore[operator]
 
     def begin(self, rng, first, last) -> None:
-        # load_state_dict(assign=True), .data = ... and .double() leave views of the old memory behind
-        if [(p.data_ptr(), p.dtype) for p in self.watched] != self.seen:
+        if self._places() != self.seen:
             self._bind_weights()
         self.fill_constants()
         draw = self.program.draw

@@ -1,0 +1,230 @@
+"""A policy that is taken apart does what the module does; one that cannot be is called as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
+from torch import nn
+from worlds import Walk
+
+from rlcli.collectors import Collector
+from rlcli.collectors.programs import RandomProgram, TensorDictProgram
+from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError, NumericsError
+from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic
+
+
+def cartpoles(n: int, **kwargs) -> SerialEnv:
+    return SerialEnv(n, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True, **kwargs))
+
+
+def actor(net: nn.Module | None = None, **kwargs) -> ProbabilisticActor:
+    torch.manual_seed(0)
+    net = net or nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+    return ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["logits"]), ["logits"], distribution_class=Categorical,
+        return_log_prob=True, **kwargs,
+    )  # fmt: skip
+
+
+def program(policy, env=None, **kwargs):
+    return Collector(env or cartpoles(2), policy, frames_per_batch=16, **kwargs).engine.program
+
+
+def assert_stored_logits_are_the_modules(collector: Collector, policy: ProbabilisticActor) -> None:
+    """Row by row, as the loop called it: the last bits of a product depend on the number of rows."""
+    batch = collector.rollout()
+    net = policy.module[0].module
+    with torch.no_grad():
+        for t in range(batch.shape[1]):
+            assert torch.equal(batch["logits"][:, t], net(batch["observation"][:, t].contiguous()))
+        law = policy.get_dist(batch.select("observation"))
+        assert torch.allclose(law.log_prob(batch["action"]), batch["sample_log_prob"], atol=1e-6)
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 64])
+def test_replayed_layers_give_the_modules_bits_after_every_way_of_changing_weights(lanes):
+    policy = actor()
+    collector = Collector(cartpoles(lanes), policy, frames_per_batch=4 * lanes)
+    assert type(collector.engine.program) is LoweredProgram
+    assert_stored_logits_are_the_modules(collector, policy)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
+    policy.get_dist(collector.rollout().select("observation")).entropy().mean().backward()
+    optimizer.step()
+    assert_stored_logits_are_the_modules(collector, policy)
+    policy.load_state_dict({name: x * 1.5 for name, x in policy.state_dict().items()})
+    assert_stored_logits_are_the_modules(collector, policy)
+    policy.load_state_dict({name: x * 0.7 for name, x in policy.state_dict().items()}, assign=True)
+    assert_stored_logits_are_the_modules(collector, policy)
+    for p in policy.parameters():
+        p.data = p.data * 1.1
+    assert_stored_logits_are_the_modules(collector, policy)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_mode_is_the_same_lowered_or_not(seed):
+    policy, batches = actor(), []
+    for given in (policy, lambda td: policy(td)):
+        collector = Collector(
+            cartpoles(4), given, frames_per_batch=400, seed=seed, exploration_type=InteractionType.DETERMINISTIC
+        )
+        if given is policy:
+            assert type(collector.engine.program) is LoweredProgram
+            batches.append(collector.rollout())
+        else:
+            from tensordict.nn import set_interaction_type
+
+            assert type(collector.engine.program) is TensorDictProgram
+            with set_interaction_type(InteractionType.DETERMINISTIC):
+                batches.append(collector.rollout())
+    for key in batches[0].keys(True, True):
+        assert torch.allclose(batches[0].get(key).float(), batches[1].get(key).float(), atol=1e-5), key
+
+
+class Odd(nn.Sequential):
+    """A subclass may do anything in `forward`, and this one does."""
+
+    def forward(self, x):
+        return super().forward(x) + torch.tensor([100.0, 0.0])
+
+
+def test_a_subclass_is_called_not_replayed():
+    policy = actor(Odd(nn.Linear(4, 2)))
+    collector = Collector(cartpoles(2), policy, frames_per_batch=40)
+    assert collector.engine.program.stages[0].layers is None
+    assert bool((collector.rollout()["action"] == 0).all())
+
+
+def test_hooks_are_never_skipped():
+    inside, outside = actor(), actor()
+    calls = []
+    inside.module[0].module.register_forward_hook(lambda *_: calls.append("net"))
+    assert program(inside).stages[0].layers is None
+    outside.register_forward_hook(lambda *_: calls.append("actor"))
+    assert type(program(outside)) is TensorDictProgram
+    calls.clear()
+    Collector(cartpoles(2), inside, frames_per_batch=16).rollout()
+    Collector(cartpoles(2), outside, frames_per_batch=16).rollout()
+    assert calls.count("net") >= 8 and calls.count("actor") >= 8
+
+
+def test_a_sequence_of_stages_keeps_what_lies_between():
+    torch.manual_seed(0)
+    trunk = TensorDictModule(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ["observation"], ["hidden"])
+    head = TensorDictModule(nn.Linear(8, 2), ["hidden"], ["logits"])
+    policy = ProbabilisticActor(
+        TensorDictSequential(trunk, head), ["logits"], distribution_class=Categorical, return_log_prob=True
+    )
+    collector = Collector(cartpoles(3), policy, frames_per_batch=30)
+    assert type(collector.engine.program) is LoweredProgram
+    batch = collector.rollout()
+    with torch.no_grad():
+        hidden = trunk.module(batch["observation"])
+    assert torch.allclose(batch["hidden"], hidden, atol=1e-6)
+
+
+def test_dict_observations_and_box_actions_are_lowered_and_their_log_probabilities_are_right():
+    env = SerialEnv(3, lambda: GymEnv(Walk(), narrow=True))
+    pair = build_actor_critic(
+        env.observation_spec, env.action_spec, net="dict", hidden=(16,), generator=0, in_keys=["place"]
+    )
+    collector = Collector(env, pair.actor, frames_per_batch=60)
+    assert type(collector.engine.program) is LoweredProgram
+    batch = collector.rollout()
+    with torch.no_grad():
+        law = pair.actor.get_dist(batch.select("place"))
+    assert torch.allclose(law.log_prob(batch["action"]), batch["sample_log_prob"], atol=1e-5)
+    assert float(batch["action"].abs().max()) > 1  # stored as drawn; the env clips what it executes
+
+
+def test_double_observations_reach_a_policy_that_expects_them():
+    env = SerialEnv(2, lambda: GymEnv(Walk()))
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2).double()
+    policy = TensorDictModule(net, ["place"], ["action"])
+    batch = Collector(
+        env, lambda td: policy(td).set("action", policy(td)["action"].float()), frames_per_batch=20
+    ).rollout()
+    assert batch["place"].dtype == torch.float64
+    assert torch.allclose(batch["action"], net(batch["place"]).float())
+
+
+def test_a_module_reads_observations_by_the_names_of_its_arguments():
+    class Two(nn.Module):
+        def forward(self, place, image):
+            return place[..., :2].float() + image.float().mean((-1, -2))[..., None]
+
+    batch = Collector(SerialEnv(2, lambda: GymEnv(Walk())), Two(), frames_per_batch=20).rollout()
+    assert torch.allclose(batch["action"], Two()(batch["place"], batch["eye", "image"]))
+
+
+def test_no_policy_means_uniform_random_actions():
+    collector = Collector(cartpoles(4), frames_per_batch=4000, seed=0)
+    assert type(collector.engine.program) is RandomProgram
+    share = float(collector.rollout()["action"].float().mean())
+    assert 0.46 < share < 0.54
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda td: td,
+        lambda td: td.set("action", torch.zeros(2, 7)),
+        lambda td: td.set("action", torch.zeros(2)),
+        7,
+        nn.Bilinear(4, 4, 2),
+    ],
+    ids=["no action", "wrong shape", "floats for a discrete space", "not callable", "two arguments"],
+)
+def test_policies_that_cannot_act_here_are_refused_at_once(policy):
+    with pytest.raises(ArgumentError):
+        Collector(cartpoles(2), policy)
+
+
+def test_a_nan_stops_before_the_env_is_stepped():
+    policy = actor()
+    env = cartpoles(2)
+    collector = Collector(env, policy, frames_per_batch=20)
+    collector.rollout()
+    steps = env.lanes.clock[0]
+    with torch.no_grad():
+        policy.module[0].module[0].weight[0, 0] = float("nan")
+    with pytest.raises(NumericsError, match="logits"):
+        collector.rollout()
+    assert env.lanes.clock[0] == steps
+
+
+def test_the_probe_leaves_random_streams_and_buffers_alone():
+    norm = nn.BatchNorm1d(4)
+    policy = actor(nn.Sequential(norm, nn.Linear(4, 2)))
+    before, state = norm.running_mean.clone(), torch.get_rng_state()
+    Collector(cartpoles(4), policy, frames_per_batch=16, seed=0)
+    assert torch.equal(norm.running_mean, before) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_loop_makes_no_tensordict_and_one_forward_a_step(monkeypatch):
+    from tensordict import TensorDict
+
+    policy = actor(Odd(nn.Linear(4, 2)))
+    collector = Collector(cartpoles(2), policy, frames_per_batch=2 * 50)
+    collector.rollout()
+    made, forwards = [], []
+    original = TensorDict.__init__
+    monkeypatch.setattr(TensorDict, "__init__", lambda self, *a, **k: (made.append(1), original(self, *a, **k))[1])
+    policy.module[0].module.__class__.forward = _counted(Odd.forward, forwards)
+    try:
+        collector.rollout()
+    finally:
+        Odd.forward = Odd.forward.__wrapped__
+    assert len(forwards) == 50 and len(made) < 10
+
+
+def _counted(call, calls):
+    def counted(*args):
+        calls.append(1)
+        return call(*args)
+
+    counted.__wrapped__ = call
+    return counted
