@@ -93,7 +93,14 @@ class Placement:
 
 
 def place(
-    *, device=None, env_device=None, policy_device=None, storing_device=None, env_own: Device = None, no_cuda_sync=False
+    *,
+    device=None,
+    env_device=None,
+    policy_device=None,
+    storing_device=None,
+    env_own: Device = None,
+    policy_own: Device = None,
+    no_cuda_sync=False,
 ) -> Placement:
     """Resolve the four device arguments of a collector.
 
@@ -103,11 +110,13 @@ def place(
         Sets the other three at once; each may override it.
     env_own : torch.device, optional
         The device the env has by itself, used where neither `device` nor `env_device` is given.
+    policy_own : torch.device, optional
+        The same for the policy.
     no_cuda_sync : bool
         Leave out the explicit waits: only where transfers are already ordered.
     """
     env = resolve(env_device if env_device is not None else device) or env_own
-    policy = resolve(policy_device if policy_device is not None else device)
+    policy = resolve(policy_device if policy_device is not None else device) or policy_own
     storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and policy == env:
         storing = env

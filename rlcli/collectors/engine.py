@@ -128,7 +128,8 @@ class Engine:
         n = lanes.n
         self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
         self.live: Schema = {**faces.rows, **program.live}
-        self.carrier = {key: np.empty((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
+        # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
+        self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
         self.rescales = self.reward_rows or any(
             REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after

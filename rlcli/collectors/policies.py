@@ -54,6 +54,17 @@ def on_tensordicts(policy: Any, observation_keys: list[Key]) -> Callable[[Tensor
     )
 
 
+def own_device(policy: Any) -> torch.device | None:
+    """The accelerator a policy lies on; None for the CPU, and for what has no tensors."""
+    if not isinstance(policy, nn.Module):
+        return None
+    places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
+    found = next((device for device in places if device.type != "cpu"), None)
+    if found is not None and len(places) > 1:
+        raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
+    return found
+
+
 def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
     """The policy with all its tensors on `device`, and whether that took a copy.
 

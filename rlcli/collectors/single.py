@@ -16,7 +16,7 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.devices import place
 from rlcli.collectors.engine import Engine, Seconds
 from rlcli.collectors.frames import check_frames, next_steps, steps_of
-from rlcli.collectors.policies import copy_weights, on_device, on_tensordicts
+from rlcli.collectors.policies import copy_weights, on_device, on_tensordicts, own_device
 from rlcli.collectors.programs import Program, RandomProgram, lower
 from rlcli.collectors.recurrent_wiring import missing_transforms
 from rlcli.collectors.tensordict_lanes import array_face
@@ -160,7 +160,7 @@ class Collector(BaseCollector):
             self.lanes.limit_frames(max_frames_per_traj)
         self.placement = place(
             device=device, env_device=env_device, policy_device=policy_device, storing_device=storing_device,
-            env_own=self.env.device, no_cuda_sync=no_cuda_sync,
+            env_own=self.env.device, policy_own=own_device(policy), no_cuda_sync=no_cuda_sync,
         )  # fmt: skip
         self._trained = policy  # what update_policy_weights_ copies from, where the collector works on a copy
         schema = dict(self.lanes.schema)

@@ -91,7 +91,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
 
 
 def _gym(cfg: EnvConfig) -> gym.Env:
-    from rlcli.envs.make import make_gym
+    from rlcli.envs.make import building, make_gym
 
     wrappers: list[Callable[[gym.Env], gym.Env]] = []
     kwargs = dict(cfg.kwargs)
@@ -100,10 +100,11 @@ def _gym(cfg: EnvConfig) -> gym.Env:
         wrappers.append(_atari(cfg))
     wrappers += [_wrapper(entry) for entry in cfg.wrappers]
     if cfg.id in registry.users_names("env"):
-        env = registry.find("env", cfg.id)(**kwargs)
-        for wrap in wrappers:
-            env = wrap(env)
-        return gym.wrappers.TimeLimit(env, cfg.max_episode_steps) if cfg.max_episode_steps else env
+        with building(cfg.id, settings=bool(kwargs or wrappers)):
+            env = registry.find("env", cfg.id)(**kwargs)
+            for wrap in wrappers:
+                env = wrap(env)
+            return gym.wrappers.TimeLimit(env, cfg.max_episode_steps) if cfg.max_episode_steps else env
     limit = cfg.max_episode_steps
     if cfg.kind == "atari" and limit is not None:
         limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
@@ -190,7 +191,7 @@ def build_collector(
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
-    """Where each stage runs; None is the CPU without a stamp on tensordicts."""
+    """Where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
     d = cfg.device
     kind = d.kind
     if kind == "auto":
@@ -203,7 +204,12 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
         "train_device": d.train_device or here,
     }
     found = {name: resolve(device) for name, device in chosen.items()}
-    return {name: None if device is not None and device.type == "cpu" else device for name, device in found.items()}
+    if found["storing_device"] is None and kind == "split":
+        found["storing_device"] = found["train_device"]  # the batch goes where it is learned from
+    for name in ("env_device", "storing_device"):
+        device = found[name]
+        found[name] = None if device is not None and device.type == "cpu" else device
+    return found
 
 
 def keys_to_keep(cfg: Config, loss: ClipPPOLoss, env: EnvBase) -> list[Key]:

@@ -20,11 +20,12 @@ from rlcli.envs.episode_seeds import episode_seed
 from rlcli.envs.observations import BadValue, Leaf, leaves, plain, writer
 from rlcli.envs.replay import is_replayable, restore, state_of
 from rlcli.envs.strip import NO_LIMIT, strip
-from rlcli.errors import RlcliError
+from rlcli.errors import EnvError, RlcliError
 from rlcli.keys import Key
 
 NONE: Sequence[int] = ()
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+_LARGEST = float(np.finfo(np.float32).max)
 Rows = dict[Key, list[np.ndarray]]
 
 
@@ -135,6 +136,8 @@ class GymLanes(Lanes):
     """
 
     def __init__(self, envs: list[gym.Env], *, categorical: bool = False, narrow: bool = False) -> None:
+        for env in envs:
+            _check_is_env(env)
         self.envs, self.n = envs, len(envs)
         first = envs[0]
         self.name = first.spec.id if first.spec is not None else type(first.unwrapped).__name__
@@ -206,13 +209,13 @@ class GymLanes(Lanes):
         try:
             for lane in lanes:
                 write(t, lane, self._begin(lane))
-        except RlcliError:
+        except (RlcliError, KeyboardInterrupt):
             raise
         except BadValue as error:
             raise broken(
                 self, "reset returned a bad observation", lane=lane, expected=error.expected, got=error.got
             ) from None
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, "reset") from error
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
@@ -255,14 +258,14 @@ class GymLanes(Lanes):
                         t, lane, terminated, truncated, now
                     ):
                         done = [*done, lane]
-            except RlcliError:
+            except (RlcliError, KeyboardInterrupt):
                 raise
             except BadValue as error:
                 raise broken(
                     engine, "step returned a bad value", lane=lane, action=sent[lane],
                     expected=error.expected, got=error.got,
                 ) from None  # fmt: skip
-            except Exception as error:
+            except BaseException as error:  # an env that calls sys.exit must not end the run as if all were well
                 got = getattr(value, "shape", None)
                 if only and isinstance(error, ValueError) and got not in (None, only.shape):
                     raise broken(
@@ -319,13 +322,21 @@ class GymLanes(Lanes):
             env.close()
 
 
+def _check_is_env(env: Any) -> None:
+    if not isinstance(env, gym.Env):
+        raise EnvError("this is not a gymnasium env", why=f"it is a {type(env).__name__}")
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), gym.Space):
+            raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
+
+
 def reward_column(outcome: Outcome, lanes: Lanes, steps: int, out: np.ndarray) -> None:
     """Check the rewards of a batch and write them into `out` `[N, T]` float32.
 
     Raises
     ------
     EnvError
-        A reward that is no number, or not finite; names lane and step.
+        A reward that is no number, not finite, or too large for float32; names lane and step.
     """
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         index = next(i for i, value in enumerate(outcome.rewards) if not isinstance(value, NUMBERS))
@@ -334,13 +345,17 @@ def reward_column(outcome: Outcome, lanes: Lanes, steps: int, out: np.ndarray) -
             lanes, "the reward is not a number", lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
             expected="a float", got=f"{value!r} ({type(value).__name__})",
         )  # fmt: skip
-    values = np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
-    if not math.isfinite(values.sum()):
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            index = int(bad[0])
-            raise broken(
-                lanes, "the reward is not finite", lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
-                expected="a finite number", got=str(values[index]),
-            )  # fmt: skip
+    try:
+        values = np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
+    except OverflowError:  # Python's integers have no bounds
+        values = np.array([value if abs(value) <= _LARGEST else np.inf for value in outcome.rewards], np.float64)
+    size = np.abs(values).max(initial=0.0)
+    if not size <= _LARGEST:  # NaN fails this too
+        index = int(np.flatnonzero(~(np.abs(values) <= _LARGEST))[0])
+        finite = np.isfinite(values[index])
+        raise broken(
+            lanes, "the reward is too large" if finite else "the reward is not finite",
+            lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
+            expected="what float32 can hold" if finite else "a finite number", got=f"{values[index]:g}",
+        )  # fmt: skip
     out[...] = values.reshape(steps, lanes.n).T

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import gymnasium as gym
 
-from rlcli.errors import ConfigError, EnvError, RlcliError
+from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, told
 
 # package that an id's entry point needs -> the extra of rlcli that installs it
 _EXTRAS = {
@@ -53,7 +53,7 @@ def make_gym(
     register_atari(env_id)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
-    with building(env_id):
+    with building(env_id, settings=bool(kwargs or wrappers)):
         env = gym.make(env_id, **kwargs)
         for wrap in wrappers:
             env = wrap(env)
@@ -61,8 +61,11 @@ def make_gym(
 
 
 @contextlib.contextmanager
-def building(env_id: str) -> Iterator[None]:
-    """What gymnasium raises while an env is built, as our errors; what C libraries print meanwhile is swallowed."""
+def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
+    """What is raised while an env is built, as our errors; what C libraries print meanwhile is swallowed.
+
+    `settings`: whether keywords or wrappers were given, which a TypeError is then taken to be about.
+    """
     try:
         with _quiet_c_stderr():
             yield
@@ -75,12 +78,19 @@ def building(env_id: str) -> Iterator[None]:
         ) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing(env_id, error) from error
-    except TypeError as error:
-        raise ConfigError(f"{env_id} does not take these settings", where="env.kwargs", why=str(error)) from error
-    except Exception as error:
-        raise EnvError(
-            "the environment could not be built", where=env_id, why=f"{type(error).__name__}: {error}"
+    except MemoryError as error:
+        raise ResourceError(
+            "there is not enough memory to build the envs",
+            where=env_id,
+            why=str(error) or None,
+            fix="Use a smaller env.num.",
         ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: building an env must not end the run as if all were well
+        if isinstance(error, TypeError) and settings:
+            raise ConfigError(f"{env_id} does not take these settings", where="env.kwargs", why=told(error)) from error
+        raise EnvError("the environment could not be built", where=env_id, why=told(error)) from error
 
 
 def register_atari(env_id: str) -> None:

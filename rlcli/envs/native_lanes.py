@@ -105,13 +105,13 @@ class NativeLanes(Lanes):
         """Begin episodes in these lanes and write their first observations into row `t`."""
         try:
             write(t, self._begin(lanes), list(lanes))
-        except RlcliError:
+        except (RlcliError, KeyboardInterrupt):
             raise
         except BadValue as error:
             raise broken(
                 self, "reset returned a bad value", lane=None, expected=error.expected, got=error.got
             ) from None
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
 
     def restart(self, row, lanes) -> None:
@@ -130,13 +130,13 @@ class NativeLanes(Lanes):
                 observation, reward, terminated, truncated = engine.step(sent)
                 check_outcome(engine.n, reward, terminated, truncated)
                 write(t + 1, observation, every_lane)
-            except RlcliError:
+            except (RlcliError, KeyboardInterrupt):
                 raise
             except BadValue as error:
                 raise broken(
                     lanes_engine, "step returned a bad value", lane=None, expected=error.expected, got=error.got
                 ) from None
-            except Exception as error:
+            except BaseException as error:
                 raise env_raised(lanes_engine, error, None, "step") from error
             lanes_engine.shown = observation
             lanes_engine.begun.clear()

@@ -13,7 +13,10 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import EnvError
-from rlcli.keys import OBSERVATION, Key, unravel
+from rlcli.keys import ACTION, END_FLAGS, NEXT, OBSERVATION, RESET, SAMPLE_LOG_PROB, TRAJ_IDS, Key, unravel
+
+TAKEN = {NEXT, ACTION, "reward", RESET, SAMPLE_LOG_PROB, TRAJ_IDS[0], *END_FLAGS}  # names that batches use themselves
+_NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some of these and computes with none
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,22 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
     key = unravel(path) if path else OBSERVATION
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
+            if not path and name in TAKEN or not name:
+                raise EnvError(
+                    f"an observation cannot be called '{name}'", why="batches use that name themselves",
+                    fix="Wrap the env so that its Dict observation has other keys.",
+                )  # fmt: skip
             yield from _walk(part, (*path, name), narrow)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
         yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
+        if kind.str[1:] in _NO_ARITHMETIC:
+            raise EnvError(
+                f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
+                why="torch does not compute with it", fix="Wrap the env with gymnasium.wrappers.DtypeObservation.",
+            )  # fmt: skip
         stored = np.dtype(np.float32) if narrow and kind == np.float64 else kind
         yield Leaf(key, path, tuple(space.shape), kind, stored)
     else:

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlcli.envs.contract import broken, env_raised
+from rlcli.envs.observations import BadValue
+from rlcli.errors import EnvError
+
 if TYPE_CHECKING:
     from rlcli.envs.lanes import GymLanes
 
@@ -26,21 +30,43 @@ def fingerprint(lanes: GymLanes, observation: Any) -> str:
 
 
 def is_replayable(lanes: GymLanes) -> bool:
-    """Whether a seeded episode of lane 0 can be repeated exactly; leaves the env in need of a reset."""
+    """Whether a seeded episode of lane 0 can be repeated exactly; leaves the env in need of a reset.
+
+    Raises
+    ------
+    EnvError
+        The env raised, or showed what is not of its space.
+    """
     rng = np.random.Generator(np.random.PCG64(0))
     drawn = lanes.actions.draw(rng, PROBE_STEPS, 1)
-    send, env = lanes.actions.sender(), lanes.inner[0]
+    send, env, seed = lanes.actions.sender(), lanes.inner[0], lanes.seed_of(0, 0)
 
     def trace() -> list[str]:
-        seen = [fingerprint(lanes, env.reset(seed=lanes.seed_of(0, 0))[0])]
-        for action in drawn:
-            observation, reward, terminated, truncated, _ = env.step(send(action)[0])
-            seen += [fingerprint(lanes, observation), repr((float(reward), bool(terminated), bool(truncated)))]
-            if terminated or truncated:
-                break
+        sent, taken = None, 0
+        try:
+            seen = [fingerprint(lanes, env.reset(seed=seed)[0])]
+            for taken, action in enumerate(drawn, 1):
+                sent = send(action)[0]
+                observation, reward, terminated, truncated, _ = env.step(sent)
+                seen += [fingerprint(lanes, observation), repr((reward, terminated, truncated))]
+                if terminated or truncated:
+                    break
+        except (EnvError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = f"env {lanes.name}, lane 0, step {taken} of a first try, seed {seed}"
+            raise _refused(lanes, error, "step" if taken else "reset", sent, place) from error
         return seen
 
     return trace() == trace()
+
+
+def _refused(lanes: GymLanes, error: BaseException, during: str, action: Any, place: str) -> EnvError:
+    """The sentence for what an env did outside the loop."""
+    if isinstance(error, BadValue):
+        what = f"{during} returned a bad value"
+        return broken(lanes, what, lane=0, expected=error.expected, got=error.got, action=action, place=place)
+    return env_raised(lanes, error, 0, during, action, place)
 
 
 def state_of(lanes: GymLanes) -> dict[str, Any]:
@@ -79,11 +105,17 @@ def restore(lanes: GymLanes, state: dict[str, Any], *, replay: bool) -> list[int
 
 
 def _replay(lanes: GymLanes, lane: int, steps: int, expected: str) -> bool:
-    env = lanes.inner[lane]
-    observation, _ = env.reset(seed=lanes.seed_of(lane, lanes.episodes[lane]))
-    for sent in lanes.history[len(lanes.history) - steps :]:
-        observation, _, terminated, truncated, _ = env.step(sent[lane])
-        if terminated or truncated:
-            return False
-    lanes.last[lane] = observation
-    return fingerprint(lanes, observation) == expected
+    env, seed, taken = lanes.inner[lane], lanes.seed_of(lane, lanes.episodes[lane]), 0
+    try:
+        observation, _ = env.reset(seed=seed)
+        for taken, sent in enumerate(lanes.history[len(lanes.history) - steps :], 1):
+            observation, _, terminated, truncated, _ = env.step(sent[lane])
+            if terminated or truncated:
+                return False
+        lanes.last[lane] = observation
+        return fingerprint(lanes, observation) == expected
+    except (EnvError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        place = f"env {lanes.name}, lane {lane}, step {taken} of a replay, seed {seed}"
+        raise _refused(lanes, error, "step" if taken else "reset", None, place) from error

@@ -42,7 +42,8 @@ class Learner:
         self.policy = policy
         self.threads = build.choose_threads(cfg, policy)
         torch.set_num_threads(self.threads)
-        device = build.devices(cfg)["train_device"]
+        places = build.devices(cfg)
+        device = places["train_device"]
         if device is not None:
             policy.to(device)
         advantage, loss = build.build_ppo(cfg, policy)
@@ -69,7 +70,16 @@ class Learner:
         )
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, lambda: self.evaluation(cfg.run.eval_episodes))
-        self.loop = OnPolicy(self.collector, advantage, self.update, self.reporter, self.saver, cfg.total_frames, play)
+        self.loop = OnPolicy(
+            self.collector,
+            advantage,
+            self.update,
+            self.reporter,
+            self.saver,
+            cfg.total_frames,
+            play,
+            device if device != places["storing_device"] else None,
+        )
         self.saver.parts["loop"] = self.loop
         self.replayable = self._remember_episodes()
 

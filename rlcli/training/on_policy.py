@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from rlcli.collectors import Collector
+from rlcli.data.next_obs import move
 from rlcli.objectives.value import GAE
 from rlcli.report.reporter import Reporter
 from rlcli.training.evaluation import PeriodicEvaluation
@@ -32,6 +34,8 @@ class OnPolicy:
     total_frames : int
     evaluation : PeriodicEvaluation, optional
         Plays episodes along the way.
+    device : torch device, optional
+        Where batches are learned from; None leaves them where they are stored.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class OnPolicy:
         saver: Saver,
         total_frames: int,
         evaluation: PeriodicEvaluation | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.collector, self.advantage, self.update = collector, advantage, update
         self.reporter, self.saver, self.total_frames = reporter, saver, total_frames
-        self.evaluation = evaluation
+        self.evaluation, self.device = evaluation, device
         self.iteration = 0
 
     def run(self) -> None:
@@ -71,7 +76,7 @@ class OnPolicy:
             self.saver.after_batch(self.collector.frames)
 
     def collect(self) -> TensorDictBase:
-        """The next batch; every 16th is timed from within."""
+        """The next batch, on the learner's device; every 16th is timed from within."""
         timed = self.iteration % TIMED_EVERY == 0
         batch = self.collector.rollout(self.collector.steps_left(), timed=timed)
         seconds = self.collector.last_seconds
@@ -82,7 +87,7 @@ class OnPolicy:
                 "store": seconds.total - seconds.env - seconds.policy,
             }
             self.reporter.clock.split("collect", of=seconds.total, **parts)
-        return batch
+        return batch if self.device is None else move(batch, self.device)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -130,10 +130,19 @@ class _BoundLowered(Bound):
             if stage.constant:
                 self.kept[stage.out_keys[0]][:] = stage.module.value().detach()  # type: ignore[operator]
 
+    def _check_constants(self) -> None:
+        """A deviation that is a parameter is looked at before the first step; the network's outputs at every step."""
+        for key in self.program.draw.param_keys:
+            if any(stage.constant and key in stage.out_keys for stage in self.program.stages) and not bool(
+                torch.isfinite(self.kept[key]).all()
+            ):
+                raise _not_finite(key, "before the first step of a batch", "a weight is NaN or infinite")
+
     def begin(self, rng, first, last) -> None:
         if self._places() != self.seen:
             self._bind_weights()
         self.fill_constants()
+        self._check_constants()
         draw = self.program.draw
         width = self.params[0].shape[-1]
         self.noise = None if draw.mode else list(draw.family.noise(rng, last - first, self.lanes, width))

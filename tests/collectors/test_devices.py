@@ -1,0 +1,97 @@
+"""Placement is decided once, as the tables of the collector's documentation say. No accelerator is needed to ask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rlcli.collectors import devices
+from rlcli.collectors.devices import place, resolve, sync_function
+from rlcli.collectors.policies import copy_weights, on_device
+from rlcli.errors import ArgumentError, ConfigError
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def test_on_one_device_nothing_is_cast_and_nothing_waits():
+    for arguments in ({}, {"device": "cpu"}, {"policy_device": "cpu"}, {"storing_device": "cpu"}):
+        found = place(**arguments)
+        assert not found.cast_to_policy_device and not found.cast_to_env_device
+        assert found.sync_policy is found.sync_env is found.sync_storage is devices._do_nothing
+
+
+def test_a_policy_elsewhere_casts_both_ways_and_storage_elsewhere_only_the_env():
+    both = place(policy_device=META)
+    assert both.cast_to_policy_device and both.cast_to_env_device
+    stored = place(storing_device=META)
+    assert stored.cast_to_env_device and not stored.cast_to_policy_device
+
+
+def test_device_sets_all_three_and_each_may_override_it():
+    found = place(device=META, env_device="cpu")
+    assert (found.env, found.policy, found.storing) == (CPU, META, META)
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "mps", "expected"),
+    [
+        (None, True, False, devices._do_nothing),
+        (torch.device("cuda", 0), True, False, devices._do_nothing),
+        (CPU, True, True, devices._cuda_sync_if_initialized),
+        (CPU, False, True, torch.mps.synchronize),
+        (CPU, False, False, devices._do_nothing),
+    ],
+)
+def test_what_waits_for_a_copy_depends_on_its_destination(monkeypatch, device, cuda, mps, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert sync_function(device) is expected
+
+
+def test_an_npu_waits_with_its_own_call(monkeypatch):
+    class Npu:
+        is_available = staticmethod(lambda: True)
+        synchronize = staticmethod(lambda: None)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "npu", Npu, raising=False)
+    assert sync_function(CPU) is Npu.synchronize
+
+
+def test_no_cuda_sync_leaves_the_waits_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert place(storing_device="cpu").sync_storage is devices._cuda_sync_if_initialized
+    assert place(storing_device="cpu", no_cuda_sync=True).sync_storage is devices._do_nothing
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:3", "gpu", "mps"])
+def test_a_device_that_is_not_there_is_refused_with_its_name(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=name):
+        resolve(name)
+
+
+def test_a_policy_is_copied_exactly_when_one_of_its_tensors_lies_elsewhere():
+    policy = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert on_device(policy, CPU) == (policy, False)
+    assert on_device(policy, None) == (policy, False)
+    copy, copied = on_device(policy, META)
+    assert copied and copy is not policy and next(copy.parameters()).device == META
+    policy[1].running_mean = policy[1].running_mean.to("meta")
+    assert on_device(policy, CPU)[1]
+
+    def call(td):
+        return td
+
+    assert on_device(call, META) == (call, False)
+
+
+def test_copied_weights_are_the_sources_and_strangers_are_refused():
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    copy_weights(a, b)
+    assert torch.equal(a.weight, b.weight) and torch.equal(a.bias, b.bias)
+    with pytest.raises(ArgumentError, match="bias"):
+        copy_weights(nn.Linear(2, 2, bias=False), b)

@@ -1,0 +1,70 @@
+"""`rlcli collect`: what is on disk is what a run in memory gives, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcli.cli.compose import configure
+from rlcli.config.build import build_collector, build_env, config_of, restored_policy
+from rlcli.data import open_segments, verify_segments
+from rlcli.errors import ConfigError
+from rlcli.jobs import collect
+from rlcli.training import checkpoint
+
+SMALL = ["total_frames=3000", "collector.frames_per_batch=512", "console=off", "env.num=3"]
+
+
+def run(*overrides: str):
+    words = [*SMALL, *overrides]
+    return configure("collect", words), words
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("memory", ["full", "exact", "compact"])
+@pytest.mark.parametrize("task", [[], ["env.id=Pendulum-v1", "env.max_episode_steps=31"]], ids=["discrete", "box"])
+def test_segments_equal_the_same_run_in_memory(memory, task):
+    cfg, words = run("recipe=collect_random", f"memory={memory}", *task)
+    segments = open_segments(collect(cfg, words).path / "data")
+    collector = build_collector(cfg, build_env(cfg.env), None, None)
+    batches = list(collector)
+    assert len(segments) == len(batches) == 6 and segments.frames == 3000
+    for stored, batch in zip(segments, batches, strict=True):
+        assert stored.batch_size == batch.batch_size
+        for key in stored.keys(True, True):
+            assert torch.equal(stored.get(key) + 0, batch.get(key) + 0), key
+    everything = segments.concat()
+    assert everything.shape == (3, 1000)
+
+
+def test_frames_of_a_trained_policy_come_from_its_checkpoint(short_run):
+    trained = short_run("run.dir=trained")
+    cfg, words = run("recipe=collect_policy", "policy.path=trained")
+    segments = open_segments(collect(cfg, words).path / "data")
+    env = build_env(cfg.env)
+    state = checkpoint.load_latest(trained.path / "checkpoints").state
+    policy = restored_policy(config_of(trained.config), env, state)
+    again = build_collector(cfg, env, policy, None).rollout()
+    for key in ("observation", "action", "sample_log_prob"):
+        assert torch.equal(segments.read(0)[key], again[key]), key
+
+
+def test_a_flipped_bit_in_any_segment_is_found():
+    cfg, words = run("recipe=collect_random")
+    folder = collect(cfg, words).path / "data"
+    assert verify_segments(folder) == []
+    victim = sorted(folder.glob("*.safetensors"))[2]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 3] ^= 4
+    victim.write_bytes(data)
+    problems = verify_segments(folder)
+    assert len(problems) == 1 and victim.name in problems[0]
+
+
+def test_a_policy_that_is_not_named_is_asked_for():
+    with pytest.raises(ConfigError, match=r"policy\.path"):
+        collect(*run("recipe=collect_policy"))
