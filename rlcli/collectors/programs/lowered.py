@@ -107,7 +107,12 @@ class _BoundLowered(Bound):
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
         ]  # [T] tuples of [N, k]
+        constant = {stage.out_keys[0] for stage in program.stages if stage.constant}
+        moving = [key not in constant for key in program.draw.param_keys]
         self.flat_rows = [row[0].reshape(-1) for row in self.param_rows]
+        self.more_rows = [
+            [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
+        ]
         shape, dtype = program.actions.shape, program.actions.dtype
         self.taken = np.empty((steps, lanes, *shape), dtype)
         self.taken_rows = list(self.taken)
@@ -131,12 +136,13 @@ class _BoundLowered(Bound):
                 self.kept[stage.out_keys[0]][:] = stage.module.value().detach()  # type: ignore[operator]
 
     def _check_constants(self) -> None:
-        """A deviation that is a parameter is looked at before the first step; the network's outputs at every step."""
-        for key in self.program.draw.param_keys:
-            if any(stage.constant and key in stage.out_keys for stage in self.program.stages) and not bool(
-                torch.isfinite(self.kept[key]).all()
-            ):
-                raise _not_finite(key, "before the first step of a batch", "a weight is NaN or infinite")
+        """What is the same at every step is looked at once, before the first; the networks' outputs at every step."""
+        for stage in self.program.stages:
+            if stage.constant and not bool(torch.isfinite(self.kept[stage.out_keys[0]]).all()):
+                raise NumericsError(
+                    f"the policy's {show(stage.out_keys[0])} is not finite", why="a weight is NaN or infinite",
+                    where="before a batch; the env was not stepped",
+                )  # fmt: skip
 
     def begin(self, rng, first, last) -> None:
         if self._places() != self.seen:
@@ -157,6 +163,10 @@ class _BoundLowered(Bound):
 
         # x . 0 is 0 unless x holds a NaN or an infinity: one call before every env step
         flat, zeros = self.flat_rows, np.zeros(self.flat_rows[0].size, np.float32)
+        more = self.more_rows if self.more_rows and self.more_rows[0] else None  # a deviation that the network computes
+
+        def odd(t: int) -> bool:
+            return more is not None and any(row.dot(zeros) != 0.0 for row in more[t])
 
         def act_discrete(t: int) -> list[int]:
             forward(t)
@@ -166,13 +176,13 @@ class _BoundLowered(Bound):
 
         def act_row(t: int) -> np.ndarray:
             forward(t)
-            if flat[t].dot(zeros) != 0.0:
+            if flat[t].dot(zeros) != 0.0 or (more and odd(t)):
                 self._not_finite(t)
             return draw(params[t], noise[t - first], taken[t])
 
         def act_mode(t: int):
             forward(t)
-            if flat[t].dot(zeros) != 0.0:
+            if flat[t].dot(zeros) != 0.0 or (more and odd(t)):
                 self._not_finite(t)
             row = mode(params[t], taken[t])
             return row.tolist() if discrete else row
@@ -180,20 +190,23 @@ class _BoundLowered(Bound):
         return act_mode if self.noise is None else act_discrete if discrete else act_row
 
     def _not_finite(self, t: int) -> NoReturn:
-        lane = int(np.argwhere(~np.isfinite(self.param_rows[t][0]))[0][0])
+        keys = self.program.draw.param_keys
+        key, row = next((k, p) for k, p in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(p).all())
+        lane = int(np.argwhere(~np.isfinite(row))[0][0])
         raise NumericsError(
-            f"the policy's {show(self.program.draw.param_keys[0])} is not finite",
+            f"the policy's {show(key)} is not finite",
             where=f"step {t} of the batch, lane {lane}; the env was not stepped",
             why="a weight or an observation is NaN or infinite",
             fix="Lower optim.lr, or set env.normalize_observation=true.",
         )
 
     def end(self, first, last) -> None:
-        for key, param in zip(self.program.draw.param_keys[1:], self.params[1:], strict=True):
-            if not bool(torch.isfinite(param[first:last]).all()):
-                raise NumericsError(f"the policy's {show(key)} is not finite", why="a weight is NaN or infinite")
         actions, data = self.program.actions, self.data
         taken = self.taken[first:last]
+        if actions.kind == "box" and not np.isfinite(taken).all():  # the parameters were finite, their sum was not
+            raise NumericsError(
+                "the policy's action is not finite", why="its deviation is too large", fix="Lower policy.init_std or optim.lr."
+            )
         column = data.get(ACTION)
         if column is not None:
             across = taken.swapaxes(0, 1)  # [N, steps, *]
