@@ -1,13 +1,13 @@
-"""The loop: policy, env, transforms, resets; written once, for every kind of env, policy and transform.
+"""Batches of columns, one after the other: memory is bound (`columns`), filled (`loop`) and completed (`finish`).
 
-Everything special is bound to a batch's rows before the loop starts (`_BoundBatch`), so that the few lines of `run`
-are the whole of what happens per step.  The batch is finished afterwards in vectorised passes (`finish`).
+Between two batches the engine holds the carrier: the row that the next batch begins with, trajectory ids, and what the
+transforms carry.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch
 
 from rlcli.collectors.columns import Columns, Schema, allocate
 from rlcli.collectors.finals import Finals
+from rlcli.collectors.finish import check_finite, fill_flags
+from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.programs import Bound, Program, RandomProgram
 from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
-from rlcli.envs.contract import broken
-from rlcli.envs.lanes import Lanes, Outcome, reward_column
+from rlcli.envs.lanes import Lanes, reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
 from rlcli.transforms import Faces, RowOp, Transform
 from rlcli.transforms.base import RAW
@@ -34,50 +35,6 @@ class Seconds:
     env: float = 0.0
     policy: float = 0.0
     total: float = 0.0
-
-
-class _BoundBatch:
-    """One batch's memory with env, policy, transforms and finals bound to it."""
-
-    def __init__(self, engine: Engine, columns: Columns) -> None:
-        self.columns = columns
-        lanes, rows = engine.lanes, columns.rows
-        self.lanes = lanes
-        self.step, self.reset = lanes.bind(engine.env_rows(rows))
-        self.program = engine.program.bind(columns, engine.lanes.n)
-        self.random = engine.random.bind(columns, engine.lanes.n)
-        self.row_ops = engine.row_ops(rows, columns.data)
-        self.finals = Finals({key: rows[key] for key in engine.observations})
-        columns.settle()
-
-    def run(self, act: Callable, first: int, last: int, keep_finals: bool, reset_when_done: bool) -> int:
-        """Steps `first..last-1`; the step after the last one taken."""
-        step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
-        for t in range(first, last):
-            done = step(t, act(t))  # true successors into row t+1
-            for op in row_ops:
-                if cut := op.step(t + 1):
-                    done = self._truncate(t, cut, done)
-            if done:
-                if keep_finals:
-                    keep(t, done)
-                if not reset_when_done:
-                    return t + 1
-                reset(t, done)  # row t+1 of the finished lanes becomes their first observation
-                for op in row_ops:
-                    op.reset(t + 1, done)
-        return last
-
-    def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
-        """A row op ends episodes: flag them truncated, and have them reset with the others."""
-        ends = self.lanes.outcome.ends
-        for lane in cut:
-            if lane in done:
-                at = next(i for i, end in enumerate(ends) if end[:2] == (t, lane))
-                ends[at] = (t, lane, ends[at][2], True)
-            else:
-                ends.append((t, lane, False, True))
-        return sorted({*done, *cut})
 
 
 class Engine:
@@ -143,7 +100,7 @@ class Engine:
             if (stored(key) or key in read_later or (key == REWARD and self.reward_rows)) and key not in self.live
         }
         self.current_ids = np.zeros(n, np.int64)
-        self._pool: list[_BoundBatch] = []
+        self._pool: list[BoundBatch] = []
         self.begun = False
         self.seconds: Seconds | None = None
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
@@ -157,7 +114,7 @@ class Engine:
         if not self.reward_rows:
             return self.faces.bind(rows, self.lanes.n)
         rewards = list(data[REWARD].swapaxes(0, 1))
-        return [_RewardRows(self.lanes, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.lanes.n)]
+        return [RewardRows(self.lanes, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.lanes.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
@@ -260,14 +217,14 @@ class Engine:
             self.seconds = seconds
         return finished, batch.finals
 
-    def _leg(self, batch: _BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
+    def _leg(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
         program.begin(self.rng, first, last)
         act = program.act if seconds is None else _timed(program.act, seconds, "policy")
         taken = batch.run(act, first, last, self.keep_finals, self.reset_when_done)
         program.end(first, taken)
         return taken
 
-    def _batch(self, steps: int) -> _BoundBatch:
+    def _batch(self, steps: int) -> BoundBatch:
         """Memory that nobody holds: an old batch's if its tensors are gone, new otherwise."""
         for batch in self._pool:
             if batch.columns.steps == steps and (self.reuse or batch.columns.free()):
@@ -275,30 +232,31 @@ class Engine:
         self._pool = [batch for batch in self._pool if batch.columns.steps == steps][-2:]
         stored = {key for key in self.live if self.stored(key)}
         with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
-            batch = _BoundBatch(self, allocate(steps, self.lanes.n, self.live, stored, self.once, self.carrier))
+            batch = self._bind(allocate(steps, self.lanes.n, self.live, stored, self.once, self.carrier))
         self._pool.append(batch)
         return batch
 
-    def _finish(self, batch: _BoundBatch, steps: int) -> dict[Key, np.ndarray]:
+    def _bind(self, columns: Columns) -> BoundBatch:
+        lanes, rows = self.lanes, columns.rows
+        step, reset = lanes.bind(self.env_rows(rows))
+        finals = Finals({key: rows[key] for key in self.observations})
+        batch = BoundBatch(
+            columns, lanes, step, reset, self.program.bind(columns, lanes.n), self.random.bind(columns, lanes.n),
+            self.row_ops(rows, columns.data), finals,
+        )  # fmt: skip
+        columns.settle()
+        return batch
+
+    def _finish(self, batch: BoundBatch, steps: int) -> dict[Key, np.ndarray]:
         """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left."""
         data, lanes = {key: column[:, :steps] for key, column in batch.columns.data.items()}, self.lanes
         outcome = lanes.take_outcome()
-        self._check_finite(batch, outcome)
+        check_finite(lanes, data, self.carrier, batch.finals, outcome)
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
             reward_column(outcome, lanes, steps, column[..., 0])
             self.raw_reward = column.copy() if self.rescales else None
-        flags = [data[key] for key in (TERMINATED, TRUNCATED, DONE) if key in data]
-        for column in flags:
-            column.fill(False)
-        for name in END_FLAGS:
-            if name in data:
-                data[name].fill(False)
-        if outcome.ends:
-            t, lane, terminated, truncated = (list(column) for column in zip(*outcome.ends, strict=True))
-            for key, values in ((TERMINATED, terminated), (TRUNCATED, truncated), (DONE, True)):
-                if key in data:
-                    data[key][lane, t, 0] = values
+        fill_flags(data, outcome)
         if self.track_ids:
             resets = [(t, lane) for t, lane, _, _ in outcome.ends]  # the last step's ids go to the next batch
             ids = data[TRAJ_IDS] if TRAJ_IDS in data else np.empty((lanes.n, steps), LONG)
@@ -309,38 +267,6 @@ class Engine:
             transform.batch_pass(data, self.fresh)
         self.fresh = np.zeros(lanes.n, np.bool_)
         return data
-
-    def _check_finite(self, batch: _BoundBatch, outcome: Outcome) -> None:
-        """Observations of the batch are finite, or an error names the first that is not."""
-        for key in self.lanes.schema:
-            column, carrier = batch.columns.data.get(key), self.carrier.get(key)
-            if column is None or carrier is None or column.dtype.kind != "f":
-                continue
-            finals = batch.finals.stacked().get(key, carrier[:0])
-            if all(np.isfinite(values).all() for values in (column, carrier, finals)):
-                continue
-            steps = batch.columns.steps  # row t+1 was shown by step t; row 0 passed when it was the carrier
-            found = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
-            found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(carrier))]
-            found += [batch.finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(finals))]
-            t, lane = min(found)
-            raise broken(
-                self.lanes, f"the env's {show(key)} is not finite", lane=lane, at=(max(t, 0), outcome.ends),
-                expected="finite numbers", got="NaN or infinity",
-            )  # fmt: skip
-
-
-class _RewardRows(RowOp):
-    """Puts each step's rewards into rows for the transforms that read them inside the loop."""
-
-    def __init__(self, lanes: Lanes, rows: list[np.ndarray]) -> None:
-        self.lanes, self.rows = lanes, rows
-
-    def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.lanes.outcome.rewards[-self.lanes.n :]
-
-    def reset(self, t: int, lanes: Sequence[int]) -> None:
-        """A reset has no reward."""
 
 
 def _always(track_ids: bool) -> Schema:

@@ -205,7 +205,9 @@ class _BoundLowered(Bound):
         taken = self.taken[first:last]
         if actions.kind == "box" and not np.isfinite(taken).all():  # the parameters were finite, their sum was not
             raise NumericsError(
-                "the policy's action is not finite", why="its deviation is too large", fix="Lower policy.init_std or optim.lr."
+                "the policy's action is not finite",
+                why="its deviation is too large",
+                fix="Lower policy.init_std or optim.lr.",
             )
         column = data.get(ACTION)
         if column is not None:

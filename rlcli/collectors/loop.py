@@ -1,0 +1,84 @@
+"""The loop: policy, env, transforms, resets; written once, for every kind of env, policy and transform.
+
+Everything special is bound to a batch's rows before the loop starts, so that the few lines of `run` are the whole of
+what happens per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlcli.collectors.columns import Columns
+from rlcli.collectors.finals import Finals
+from rlcli.collectors.programs import Bound
+from rlcli.envs.lanes import Lanes
+from rlcli.transforms import RowOp
+
+
+@dataclass
+class BoundBatch:
+    """One batch's memory with everything bound to it.
+
+    Attributes
+    ----------
+    step, reset : callable
+        The env's: `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both on row t+1.
+    program, random : Bound
+        The policy, and the random actions of the first frames.
+    row_ops : list of RowOp
+        Transforms that run in the loop, in order.
+    """
+
+    columns: Columns
+    lanes: Lanes
+    step: Callable[[int, object], Sequence[int]]
+    reset: Callable[[int, Sequence[int]], None]
+    program: Bound
+    random: Bound
+    row_ops: list[RowOp]
+    finals: Finals
+
+    def run(self, act: Callable, first: int, last: int, keep_finals: bool, reset_when_done: bool) -> int:
+        """Steps `first..last-1`; the step after the last one taken."""
+        step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
+        for t in range(first, last):
+            done = step(t, act(t))  # true successors into row t+1
+            for op in row_ops:
+                if cut := op.step(t + 1):
+                    done = self._truncate(t, cut, done)
+            if done:
+                if keep_finals:
+                    keep(t, done)
+                if not reset_when_done:
+                    return t + 1
+                reset(t, done)  # row t+1 of the finished lanes becomes their first observation
+                for op in row_ops:
+                    op.reset(t + 1, done)
+        return last
+
+    def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
+        """A row op ends episodes: flag them truncated, and have them reset with the others."""
+        ends = self.lanes.outcome.ends
+        for lane in cut:
+            if lane in done:
+                at = next(i for i, end in enumerate(ends) if end[:2] == (t, lane))
+                ends[at] = (t, lane, ends[at][2], True)
+            else:
+                ends.append((t, lane, False, True))
+        return sorted({*done, *cut})
+
+
+class RewardRows(RowOp):
+    """Puts each step's rewards into rows for the transforms that read them inside the loop."""
+
+    def __init__(self, lanes: Lanes, rows: list[np.ndarray]) -> None:
+        self.lanes, self.rows = lanes, rows
+
+    def step(self, t: int) -> None:
+        self.rows[t - 1][:, 0] = self.lanes.outcome.rewards[-self.lanes.n :]
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        """A reset has no reward."""
