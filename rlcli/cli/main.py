@@ -5,11 +5,15 @@ Imports neither Hydra nor rich nor torch, so that `rlcli --help` answers at once
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
-from rlcli.errors import ConfigError, RlcliError, StoppedSafely
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, told
 
 # verb -> (its module, what it does)
 VERBS = {
@@ -25,6 +29,8 @@ VERBS = {
     "completion": ("completion", 'tab completion: eval "$(rlcli completion bash)"'),
 }
 _HIDDEN = {"__complete": "completion"}
+_DEBUG = "Run it again with --debug to see where."
+_SMALLER = "Lower env.num, collector.frames_per_batch, env.frame_stack or policy.hidden."
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
 
@@ -75,14 +81,15 @@ def main(argv: list[str] | None = None) -> int:
         verb, *rest = words
         if verb not in VERBS and verb not in _HIDDEN:
             raise _unknown_verb(verb)
-        if packages:
-            from rlcli.config.registry import import_package
+        with _attended(verb):
+            if packages:
+                from rlcli.config.registry import import_package
 
-            for package in packages:
-                import_package(package)
-        module = import_module(f"rlcli.cli.{_HIDDEN.get(verb) or VERBS[verb][0]}")
-        code = module.run(words if verb in _HIDDEN else rest, recipe_dirs)
-        sys.stdout.flush()
+                for package in packages:
+                    import_package(package)
+            module = import_module(f"rlcli.cli.{_HIDDEN.get(verb) or VERBS[verb][0]}")
+            code = module.run(words if verb in _HIDDEN else rest, recipe_dirs)
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # `rlcli ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,12 +109,38 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # the last stop: nothing goes on after it
         if debug:
             raise
-        print(
-            f"rlcli {verb}: an error that rlcli did not foresee: {type(error).__name__}: {error}\n"
-            "Run it again with --debug to see where.",
-            file=sys.stderr,
-        )
+        if _is_memory(error):
+            print(f"rlcli {verb}: there is not enough memory: {told(error)}\n{_SMALLER}", file=sys.stderr)
+            return ResourceError.exit_code
+        print(f"rlcli {verb}: an error that rlcli did not foresee: {told(error)}\n{_DEBUG}", file=sys.stderr)
         return 1
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory ran out: Python and numpy say so by type, torch only in words."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
+
+
+@contextlib.contextmanager
+def _attended(verb: str) -> Iterator[None]:
+    """A verb that makes runs answers SIGTERM from its first moment on; a library's warning takes one line."""
+    show = warnings.showwarning
+    warnings.showwarning = _in_one_line
+    try:
+        with _answering() if verb in ("train", "collect", "resume") else contextlib.nullcontext():
+            yield
+    finally:
+        warnings.showwarning = show
+
+
+def _answering() -> contextlib.AbstractContextManager[Any]:
+    from rlcli.training.signals import BeforeTheRun
+
+    return BeforeTheRun()
+
+
+def _in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _take(words: list[str], flag: str) -> tuple[list[str], list[str]]:

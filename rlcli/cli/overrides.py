@@ -53,11 +53,16 @@ def check_overrides(
     usable: list[Checked] = []
     problems: list[Problem] = []
     recipes = list(recipes)
-    for text in overrides:
+    waiting = list(overrides)
+    while waiting:
+        text = waiting.pop(0)
         try:
             (override,) = OverridesParser.create().parse_overrides([text])
         except HydraException as error:
             problems.append(_unreadable(text, error, recipes))
+            continue
+        if parts := _spread(schema, override):
+            waiting = [*parts, *waiting]
             continue
         result = _check_one(schema, override, recipes, multirun)
         if isinstance(result, Checked):
@@ -75,6 +80,17 @@ def expand(checked: Sequence[Checked]) -> list[list[str]]:
         for item in last.values()
     ]
     return [list(job) for job in itertools.islice(itertools.product(*texts), MAX_JOBS)]
+
+
+def _spread(schema: type, override: Override) -> list[str]:
+    """`env.kwargs={a:1,b:2}` as one override an entry: Hydra merges a mapping only into keys that are there."""
+    leaf = find(schema, override.key_or_group)
+    if leaf is None or not leaf.is_free or override.is_sweep_override() or override.type == OverrideType.DEL:
+        return []
+    value = override.value()
+    if not isinstance(value, dict):
+        return []
+    return [f"{override.key_or_group}.{_plain(name)}={_spell(_plain(entry))}" for name, entry in value.items()]
 
 
 def _unreadable(text: str, error: HydraException, recipes: list[str]) -> Problem:

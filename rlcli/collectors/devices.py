@@ -6,7 +6,8 @@
 | `cast_to_env_device` | the carrier is copied to `env_device` before the env reads it |
 | `sync_policy`, `sync_env`, `sync_storage` | what waits for that copy to land |
 
-On one device every flag is False and every sync does nothing, so the loop has no device branch.
+On one device every flag is False and every sync does nothing, so the loop has no device branch.  Rows always lie in
+host memory: `policy_is_elsewhere` says whether a policy needs them copied.
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ class Placement:
     sync_env: Callable[[], None]
     sync_storage: Callable[[], None]
     non_blocking: bool
+
+    @property
+    def policy_is_elsewhere(self) -> bool:
+        """Whether rows must be copied before the policy can read them."""
+        return self.policy is not None and self.policy.type != "cpu"
 
 
 def place(

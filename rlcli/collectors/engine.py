@@ -17,8 +17,9 @@ import torch
 from rlcli.collectors.columns import Columns, Schema, allocate
 from rlcli.collectors.finals import Finals
 from rlcli.collectors.finish import check_finite, fill_flags
-from rlcli.collectors.loop import BoundBatch, RewardRows
-from rlcli.collectors.programs import Bound, Program, RandomProgram
+from rlcli.collectors.loop import BoundBatch, FiniteRows, RewardRows
+from rlcli.collectors.programs import Bound, Program, RandomProgram, TensorDictProgram
+from rlcli.collectors.tensordict_lanes import TensorDictLanes
 from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
 from rlcli.envs.lanes import Lanes, reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
@@ -56,6 +57,10 @@ class Engine:
         Whether true next observations of episode ends are needed (`full` and `exact`).
     track_ids : bool
     ids : _TrajectoryPool
+    rng : numpy Generator
+        Of exploration.
+    reset_when_done : bool
+        False ends a batch with its first episode.
     reuse : bool
         Always write into the same memory: what was handed out before is overwritten.
     """
@@ -73,18 +78,23 @@ class Engine:
         track_ids: bool,
         ids: _TrajectoryPool,
         rng: np.random.Generator,
-        batched: bool = True,
         reuse: bool = False,
         reset_when_done: bool = True,
     ) -> None:
         self.transforms = transforms
         self.lanes, self.faces, self.program, self.random = lanes, faces, program, random
         self.stored, self.keep_finals, self.track_ids, self.ids, self.reuse = stored, keep_finals, track_ids, ids, reuse
-        self.rng, self.batched, self.reset_when_done = rng, batched, reset_when_done
+        self.rng, self.reset_when_done = rng, reset_when_done
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
         self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
         self.live: Schema = {**faces.rows, **program.live}
+        changed = {key for t in faces.inside for key in t.writes(self.live)}
+        self.hidden = [  # float observations of the env that no stored column shows as they were
+            key
+            for key, (_, dtype) in lanes.schema.items()
+            if dtype.kind == "f" and (faces.env_keys[key] != key or key in changed or not stored(key))
+        ]
         # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
         self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
@@ -94,6 +104,10 @@ class Engine:
         self.raw_reward: np.ndarray | None = None  # [N, T, 1] of the last batch, where transforms change it
         columns: Schema = {**random.once, **program.once, **_always(track_ids)}
         read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
+        # a policy or env made of tensordict code may keep tensors between calls: those must not be inference tensors
+        lifted = any(type(t).bind is Transform.bind for t in faces.inside)
+        plain = isinstance(lanes, TensorDictLanes) or isinstance(program, TensorDictProgram)
+        self.guard = torch.no_grad if plain or lifted else torch.inference_mode
         self.once: Schema = {
             key: kind
             for key, kind in columns.items()
@@ -110,11 +124,14 @@ class Engine:
         return {key: rows[name] for key, name in self.faces.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
-        """The transforms that run in the loop, bound to these rows."""
+        """The transforms that run in the loop, bound to these rows; before them, a check of what they would hide."""
+        first: list[RowOp] = []
+        if self.hidden:
+            first.append(FiniteRows(self.lanes, self.env_rows(rows), self.hidden))
         if not self.reward_rows:
-            return self.faces.bind(rows, self.lanes.n)
+            return [*first, *self.faces.bind(rows, self.lanes.n)]
         rewards = list(data[REWARD].swapaxes(0, 1))
-        return [RewardRows(self.lanes, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.lanes.n)]
+        return [*first, RewardRows(self.lanes, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.lanes.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
@@ -150,6 +167,8 @@ class Engine:
             "fresh": self.fresh.copy(),
             "transforms": [transform.state_dict() for transform in self.transforms],
             "lanes": self.lanes.state_dict(),
+            "program": self.program.state_dict(),
+            "waiting": list(self._waiting),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
@@ -165,9 +184,13 @@ class Engine:
             array[...] = np.asarray(state["carrier"][show(key)])
         for transform, saved in zip(self.transforms, state["transforms"], strict=True):
             transform.load_state_dict(saved)
-        lost = self.lanes.load_state_dict(state["lanes"], replay=replay)
+        self.program.load_state_dict(state["program"])
+        self._waiting = [int(lane) for lane in state["waiting"]]
+        waiting = list(self._waiting)
+        lost = [lane for lane in self.lanes.load_state_dict(state["lanes"], replay=replay) if lane not in waiting]
         if lost:
             self._begin(lost)
+        self._waiting = waiting
         return lost
 
     # ---- batches -----------------------------------------------------------------------------------------------
@@ -181,12 +204,14 @@ class Engine:
         finals : Finals
             The true next observations of steps that ended an episode; valid until the next call.
         """
-        if not self.begun:
-            self.restart()
-        if self._waiting:
-            self._begin(self._waiting, new_ids=False)
+        with self.guard():
+            if not self.begun:
+                self.restart()
+            if self._waiting:
+                self._begin(self._waiting, new_ids=False)
         batch = self._batch(steps)
         batch.finals.clear()
+        batch.ended = False
         for key, carrier in self.carrier.items():
             batch.columns.rows[key][0][...] = carrier
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
@@ -197,11 +222,12 @@ class Engine:
         if seconds is not None:
             batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
         try:
-            with torch.inference_mode():
+            with self.guard():
                 for op in batch.row_ops:
                     op.begin()
                 taken = self._leg(batch, batch.random, 0, random_steps, seconds) if random_steps else 0
-                if taken == random_steps < steps:
+                self._blank(batch, taken)
+                if taken == random_steps < steps and not batch.ended:
                     taken = self._leg(batch, batch.program, random_steps, steps, seconds)
                 for op in batch.row_ops:
                     op.end()
@@ -219,10 +245,22 @@ class Engine:
 
     def _leg(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
         program.begin(self.rng, first, last)
+        try:
+            return self._steps(batch, program, first, last, seconds)
+        finally:
+            program.release()
+
+    def _steps(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
         act = program.act if seconds is None else _timed(program.act, seconds, "policy")
         taken = batch.run(act, first, last, self.keep_finals, self.reset_when_done)
         program.end(first, taken)
         return taken
+
+    def _blank(self, batch: BoundBatch, steps: int) -> None:
+        """Zero what the policy would have written in the steps that random actions took."""
+        for key in {**self.program.live, **self.program.once}:
+            if steps and key not in self.random.once and key in batch.columns.data:
+                batch.columns.data[key][:, :steps] = 0
 
     def _batch(self, steps: int) -> BoundBatch:
         """Memory that nobody holds: an old batch's if its tensors are gone, new otherwise."""
@@ -240,16 +278,19 @@ class Engine:
         lanes, rows = self.lanes, columns.rows
         step, reset = lanes.bind(self.env_rows(rows))
         finals = Finals({key: rows[key] for key in self.observations})
+        floats = [key for key, (_, dtype) in lanes.schema.items() if dtype.kind == "f"]
         batch = BoundBatch(
             columns, lanes, step, reset, self.program.bind(columns, lanes.n), self.random.bind(columns, lanes.n),
-            self.row_ops(rows, columns.data), finals,
+            self.row_ops(rows, columns.data), FiniteRows(lanes, self.env_rows(rows), floats), finals,
         )  # fmt: skip
         columns.settle()
         return batch
 
     def _finish(self, batch: BoundBatch, steps: int) -> dict[Key, np.ndarray]:
         """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left."""
-        data, lanes = {key: column[:, :steps] for key, column in batch.columns.data.items()}, self.lanes
+        data, lanes = dict(batch.columns.data), self.lanes
+        if steps < batch.columns.steps:
+            data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
         outcome = lanes.take_outcome()
         check_finite(lanes, data, self.carrier, batch.finals, outcome)
         if REWARD in data:

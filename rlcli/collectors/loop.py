@@ -14,7 +14,10 @@ import numpy as np
 from rlcli.collectors.columns import Columns
 from rlcli.collectors.finals import Finals
 from rlcli.collectors.programs import Bound
+from rlcli.envs.contract import broken
 from rlcli.envs.lanes import Lanes
+from rlcli.errors import NumericsError
+from rlcli.keys import Key, show
 from rlcli.transforms import RowOp
 
 
@@ -30,6 +33,8 @@ class BoundBatch:
         The policy, and the random actions of the first frames.
     row_ops : list of RowOp
         Transforms that run in the loop, in order.
+    shown : FiniteRows
+        The env's float observations: a policy that writes NaN may have been shown one.
     """
 
     columns: Columns
@@ -39,24 +44,32 @@ class BoundBatch:
     program: Bound
     random: Bound
     row_ops: list[RowOp]
+    shown: FiniteRows
     finals: Finals
+    ended: bool = False  # whether the last run stopped at an episode's end
 
     def run(self, act: Callable, first: int, last: int, keep_finals: bool, reset_when_done: bool) -> int:
         """Steps `first..last-1`; the step after the last one taken."""
         step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
-        for t in range(first, last):
-            done = step(t, act(t))  # true successors into row t+1
-            for op in row_ops:
-                if cut := op.step(t + 1):
-                    done = self._truncate(t, cut, done)
-            if done:
-                if keep_finals:
-                    keep(t, done)
-                if not reset_when_done:
-                    return t + 1
-                reset(t, done)  # row t+1 of the finished lanes becomes their first observation
+        t = first
+        try:
+            for t in range(first, last):
+                done = step(t, act(t))  # true successors into row t+1
                 for op in row_ops:
-                    op.reset(t + 1, done)
+                    if cut := op.step(t + 1):
+                        done = self._truncate(t, cut, done)
+                if done:
+                    if keep_finals:
+                        keep(t, done)
+                    if not reset_when_done:
+                        self.ended = True
+                        return t + 1
+                    reset(t, done)  # row t+1 of the finished lanes becomes their first observation
+                    for op in row_ops:
+                        op.reset(t + 1, done)
+        except NumericsError:
+            self.shown.step(t)  # if the policy was shown a NaN, the env is to be named
+            raise
         return last
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
@@ -69,6 +82,25 @@ class BoundBatch:
             else:
                 ends.append((t, lane, False, True))
         return sorted({*done, *cut})
+
+
+class FiniteRows(RowOp):
+    """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
+
+    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.lanes, self.rows = lanes, [(key, rows[key]) for key in keys]
+
+    def step(self, t: int) -> None:
+        for key, rows in self.rows:
+            if not np.isfinite(rows[t]).all():
+                lane = int(np.argwhere(~np.isfinite(rows[t]))[0][0])
+                raise broken(
+                    self.lanes, f"the env's {show(key)} is not finite", lane=lane, expected="finite numbers",
+                    got="NaN or infinity",
+                )  # fmt: skip
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        self.step(t)
 
 
 class RewardRows(RowOp):

@@ -16,6 +16,7 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.devices import place
 from rlcli.collectors.engine import Engine, Seconds
 from rlcli.collectors.frames import check_frames, next_steps, steps_of
+from rlcli.collectors.keep import ALWAYS, keeper
 from rlcli.collectors.policies import copy_weights, on_device, on_tensordicts, own_device
 from rlcli.collectors.programs import Program, RandomProgram, lower
 from rlcli.collectors.recurrent_wiring import missing_transforms
@@ -25,9 +26,8 @@ from rlcli.data.next_obs import move
 from rlcli.data.split_trajectories import split_trajectories
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError
-from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key, as_tuple, unravel
+from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key, under_next, unravel
 from rlcli.transforms import StepCounter, Transform, choose_faces
-from rlcli.transforms.base import RAW
 
 EnvMaker = EnvBase | Callable[[], EnvBase]
 
@@ -51,7 +51,7 @@ class Collector(BaseCollector):
         How `("next", *observation)` is kept: stored; not stored; or as a lazy tensor over the stored observations and
         the few successors that are not among them (no value is lost).  `compact_obs=True` is `"compact"`.
     keep_keys : sequence of keys, optional
-        Store only these (and the observations); everything else is dropped.
+        Store only these; an observation brings its next value, in the way that `next_obs` says.
     max_frames_per_traj : int, optional
         Truncate episodes after so many steps; adds a `StepCounter`.
     init_random_frames : int
@@ -135,6 +135,10 @@ class Collector(BaseCollector):
         check_frames(frames_per_batch, total_frames)
         if split_trajs and not track_traj_ids:
             raise ArgumentError("split_trajs=True needs track_traj_ids=True")
+        if split_trajs and trajs_per_batch is not None:
+            raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
+        if trajs_per_batch is not None and keep_keys is not None and DONE not in map(unravel, keep_keys):
+            raise ArgumentError("trajs_per_batch needs ('next', 'done') among keep_keys")
         if next_obs is not None and compact_obs and next_obs != "compact":
             raise ArgumentError(f"compact_obs=True and next_obs='{next_obs}' contradict each other")
         self.next_obs = next_obs or ("compact" if compact_obs else "full")
@@ -145,6 +149,7 @@ class Collector(BaseCollector):
             trajs_per_batch=trajs_per_batch, pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook,
         )  # fmt: skip
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames
+        self.raw_done: np.ndarray | None = None  # [N, T, 1] of the last batch, where set_truncated changes it
         self.init_random_frames = init_random_frames or 0
         self.reset_at_each_iter, self.split_trajs, self.set_truncated = reset_at_each_iter, split_trajs, set_truncated
         self.track_policy_version, self.policy_version = track_policy_version, 0
@@ -156,13 +161,14 @@ class Collector(BaseCollector):
         base, transforms = _layers(self.env)
         self.batched = bool(self.env.batch_size)
         self.lanes = array_face(base)
-        if max_frames_per_traj is not None:
-            self.lanes.limit_frames(max_frames_per_traj)
+        self.lanes.limit_frames(max_frames_per_traj)
         self.placement = place(
             device=device, env_device=env_device, policy_device=policy_device, storing_device=storing_device,
             env_own=self.env.device, policy_own=own_device(policy), no_cuda_sync=no_cuda_sync,
         )  # fmt: skip
-        self._trained = policy  # what update_policy_weights_ copies from, where the collector works on a copy
+        self._given = self._trained = (
+            policy  # what update_policy_weights_ copies from, where the collector works on a copy
+        )
         schema = dict(self.lanes.schema)
         for transform in transforms:
             schema |= transform.plan({**schema, REWARD: ((1,), np.dtype(np.float32))})
@@ -171,24 +177,25 @@ class Collector(BaseCollector):
             self.policy, self.is_copy = None, False
             program: Program = random
         else:
-            policy = on_tensordicts(policy, list(schema))
+            policy = self._trained = on_tensordicts(policy, list(schema))
             self.policy, self.is_copy = on_device(policy, self.placement.policy)
             program = lower(
                 self.policy, self.lanes.actions, schema, self.env.batch_size, self.placement, exploration_type
             )  # fmt: skip
-            if "sample_log_prob" in {**program.live, **program.once}:
-                random = RandomProgram(self.lanes.actions, "sample_log_prob")
+            random = RandomProgram(self.lanes.actions, program.log_prob_key)
         env_schema = {**self.lanes.schema, REWARD: ((1,), np.dtype(np.float32))}
         faces = choose_faces(transforms, env_schema, program.reads)
-        self._keep = _keeper(keep_keys, list(schema))
+        known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
+        self._keep = keeper(keep_keys, list(schema), known)
         self.rng = np.random.Generator(np.random.PCG64(_drawn_seed() if seed is None else seed))
         self.ids = traj_pool or _TrajectoryPool()
         self.engine = Engine(
             self.lanes, transforms, faces, program, random, stored=self._keep, keep_finals=self.next_obs != "compact",
-            track_ids=track_traj_ids, ids=self.ids, rng=self.rng, batched=self.batched, reuse=reuse_batch,
+            track_ids=track_traj_ids, ids=self.ids, rng=self.rng, reuse=reuse_batch,
             reset_when_done=reset_when_done,
         )  # fmt: skip
-        self.lanes.seed(_drawn_seed() if seed is None else seed, every_episode=episode_seeds)
+        if seed is not None or not self.lanes.seeded:
+            self.lanes.seed(_drawn_seed() if seed is None else seed, every_episode=episode_seeds)
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property
@@ -220,10 +227,14 @@ class Collector(BaseCollector):
             self.pre_collect_hook()
         if self.reset_at_each_iter:
             self.engine.begun = False
-        steps = steps or steps_of(self.frames_per_batch, self.lanes.n)
+        steps = steps_of(self.frames_per_batch, self.lanes.n) if steps is None else steps
+        if steps < 1:
+            raise ArgumentError("a batch has at least one step", why=f"got {steps}")
         left = max(0, self.init_random_frames - self.frames)
         columns, finals = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)
+        self.raw_done = None
         if self.set_truncated:
+            self.raw_done = columns[DONE].copy() if DONE in columns else None
             for key in (TRUNCATED, DONE):
                 if key in columns:
                     columns[key][:, -1] = True
@@ -254,7 +265,7 @@ class Collector(BaseCollector):
     # ---- weights, seeds, end -----------------------------------------------------------------------------------
     def update_policy_weights_(self, policy: nn.Module | None = None) -> None:
         """Take over new weights; nothing is copied where the collector uses the very policy that is trained."""
-        source = policy if policy is not None else self._trained
+        source = self._trained if policy is None or policy is self._given else policy
         self.policy_version += 1
         for trained, used in self._models.values():
             copy_weights(trained, used)
@@ -324,19 +335,3 @@ def _wire_up(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: b
     for transform in extra:
         env = TransformedEnv(env, transform)
     return env
-
-
-def _keeper(keep_keys: Sequence[Key] | None, observations: list[Key]) -> Callable[[Key], bool]:
-    """`stored(key)`: whether the consumer gets this key."""
-    if keep_keys is None:
-        return lambda key: as_tuple(key)[0] != RAW
-    kept = {unravel(key) for key in keep_keys}
-    roots = {unravel(key) for key in observations}
-
-    def stored(key: Key) -> bool:
-        parts = as_tuple(unravel(key))
-        return unravel(key) in kept or (
-            parts[0] == "next" and unravel(parts[1:]) in roots and unravel(parts[1:]) in kept
-        )
-
-    return stored

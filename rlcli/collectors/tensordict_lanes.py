@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs import EnvBase
 from rlcli.envs.actions import ActionFormat
+from rlcli.envs.contract import env_raised
 from rlcli.envs.lanes import NONE, Lanes, Outcome
 from rlcli.envs.strip import NO_LIMIT
-from rlcli.errors import EnvError
+from rlcli.errors import EnvError, RlcliError
 from rlcli.keys import ACTION, RESET, Key, show, unravel
 from rlcli.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot
 
@@ -54,10 +55,10 @@ class TensorDictLanes(Lanes):
         return self.clock - self.started[lane]
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        self._seed = run_seed
+        self._seed = self._run_seed = run_seed
 
-    def limit_frames(self, steps: int) -> None:
-        self.limit = min(self.limit, steps)
+    def limit_frames(self, steps: int | None) -> None:
+        self.limit = NO_LIMIT if steps is None else steps
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(row if self.env.batch_size else row[0])
@@ -81,18 +82,27 @@ class TensorDictLanes(Lanes):
             self.env.set_seed(self._seed)
             self._seed = None
         if len(lanes) == self.n:
-            td = self.env.reset()
+            td = self._call("reset")
         else:
             td = TensorDict({}, batch_size=self.env.batch_size)
             for key, array in row.items():
                 td.set(key, self._tensor(array).clone())
             mask = torch.zeros(self.n, dtype=torch.bool)
             mask[list(lanes)] = True
-            td = self.env.reset(td.set(RESET, mask.reshape(*self.env.batch_size, 1)))
+            td = self._call("reset", td.set(RESET, mask.reshape(*self.env.batch_size, 1)))
         self._write(row, td, lanes)
         for lane in lanes:
             self.started[lane] = self.clock
             self.episodes[lane] += 1
+
+    def _call(self, name: str, *arguments) -> TensorDictBase:
+        """The env's method; what it raises is told with env, step and seed."""
+        try:
+            return getattr(self.env, name)(*arguments)
+        except RlcliError:
+            raise
+        except Exception as error:
+            raise env_raised(self, error, 0, name) from error
 
     def bind(self, rows) -> tuple[Callable, Callable]:
         env, shape = self.env, self.env.batch_size
@@ -103,7 +113,7 @@ class TensorDictLanes(Lanes):
             for key, arrays in rows.items():
                 td.set(key, self._tensor(arrays[t]).clone())
             td.set(ACTION, self._stored(actions))
-            following = env.step(td).get("next")
+            following = self._call("step", td).get("next")
             self._write({key: arrays[t + 1] for key, arrays in rows.items()}, following, range(self.n))
             self.outcome.rewards += following.get("reward").reshape(-1).tolist()
             terminated = following.get("terminated").reshape(-1).tolist()

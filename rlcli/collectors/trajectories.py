@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.keys import COLLECTOR_MASK, DONE
+from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS
 
 
 class CompleteTrajectories:
@@ -24,6 +24,7 @@ class CompleteTrajectories:
     def __init__(self, per_batch: int) -> None:
         self.per_batch = per_batch
         self._open: dict[int, list[TensorDictBase]] = {}
+        self.dropped_frames = 0  # of trajectories that a reset from outside cut short
         self._whole: list[TensorDictBase] = []
 
     @property
@@ -36,8 +37,12 @@ class CompleteTrajectories:
         """Cut a batch `[N, T]` or `[T]` at its ends; pieces are copied, so that they do not pin the batch."""
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
         done = lanes.get(DONE).squeeze(-1)
+        ids = lanes.get(TRAJ_IDS, None)
         for lane in range(lanes.shape[0]):
             start = 0
+            held = self._open.get(lane)
+            if held and ids is not None and int(held[-1].get(TRAJ_IDS)[-1]) != int(ids[lane, 0]):
+                self.dropped_frames += sum(piece.shape[0] for piece in self._open.pop(lane))
             for end in done[lane].nonzero().squeeze(-1).tolist():
                 self._whole.append(self._close(lane, lanes[lane, start : end + 1]))
                 start = end + 1

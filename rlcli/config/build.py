@@ -13,11 +13,23 @@ from tensordict.nn import InteractionType
 from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, PolicyConfig
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
-from rlcli.errors import ConfigError
-from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, Key, under_next, unravel
+from rlcli.errors import ConfigError, RlcliError, told
+from rlcli.keys import (
+    ADVANTAGE,
+    DONE,
+    REWARD,
+    STATE_VALUE,
+    TERMINATED,
+    TRUNCATED,
+    VALUE_TARGET,
+    Key,
+    show,
+    under_next,
+    unravel,
+)
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
@@ -162,14 +174,33 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
     if p.kind == "random":
         return None
     if p.kind in registry.users_names("policy"):
-        made = registry.find("policy", p.kind)(env.observation_spec, env.action_spec, **p.kwargs)
-        pair = made if isinstance(made, tuple) else (made, None)
-        return ActorCritic(*pair)
+        return _users_policy(p, env)
     return build_actor_critic(
         env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
         shared=p.shared, orthogonal=p.orthogonal, distribution=p.distribution, init_std=p.init_std,
         state_dependent_std=p.state_dependent_std, generator=cfg.seed,
     )  # fmt: skip
+
+
+def _users_policy(p: PolicyConfig, env: EnvBase) -> ActorCritic:
+    try:
+        made = registry.find("policy", p.kind)(env.observation_spec, env.action_spec, **p.kwargs)
+    except (RlcliError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit too
+        raise ConfigError(f"policy={p.kind} could not be built", where="policy.kwargs", why=told(error)) from error
+    pair = made if isinstance(made, tuple) else (made, None)
+    if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module) or not isinstance(pair[1], torch.nn.Module | None):
+        raise ConfigError(
+            f"policy={p.kind} is no module",
+            why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
+            fix="Return an nn.Module that acts, or a pair (actor, critic).",
+        )
+    return ActorCritic(*pair)
+
+
+def _kinds(pair: tuple) -> str:
+    return " and ".join(type(part).__name__ for part in pair if part is not None) or "None"
 
 
 # ---- collecting ------------------------------------------------------------------------------------------------
@@ -178,16 +209,28 @@ def build_collector(
 ) -> Collector:
     """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
-    return Collector(
+    collector = Collector(
         env, None if policy is None else policy.actor,
         frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
         reset_at_each_iter=c.reset_at_each_iter, set_truncated=c.set_truncated, split_trajs=c.split_trajs,
-        trajs_per_batch=c.trajs_per_batch, track_traj_ids=c.track_traj_ids,
+        track_traj_ids=c.track_traj_ids,
         exploration_type=EXPLORATION[cfg.policy.exploration],
         env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
         no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
     )  # fmt: skip
+    written = {*collector.engine.live, *collector.engine.once, *collector.engine.faces.columns}
+    if absent := [key for key in keys_of(m.keep) if key not in written]:
+        raise ConfigError(
+            f"nothing writes {', '.join(map(show, absent))}", where="memory.keep",
+            why=f"a batch has {', '.join(sorted(map(show, written)))}",
+        )  # fmt: skip
+    return collector
+
+
+def keys_of(entries: Sequence[Any]) -> list[Key]:
+    """The keys that `memory.keep` spells."""
+    return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
@@ -218,10 +261,11 @@ def keys_to_keep(cfg: Config, loss: ClipPPOLoss, env: EnvBase) -> list[Key]:
     Root end flags and ids are left out where nothing reads them: they follow from the others.
     """
     observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
-    read = [unravel(key) for key in loss.in_keys]
+    later = (ADVANTAGE, VALUE_TARGET, STATE_VALUE)  # the estimator writes these
+    read = [key for key in map(unravel, loss.in_keys) if key not in later]
     keep: list[Key] = [*read, REWARD, DONE, TERMINATED, TRUNCATED]
     keep += [under_next(key) for key in read if key in observed]
-    return [*keep, *(unravel(tuple(key) if isinstance(key, list) else key) for key in cfg.memory.keep)]
+    return [*keep, *keys_of(cfg.memory.keep)]
 
 
 # ---- learning --------------------------------------------------------------------------------------------------
@@ -289,7 +333,8 @@ def config_of(data: dict[str, Any]) -> Config:
 def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
     """A run's policy with its saved weights, and its saved observation statistics put into `env`."""
     policy = build_policy(cfg, env)
-    assert policy is not None
+    if policy is None:
+        raise ConfigError("a random policy has no weights to restore", where="policy=random")
     policy.load_state_dict(state["policy"])
     restored_transforms(env, state)
     return policy

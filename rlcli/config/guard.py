@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from rlcli.config import registry
 from rlcli.config.problem import Problem, raise_all
 from rlcli.errors import ConfigError
 
@@ -135,7 +136,7 @@ def _check_leaf(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Ite
         yield from _check_text(key, part, in_params)
     if isinstance(value, str):
         yield from _check_text(key, value, in_params)
-    if key == "env.id" and not colon_in_env_id and ":" in str(value):
+    if key == "env.id" and not colon_in_env_id and not _was_imported(str(value)):
         yield _colon(str(value))
 
 
@@ -148,8 +149,17 @@ def _check_param(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> It
         yield _colon(str(value))
 
 
+def _was_imported(env_id: str) -> bool:
+    """Whether making this env imports nothing that the command line did not name."""
+    module, colon, _ = env_id.partition(":")
+    return not colon or module in registry.imported
+
+
 def _colon(env_id: str) -> Problem:
-    return Problem(f"the env id {env_id!r} would import a module", "give it on the command line: env.id=MODULE:NAME")
+    return Problem(
+        f"the env id {env_id!r} would import a module",
+        f"name the module on the command line: --import {env_id.partition(':')[0]}",
+    )
 
 
 def _check_text(key: str, text: str, in_params: bool) -> Iterator[Problem]:

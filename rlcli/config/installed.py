@@ -52,7 +52,10 @@ def check_env(cfg: Any) -> list[Problem]:
     # gymnasium accepts an id without version and takes the newest
     ids = {**known, **{re.sub(r"-v\d+$", "", name): spec for name, spec in known.items()}}
     if env_id not in ids:
-        return [Problem(f"unknown env id {env_id!r}", did_you_mean(env_id, (*known, *registry.users_names("env"))))]
+        hint = did_you_mean(env_id, (*known, *registry.users_names("env")))
+        if env_id.isidentifier():  # the form of a registered name, not of an id of gymnasium's
+            hint = "; ".join(filter(None, (hint, "if a package of yours registers it, add --import PACKAGE")))
+        return [Problem(f"unknown env id {env_id!r}", hint)]
     entry = ids[env_id].entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     needs = next((packages for start, packages in _NEEDS.items() if module.startswith(start)), ())

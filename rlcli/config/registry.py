@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlcli.config.suggest import unknown
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, told
 
 KINDS = ("env", "wrapper", "policy")
 
@@ -115,17 +115,31 @@ def recipe_packages() -> list[str]:
     return sorted(point.value for point in _entry_points("recipes").values())
 
 
+imported: list[str] = []  # packages that this command named, in order
+
+
 def import_package(name: str) -> None:
-    """Import a package named on the command line, from the working folder too, for what it registers."""
+    """Import a package named on the command line, from the working folder too, for what it registers.
+
+    Raises
+    ------
+    ConfigError
+        There is no such package, or it raises while it is imported.
+    """
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise
-        raise ConfigError(
-            f"no package {name!r}",
-            where="--import",
-            fix="It is looked for in the working folder and among the installed packages.",
-        ) from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and (name == absent or name.startswith(absent + ".")):
+            raise ConfigError(
+                f"no package {name!r}",
+                where="--import",
+                fix="It is looked for in the working folder and among the installed packages.",
+            ) from None
+        raise ConfigError(f"the package {name!r} cannot be imported", where="--import", why=told(error)) from error
+    if name not in imported:
+        imported.append(name)

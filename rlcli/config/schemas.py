@@ -53,7 +53,6 @@ class ConsoleConfig:
     """What the terminal shows while a run is going."""
 
     kind: str = option("auto", "auto: live on a terminal, else plain lines", choices=("auto", "live", "plain", "off"))
-    interval: float = option(5.0, "seconds between plain lines", gt=0)
 
 
 @dataclass
@@ -74,7 +73,7 @@ class CollectConfig:
 
     seed: int = option(0, "every random number of the run derives from it", ge=0, le=2**32 - 1)
     total_frames: int = option(100_000, "frames to collect, exactly", ge=1)
-    threads: int | str = option("auto", "threads of one torch operation", ge=1, words=("auto",))
+    threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
     env: EnvConfig = option(EnvConfig, "the world")
     policy: PolicyConfig = option(PolicyConfig, "who acts")

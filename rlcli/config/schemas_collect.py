@@ -19,7 +19,6 @@ class CollectorConfig:
     reset_at_each_iter: bool = option(False, "reset every env when a batch begins")
     set_truncated: bool = option(False, "mark the last row of each batch as truncated")
     split_trajs: bool = option(False, "hand out padded trajectories with a mask instead of rows in time")
-    trajs_per_batch: int | None = option(None, "hand out whole trajectories, this many at a time", ge=1)
     track_traj_ids: bool = option(True, "number the trajectories")
 
 
@@ -33,7 +32,6 @@ class MemoryConfig:
         "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it",
         choices=("full", "compact", "exact"),
     )
-    fill_value: float | None = option(None, "compact: stands for an unknown next observation; null is NaN")
     keep: list[Any] = option([], "further policy outputs to store, by key")
 
 
@@ -50,7 +48,6 @@ class SamplerConfig:
 
     kind: str = option("minibatch", "which sampler choice this is", choices=("minibatch",))
     batch_size: int = option(256, "rows in a minibatch; reshuffled every epoch", ge=1)
-    drop_last: bool = option(False, "skip a last minibatch that is not full")
 
 
 _DEVICE = "device for {}; null follows the choice of `device`"

@@ -47,9 +47,4 @@ class OptimConfig:
     weight_decay: float = option(0.0, "weight decay", ge=0)
     momentum: float = option(0.0, "sgd, rmsprop: momentum", ge=0, lt=1)
     alpha: float = option(0.99, "rmsprop: decay of the squared gradient", ge=0, lt=1)
-    implementation: str = option(
-        "auto",
-        "auto: the fastest; flat: one vector of all weights; the others are torch's",
-        choices=("auto", "flat", "foreach", "fused"),
-    )
     compile: bool = option(False, "torch.compile the update")

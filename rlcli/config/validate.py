@@ -28,7 +28,7 @@ def validate(cfg: Any) -> list[Problem]:
         Empty when the configuration can be used.
     """
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
-    checks = [check_memory, check_policy, check_collector, check_modes, check_wrappers, check_logger]
+    checks = [check_memory, check_policy, check_collector, check_modes, check_wrappers, check_logger, check_run]
     if isinstance(cfg, Config):
         checks += [check_batches, check_optim]
     for check in (*checks, check_env, check_devices):
@@ -64,11 +64,10 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
             f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
             f"choose one: memory={memory.kind} or memory={memory.next_obs}",
         )
-    if memory.fill_value is not None and memory.next_obs != "compact":
-        yield Problem(
-            f"memory.fill_value has no meaning with memory={memory.next_obs}: nothing is missing there",
-            "leave it out, or use memory=compact",
-        )
+    for entry in memory.keep:
+        parts = entry if isinstance(entry, list) and entry else [entry]
+        if not all(isinstance(part, str) and part for part in parts):
+            yield Problem(f"memory.keep holds {entry!r}, which is not a key", "write memory.keep=[logits,[a,b]]")
 
 
 def check_policy(cfg: Any) -> Iterator[Problem]:
@@ -94,12 +93,8 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
 
 def check_collector(cfg: Any) -> Iterator[Problem]:
     collector = cfg.collector
-    for name in ("split_trajs", "trajs_per_batch"):
-        if getattr(collector, name) and not collector.track_traj_ids:
-            yield Problem(
-                f"collector.{name} needs trajectory ids",
-                "leave out collector.track_traj_ids=false",
-            )
+    if collector.split_trajs and not collector.track_traj_ids:
+        yield Problem("collector.split_trajs needs trajectory ids", "leave out collector.track_traj_ids=false")
     if collector.split_trajs and isinstance(cfg, Config):
         yield Problem(
             "collector.split_trajs pads rows, which minibatches of single rows would learn from",
@@ -115,6 +110,16 @@ def check_modes(cfg: Any) -> Iterator[Problem]:
         yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
     if env.kind == "atari" and not env.id.startswith("ALE/"):
         yield Problem(f"env=atari and env.id={env.id} contradict each other", "ids of Atari games begin with ALE/")
+
+
+def check_run(cfg: Any) -> Iterator[Problem]:
+    run = cfg.run
+    if run.dir is not None and not run.dir.isprintable():
+        yield Problem(f"run.dir={run.dir!r} holds a character that cannot be printed", "choose a plain name")
+    if run.dir == "":
+        yield Problem("run.dir is empty", "name a folder, or leave it out")
+    if run.eval_every is not None and not run.eval_episodes and isinstance(cfg, Config):
+        yield Problem("run.eval_every needs run.eval_episodes >= 1", "leave out run.eval_episodes=0")
 
 
 def check_wrappers(cfg: Any) -> Iterator[Problem]:
@@ -169,8 +174,6 @@ def check_optim(cfg: Config) -> Iterator[Problem]:
             f"optim.momentum has no meaning with optim={optim.kind}",
             "use optim.betas, or optim=sgd | rmsprop",
         )
-    if optim.implementation == "fused" and optim.kind == "rmsprop":
-        yield Problem("torch has no fused rmsprop", "use optim.implementation=auto")
 
 
 def check_logger(cfg: Any) -> Iterator[Problem]:

@@ -83,4 +83,6 @@ def decode(data: bytes, where: str) -> dict[str, Tensor]:
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if not flat.numel():
+        return memoryview(b"")  # an empty tensor may have stride 0, which no other dtype can view
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer

@@ -99,30 +99,30 @@ class ActionFormat:
         return np.array
 
     def draw(self, rng: np.random.Generator, steps: int, lanes: int) -> np.ndarray:
-        """Uniform random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream.
+        """Random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
+        return self.draw_with_density(rng, steps, lanes)[0]
 
-        A part of a Box that is unbounded on either side is drawn from a standard logistic law.
+    def draw_with_density(self, rng: np.random.Generator, steps: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Random loop actions `[steps, lanes, *shape]` and their log-densities `[steps, lanes]`.
+
+        Uniform; a part of a Box that is unbounded on either side is drawn from a standard logistic law.
         """
         size = (steps, lanes, *self.shape)
         u = rng.random(size)  # one double a number whatever the space: the stream never depends on the cut
-        if self.kind == "discrete":
-            return (u * self.nvec[0]).astype(np.int64)
-        if self.kind == "multi_discrete":
-            return (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
+        if self.kind == "box":
+            return self._draw_box(u)
         if self.kind == "multi_binary":
-            return (u < 0.5).astype(np.int8)
+            actions, options = (u < 0.5).astype(np.int8), [2] * int(np.prod(self.shape))
+        else:
+            options = list(self.nvec)
+            actions = (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
+        return actions, np.full((steps, lanes), -np.log(np.asarray(options, np.float64)).sum())
+
+    def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)
         bounded = np.isfinite(low) & np.isfinite(high)
-        with np.errstate(invalid="ignore", over="ignore"):
-            inside = low + u * (high - low)
-        unbounded = np.log(np.maximum(u, 1e-300) / np.maximum(1.0 - u, 1e-300))  # logistic noise
-        return np.where(bounded, inside, unbounded).astype(self.dtype)
-
-    def log_density(self) -> float:
-        """Log-probability of a uniform random action (its log-density for a Box)."""
-        if self.kind in ("discrete", "multi_discrete"):
-            return -float(np.log(np.asarray(self.nvec, dtype=np.float64)).sum())
-        if self.kind == "multi_binary":
-            return -float(np.log(2.0) * np.prod(self.shape))
-        with np.errstate(over="ignore"):
-            return -float(np.log(self.high.astype(np.float64) - self.low.astype(np.float64)).sum())
+        u = np.clip(u, 1e-16, 1 - 1e-16)
+        width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)
+        actions = np.where(bounded, np.where(bounded, low, 0) + u * width, np.log(u) - np.log1p(-u))
+        density = np.where(bounded, -np.log(width), np.log(u) + np.log1p(-u))  # the logistic law's is u (1 - u)
+        return actions.astype(self.dtype), density.reshape(*u.shape[:2], -1).sum(-1)

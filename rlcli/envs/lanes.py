@@ -20,7 +20,7 @@ from rlcli.envs.episode_seeds import episode_seed
 from rlcli.envs.observations import BadValue, Leaf, leaves, plain, writer
 from rlcli.envs.replay import is_replayable, restore, state_of
 from rlcli.envs.strip import NO_LIMIT, strip
-from rlcli.errors import EnvError, RlcliError
+from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import Key
 
 NONE: Sequence[int] = ()
@@ -71,6 +71,7 @@ class Lanes:
     schema: dict[Key, tuple[tuple[int, ...], np.dtype]]
     actions: ActionFormat
     outcome: Outcome
+    _run_seed: int | None = None
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
         """`step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
@@ -91,8 +92,13 @@ class Lanes:
         """The seed of an episode, or the last one its lane was given before; None where there was none."""
         return None
 
-    def limit_frames(self, steps: int) -> None:
-        """Truncate every episode after `steps` steps, beside the env's own limit."""
+    @property
+    def seeded(self) -> bool:
+        """Whether somebody has given a seed."""
+        return self._run_seed is not None
+
+    def limit_frames(self, steps: int | None) -> None:
+        """Truncate every episode after `steps` steps, beside the env's own limit; None takes such a limit away."""
         raise NotImplementedError
 
     def take_outcome(self) -> Outcome:
@@ -139,6 +145,11 @@ class GymLanes(Lanes):
         for env in envs:
             _check_is_env(env)
         self.envs, self.n = envs, len(envs)
+        if len({id(env) for env in envs}) < self.n:
+            raise ArgumentError(
+                "one env object cannot be several lanes", why="it would be stepped several times a step",
+                fix="Give a function that makes a new env each time.",
+            )  # fmt: skip
         first = envs[0]
         self.name = first.spec.id if first.spec is not None else type(first.unwrapped).__name__
         for lane, env in enumerate(envs[1:], 1):
@@ -150,7 +161,8 @@ class GymLanes(Lanes):
         self.outcome = Outcome()
         inner = [strip(env) for env in envs]
         self.inner = [env for env, _ in inner]
-        self._limits = [limit for _, limit in inner]
+        self._own_limits = [limit for _, limit in inner]
+        self._limits = list(self._own_limits)
         self._steppers = [env.step for env in self.inner]
         self._lanes = range(self.n)
         self._deadlines = [NO_LIMIT] * self.n
@@ -159,7 +171,6 @@ class GymLanes(Lanes):
         self.started = [0] * self.n  # clock at which each lane's episode began
         self.episodes = [-1] * self.n  # index of each lane's current episode
         self.seeds: list[int | None] = [None] * self.n  # seed that the current episode (or the last seeded one) got
-        self._run_seed: int | None = None
         self._every_episode = False
         self._pending_seed = [False] * self.n
         self._first_lane, self._total = 0, self.n
@@ -171,8 +182,8 @@ class GymLanes(Lanes):
         self._first_lane, self._total = first_lane, total or self.n
         self._pending_seed = [True] * self.n
 
-    def limit_frames(self, steps: int) -> None:
-        self._limits = [min(limit, steps) for limit in self._limits]
+    def limit_frames(self, steps: int | None) -> None:
+        self._limits = [limit if steps is None else min(limit, steps) for limit in self._own_limits]
 
     def seed_of(self, lane: int, episode: int) -> int:
         """The seed of a lane's k-th episode."""

@@ -72,7 +72,9 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
     except RlcliError:
         raise
     except gym.error.UnregisteredEnv as error:
-        near = suggest(env_id, gym.registry)
+        near = suggest(env_id, gym.registry) or (
+            "If a package of yours registers it, add --import PACKAGE." if env_id.isidentifier() else None
+        )
         raise ConfigError(
             f"unknown env id '{env_id}'", where="env.id", why=None if near else str(error), fix=near
         ) from error

@@ -56,7 +56,6 @@ class NativeLanes(Lanes):
         self.begun: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
         self.history: list[np.ndarray] = []
         self.every_episode = False
-        self._run_seed: int | None = None
         self._pending_seed = [False] * self.n
         self._first_lane, self._total = 0, self.n
 
@@ -80,8 +79,8 @@ class NativeLanes(Lanes):
     def seed_used(self, lane: int, episode: int) -> int | None:
         return self.seed_of(lane, episode) if self.every_episode else self.seeds[lane]
 
-    def limit_frames(self, steps: int) -> None:
-        self.limit = min(self.limit, steps)
+    def limit_frames(self, steps: int | None) -> None:
+        self.limit = NO_LIMIT if steps is None else steps
 
     def steps_in_episode(self, lane: int) -> int:
         """Steps taken in the lane's current episode."""

@@ -91,7 +91,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
     key = unravel(path) if path else OBSERVATION
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            if not path and name in TAKEN or not name:
+            if (not path and name in TAKEN) or not name:
                 raise EnvError(
                     f"an observation cannot be called '{name}'", why="batches use that name themselves",
                     fix="Wrap the env so that its Dict observation has other keys.",

@@ -39,14 +39,15 @@ def is_replayable(lanes: GymLanes) -> bool:
     """
     rng = np.random.Generator(np.random.PCG64(0))
     drawn = lanes.actions.draw(rng, PROBE_STEPS, 1)
+    drawn = drawn.tolist() if lanes.actions.kind == "discrete" else drawn  # as in the loop
     send, env, seed = lanes.actions.sender(), lanes.inner[0], lanes.seed_of(0, 0)
 
     def trace() -> list[str]:
         sent, taken = None, 0
         try:
             seen = [fingerprint(lanes, env.reset(seed=seed)[0])]
-            for taken, action in enumerate(drawn, 1):
-                sent = send(action)[0]
+            for action in drawn:
+                sent, taken = send(action)[0], taken + 1
                 observation, reward, terminated, truncated, _ = env.step(sent)
                 seen += [fingerprint(lanes, observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
@@ -108,7 +109,8 @@ def _replay(lanes: GymLanes, lane: int, steps: int, expected: str) -> bool:
     env, seed, taken = lanes.inner[lane], lanes.seed_of(lane, lanes.episodes[lane]), 0
     try:
         observation, _ = env.reset(seed=seed)
-        for taken, sent in enumerate(lanes.history[len(lanes.history) - steps :], 1):
+        for sent in lanes.history[len(lanes.history) - steps :]:
+            taken += 1
             observation, _, terminated, truncated, _ = env.step(sent[lane])
             if terminated or truncated:
                 return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -14,15 +13,23 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.data.segments import SegmentWriter
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, StoppedSafely
-from rlcli.keys import DONE, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, under_next, unravel
+from rlcli.keys import DONE, REWARD, SAMPLE_LOG_PROB, TERMINATED, TRAJ_IDS, TRUNCATED, Key, under_next, unravel
 from rlcli.modules import ActorCritic
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.training import checkpoint
+from rlcli.training.fitting import fitting
 from rlcli.training.run_folder import CHECKPOINTS, Run, create, open_run
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
 SEGMENTS = "data"
+SEEN = (
+    "kind",
+    "frame_stack",
+    "normalize_observation",
+    "atari",
+    "wrappers",
+)  # what decides an observation, beside the id
 
 
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
@@ -30,15 +37,22 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
 
     A batch counts once its segment is on disk (synced once a second); a kill loses at most a second.
     """
-    run = create(
-        to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
-    )
+    with StopSignals() as stop:
+        run = create(
+            to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
+        )
+        with RunLock(run.path):
+            _collect(cfg, run, stop)
+    return run
+
+
+def _collect(cfg: CollectConfig, run: Run, stop: StopSignals) -> None:
     torch.manual_seed(cfg.seed)
+    torch.set_num_threads(cfg.threads if isinstance(cfg.threads, int) else 1)  # a few rows a step
     env = build.build_env(cfg.env)
     policy = _policy(cfg, env)
-    torch.set_num_threads(build.choose_threads(cfg, policy))
     observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
-    collector = build.build_collector(cfg, env, policy, _stored(cfg, observed))
+    collector = build.build_collector(cfg, env, policy, _stored(cfg, observed, _writes_log_prob(policy)))
     facts = Facts(
         title=cfg.recipe or "collect", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
         obs_keys=observed, next_obs=cfg.memory.next_obs,
@@ -47,7 +61,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     about = {"env": cfg.env.id, "seed": cfg.seed, "envs": env.batch_size.numel(), "next_obs": cfg.memory.next_obs}
     status = "failed"
     commands = {"read": f"rlcli.data.open_segments('{run.path / SEGMENTS}')"}
-    with RunLock(run.path), StopSignals() as stop, reporter:
+    with reporter:
         stop.in_place = reporter.redraws
         try:
             reporter.start(f"run {run.path}")
@@ -63,24 +77,32 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
             where=str(run.path),
             why="all of them are on disk",
         )
-    return run
 
 
 def _fill(collector: Collector, writer: SegmentWriter, reporter: Reporter, stop: StopSignals) -> None:
     clock = reporter.clock
-    while not stop.requested and (steps := collector.steps_left()):
-        with clock("collect"):
-            batch = collector.rollout(steps)
-        with clock("write"):
-            writer.append(batch)
-        reporter.batch(batch)
+    try:
+        while not stop.requested and (steps := collector.steps_left()):
+            with clock("collect"):
+                batch = collector.rollout(steps)
+            with clock("write"):
+                writer.append(batch)
+            reporter.batch(batch, reward=collector.raw_reward, done=collector.raw_done)
+    except Exception:
+        writer.commit()  # whatever is wrong with this batch, the ones before are good
+        raise
 
 
-def _stored(cfg: CollectConfig, observed: list[Key]) -> list[Key]:
+def _stored(cfg: CollectConfig, observed: list[Key], log_prob: bool) -> list[Key]:
     """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
-    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action", "sample_log_prob"]
+    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
+    keep += [SAMPLE_LOG_PROB] if log_prob else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
-    return [*keep, *(unravel(tuple(key) if isinstance(key, list) else key) for key in cfg.memory.keep)]
+    return [*keep, *build.keys_of(cfg.memory.keep)]
+
+
+def _writes_log_prob(policy: ActorCritic | None) -> bool:
+    return policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ())
 
 
 def _policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
@@ -89,5 +111,14 @@ def _policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
     if cfg.policy.path is None:
         raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
     trained = open_run(cfg.policy.path)
-    state: dict[str, Any] = checkpoint.load_latest(trained.path / CHECKPOINTS).state
-    return build.restored_policy(build.config_of(trained.config), env, state)
+    learned = build.config_of(trained.config)
+    for name in SEEN:
+        mine, theirs = getattr(cfg.env, name), getattr(learned.env, name)
+        if mine != theirs:
+            raise ConfigError(
+                "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
+                why=f"its env.{name} is {theirs}, here it is {mine}", fix=f"Add env.{name}={theirs}.",
+            )  # fmt: skip
+    saved = checkpoint.load_latest(trained.path / CHECKPOINTS)
+    with fitting(saved.path):
+        return build.restored_policy(learned, env, saved.state)

@@ -14,6 +14,7 @@ from rlcli.errors import ConfigError
 from rlcli.training import checkpoint
 from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
 from rlcli.training.evaluation import evaluate as play
+from rlcli.training.fitting import fitting
 from rlcli.training.run_folder import CHECKPOINTS, open_run
 
 
@@ -44,12 +45,15 @@ def evaluate(
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))
     cfg = cast(Config, from_dict("train", run.config, where=str(run.path / "config.json")))
-    state = checkpoint.load_latest(run.path / CHECKPOINTS).state
+    saved = checkpoint.load_latest(run.path / CHECKPOINTS)
+    state = saved.state
     env = build.build_env(cfg.env, num=episodes, scale_rewards=False)
     try:
-        policy = build.restored_policy(cfg, env, state)
+        with fitting(saved.path):
+            policy = build.restored_policy(cfg, env, state)
         first = EVALUATION_SEED if seed is None else seed
         found = play(env, policy.actor, seed=first, deterministic=deterministic)
+        assert found is not None  # nobody asked it to stop
     finally:
         env.close()
     if video is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -10,11 +9,13 @@ import torch
 from rlcli.config import build
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
+from rlcli.kernels.gae import gae
 from rlcli.report.reporter import Facts, Reporter, Watched
-from rlcli.training import checkpoint
+from rlcli.training.checkpoint import Checkpoint
 from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
+from rlcli.training.fitting import fitting
 from rlcli.training.on_policy import OnPolicy
-from rlcli.training.run_folder import CHECKPOINTS, Run
+from rlcli.training.run_folder import Run
 from rlcli.training.saver import Saver
 from rlcli.training.signals import StopSignals
 
@@ -33,8 +34,9 @@ class Learner:
     """
 
     def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
-        self.cfg, self.run = cfg, run
+        self.cfg, self.run, self.stop = cfg, run, stop
         torch.manual_seed(cfg.seed)
+        torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         self.env = build.build_env(cfg.env, gamma=cfg.value.gamma)
         policy = build.build_policy(cfg, self.env)
         if policy is None:
@@ -102,14 +104,19 @@ class Learner:
             )
         if not self.replayable:
             lines.append("this env's episodes cannot be replayed: a resumed run begins new ones")
+        one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
+        gae(one, no, no, one, one, 0.0, 0.0)  # loads the compiler now, not inside the first batch's timing
         self.reporter.start(*lines)
 
-    def evaluation(self, episodes: int) -> Evaluation:
-        """Play episodes with the present weights, most likely actions, rewards as the env gives them."""
+    def evaluation(self, episodes: int) -> Evaluation | None:
+        """Play episodes with the present weights, most likely actions, rewards as the env gives them.
+
+        None if the run was asked to stop meanwhile.
+        """
         env = build.build_env(self.cfg.env, num=episodes, scale_rewards=False)
         build.copy_transforms(self.env, env)
         try:
-            return evaluate(env, self.policy.actor)
+            return evaluate(env, self.policy.actor, stop=lambda: self.stop.requested)
         finally:
             env.close()
 
@@ -118,16 +125,26 @@ class Learner:
         if not self.cfg.run.eval_episodes:
             return {}
         found = self.evaluation(self.cfg.run.eval_episodes)
+        if found is None:
+            self.saver.stop_if_asked(self.collector.frames)
+            return {}
         self.reporter.say(f"evaluation: {found}")
         return {"evaluation": found.as_dict()}
 
-    def load(self) -> None:
-        """Go on from the newest checkpoint that verifies; damaged ones are named."""
-        with warnings.catch_warnings(action="ignore"):  # the reporter says it, and keeps it in the closing report
-            found = checkpoint.load_latest(self.run.path / CHECKPOINTS)
+    def load(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint; damaged ones that were passed over are named.
+
+        Raises
+        ------
+        DamagedDataError
+            It does not fit this configuration.
+        """
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
-        state = found.state
+        with fitting(found.path):
+            self._take_over(found.state)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
         self.update.load_state_dict(state["update"])
         self.loop.load_state_dict(state["loop"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
-from rlcli.errors import StoppedSafely
+from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.jobs.learner import Learner
 from rlcli.training.run_folder import Run, create
 from rlcli.training.run_lock import RunLock
@@ -22,29 +23,40 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written.
     """
-    run = create(
-        to_dict(cfg), verb="train", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
-    )
-    with RunLock(run.path), StopSignals() as stop:
-        go(Learner(cfg, run, stop))
+    with StopSignals() as stop:
+        run = create(
+            to_dict(cfg), verb="train", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
+        )
+        with RunLock(run.path):
+            go(Learner(cfg, run, stop))
     return run
 
 
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
-    status, facts = "failed", dict[str, Any]()
-    with learner.reporter as reporter:
+    with learner.reporter:
         try:
             learner.start()
             learner.loop.run()
             learner.saver.save(learner.collector.frames)
             facts = learner.final_evaluation()
-            status = "done"
-        except StoppedSafely:
-            status = "stopped"
+        except BaseException as error:
+            with contextlib.suppress(ResourceError):  # a full disk refuses the report too: the first error is the one
+                _close(learner, _status(error))
             raise
-        finally:
-            run = learner.run.path
-            commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
-            reporter.close(status, commands, verb="train", run=str(run), **facts)
-            learner.collector.shutdown()
+        _close(learner, "done", **facts)
+
+
+def _close(learner: Learner, status: str, **facts: Any) -> None:
+    run = learner.run.path
+    commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
+    try:
+        learner.reporter.close(status, commands, verb="train", run=str(run), **facts)
+    finally:
+        learner.collector.shutdown()
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, StoppedSafely):
+        return "stopped"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

@@ -159,9 +159,10 @@ def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
             offset += len(line)
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
-            yield offset, record if isinstance(record, dict) else None
+            usable = isinstance(record, dict) and isinstance(record.get(FRAMES, 0), int | float)
+            yield offset, record if usable else None
 
 
 def _end_last_line(file) -> None:

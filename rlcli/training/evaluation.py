@@ -11,24 +11,27 @@ from tensordict.nn import InteractionType
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD
+from rlcli.training.threads import one_thread
 
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
 STEPS_A_BATCH = 64
+LONGEST = 30_000  # steps after which an episode that does not end is cut off
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes, one entry each."""
+    """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves."""
 
     returns: np.ndarray
     lengths: np.ndarray
+    cut: int = 0
 
     def __str__(self) -> str:
         r = self.returns
         return (
             f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episodes "
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
-        )
+        ) + (f"; {self.cut} did not end and were cut off" if self.cut else "")
 
     def as_dict(self) -> dict:
         """Plain values for a report."""
@@ -37,6 +40,7 @@ class Evaluation:
             "std_return": float(self.returns.std()),
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
+            "cut": self.cut,
         }
 
 
@@ -48,10 +52,10 @@ class PeriodicEvaluation:
     every : int
         Frames.
     play : callable
-        Plays the episodes with the present weights.
+        Plays the episodes with the present weights; None where it was asked to stop.
     """
 
-    def __init__(self, every: int, play: Callable[[], Evaluation]) -> None:
+    def __init__(self, every: int, play: Callable[[], Evaluation | None]) -> None:
         self.every, self.play = every, play
         self._last = 0
 
@@ -61,6 +65,8 @@ class PeriodicEvaluation:
         if not due:
             return {}
         found = self.play()
+        if found is None:
+            return {}
         return {"eval_return": float(found.returns.mean()), "eval_length": float(found.lengths.mean())}
 
     def resumed_at(self, frames: int) -> None:
@@ -68,7 +74,15 @@ class PeriodicEvaluation:
         self._last = frames
 
 
-def evaluate(env: EnvBase, policy, *, seed: int = EVALUATION_SEED, deterministic: bool = True) -> Evaluation:
+def evaluate(
+    env: EnvBase,
+    policy,
+    *,
+    seed: int = EVALUATION_SEED,
+    deterministic: bool = True,
+    longest: int = LONGEST,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
     """Play one episode in every lane of `env`.
 
     Parameters
@@ -81,6 +95,10 @@ def evaluate(env: EnvBase, policy, *, seed: int = EVALUATION_SEED, deterministic
         Of the episodes.
     deterministic : bool
         The mode of the policy's distribution, or a draw from it.
+    longest : int
+        Steps after which an episode is cut off: an env may never end one.
+    stop : callable
+        Asked between batches; when it says so, the evaluation is given up and None returned.
     """
     collector = Collector(
         env, policy, frames_per_batch=STEPS_A_BATCH * env.batch_size.numel(), keep_keys=[REWARD, DONE],
@@ -90,8 +108,11 @@ def evaluate(env: EnvBase, policy, *, seed: int = EVALUATION_SEED, deterministic
     lanes = env.batch_size.numel()
     returns, lengths = np.zeros(lanes), np.zeros(lanes, np.int64)
     playing = np.ones(lanes, np.bool_)
-    while playing.any():
-        batch = collector.rollout()
+    while playing.any() and collector.frames < longest * lanes:
+        if stop():
+            return None
+        with one_thread():
+            batch = collector.rollout(min(STEPS_A_BATCH, longest - collector.frames // lanes))
         reward = batch.get(REWARD).numpy()[..., 0].astype(np.float64)  # [N, T]
         done = batch.get(DONE).numpy()[..., 0]
         before = np.cumsum(done, 1) - done  # ends before this step; the first episode's steps have none
@@ -99,4 +120,4 @@ def evaluate(env: EnvBase, policy, *, seed: int = EVALUATION_SEED, deterministic
         returns += (reward * first).sum(1)
         lengths += first.sum(1)
         playing &= ~done.any(1)
-    return Evaluation(returns, lengths)
+    return Evaluation(returns, lengths, cut=int(playing.sum()))

@@ -14,6 +14,7 @@ from rlcli.objectives.value import GAE
 from rlcli.report.reporter import Reporter
 from rlcli.training.evaluation import PeriodicEvaluation
 from rlcli.training.saver import Saver
+from rlcli.training.threads import one_thread
 
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
 
@@ -57,6 +58,7 @@ class OnPolicy:
     def run(self) -> None:
         """Train until `total_frames`; returns early only by raising (StoppedSafely among others)."""
         clock = self.reporter.clock
+        self.saver.stop_if_asked(self.collector.frames)
         while self.collector.frames < self.total_frames:
             progress = self.collector.frames / self.total_frames
             with clock("collect"):
@@ -71,14 +73,19 @@ class OnPolicy:
                 with clock("evaluate"):
                     learned |= self.evaluation.after_batch(self.collector.frames)
             self.reporter.batch(
-                batch, learned, reward=self.collector.raw_reward, approximated=self.advantage.last_approximated
+                batch,
+                learned,
+                reward=self.collector.raw_reward,
+                done=self.collector.raw_done,
+                approximated=self.advantage.last_approximated,
             )
             self.saver.after_batch(self.collector.frames)
 
     def collect(self) -> TensorDictBase:
         """The next batch, on the learner's device; every 16th is timed from within."""
         timed = self.iteration % TIMED_EVERY == 0
-        batch = self.collector.rollout(self.collector.steps_left(), timed=timed)
+        with one_thread():  # a few rows a step: a second thread costs more than it gives, and would change bits
+            batch = self.collector.rollout(self.collector.steps_left(), timed=timed)
         seconds = self.collector.last_seconds
         if seconds is not None:
             parts = {

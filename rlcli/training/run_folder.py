@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ class Run:
                 where=str(self.path),
                 why=f"it holds no {name}",
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DamagedDataError("cannot read a run's file", where=str(path), why=str(error)) from error
         if not isinstance(content, dict):
             raise DamagedDataError("cannot read a run's file", where=str(path), why="it is not a JSON object")
@@ -168,10 +169,13 @@ def create(
     }
     try:
         (path / CHECKPOINTS).mkdir(exist_ok=True)
-        (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        with open(path / CONFIG, "x") as file:  # of two processes that found the folder empty, one makes this file
+            file.write(json.dumps(config, indent=2) + "\n")
         if diff:
             (path / DIFF).write_bytes(diff)
         (path / RUN).write_text(json.dumps(info, indent=2) + "\n")
+    except FileExistsError:
+        raise _occupied(path) from None
     except OSError as error:
         raise _refused(path, error) from error
     return Run(path)
@@ -264,13 +268,17 @@ def _claim_given(path: Path) -> Path:
     except OSError as error:
         raise _refused(path, error) from error
     if occupied:
-        raise ResourceError(
-            "the run folder exists",
-            where=f"run.dir={path}",
-            why="a run never writes over another",
-            fix=f"Choose another run.dir, or continue that run with `rlcli resume {path}`.",
-        )
+        raise _occupied(path)
     return path
+
+
+def _occupied(path: Path) -> ResourceError:
+    return ResourceError(
+        "the run folder exists",
+        where=f"run.dir={path}",
+        why="a run never writes over another",
+        fix=f"Choose another run.dir, or continue that run with `rlcli resume {shlex.quote(str(path))}`.",
+    )
 
 
 def _refused(path: Path, error: OSError) -> ResourceError:

@@ -45,12 +45,18 @@ class Saver:
         self._saved_at = 0
 
     def after_batch(self, frames: int) -> None:
-        """Save if due; if the run was asked to stop, save and stop.
+        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
+        self.stop_if_asked(frames)
+        if frames // self.every > self._saved_at // self.every:
+            self.save(frames)
+
+    def stop_if_asked(self, frames: int) -> None:
+        """Between two batches, also before the first and after the last.
 
         Raises
         ------
         StoppedSafely
-            After the checkpoint was written.
+            The run was asked to stop, and has saved itself.
         """
         if self.stop.requested:
             self.save(frames)
@@ -58,8 +64,6 @@ class Saver:
                 f"stopped by {self.stop.reason} at {frames:,} frames and saved",
                 fix=f"Go on with: {resume_command(self.run.path)}",
             )
-        if frames // self.every > self._saved_at // self.every:
-            self.save(frames)
 
     def save(self, frames: int) -> None:
         """Write a checkpoint now."""

@@ -14,6 +14,9 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from rlcli.config import registry
+from rlcli.errors import StoppedSafely
+
 NOTICE = "stopping after this batch; Ctrl-C again stops now and loses it"
 
 
@@ -95,4 +98,35 @@ def resume_command(run: Path | str) -> str:
     """What to type to continue a run, from this directory: `rlcli resume runs/train/...`."""
     path = Path(run).absolute()
     here = Path.cwd()
-    return f"rlcli resume {shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))}"
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    words = ["rlcli", "resume", f"./{shown}" if shown.startswith("-") else shown]
+    for package in registry.imported:  # without it the run's own env or policy has no name
+        words += ["--import", package]
+    return shlex.join(words)
+
+
+class BeforeTheRun:
+    """While there is nothing to save yet, or no longer: SIGTERM ends the process with 75 and a word.
+
+    `StopSignals` takes over for as long as a run is going on. Ctrl-C is Python's own, and needs nothing here.
+    """
+
+    def __init__(self) -> None:
+        self._before: object = None
+        self._installed = False
+
+    def __enter__(self) -> BeforeTheRun:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            self._before = signal.signal(signal.SIGTERM, self._receive)
+            self._installed = True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)  # type: ignore
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, b"stopped by SIGTERM while no run was going on; nothing was lost\n")
+        raise SystemExit(StoppedSafely.exit_code)  # no Exception: what is being imported must not swallow it

@@ -98,8 +98,8 @@ def _add(path: str, x: Tensor, tensors: dict[str, Tensor]) -> str:
 
 def _from_numpy(x: np.ndarray | np.generic, path: str) -> Tensor:
     try:
-        # a copy: contiguous and in the machine's byte order, or refused; from_numpy gives empty arrays stride 0
-        return torch.from_numpy(np.array(x)) if x.size else torch.tensor(x)
+        copy = torch.from_numpy(np.array(x))  # contiguous and in the machine's byte order, or refused
+        return copy if x.size else torch.empty(x.shape, dtype=copy.dtype)  # from_numpy gives empty arrays stride 0
     except TypeError as error:
         raise ArgumentError(f"an array of {x.dtype} has no place in a checkpoint", where=path) from error
 

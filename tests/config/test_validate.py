@@ -36,7 +36,6 @@ def test_the_defaults_have_no_problem():
             {"memory__next_obs": "compact"},
             ("memory=exact", "next_obs=compact", "contradict", "memory=compact"),
         ),
-        ({"memory__fill_value": 0.0}, ("fill_value", "memory=compact")),
         ({"policy__kind": "random"}, ("no weights to train", "collect")),
         ({"policy__kind": "checkpoint"}, ("policy.path", "rlcli ls")),
         ({"policy__kind": "checkpoint", "policy__path": "/nowhere"}, ("/nowhere does not exist",)),
@@ -47,8 +46,8 @@ def test_the_defaults_have_no_problem():
         ({"collector__frames_per_batch": 0}, ("frames_per_batch is 0", ">= 1")),
         ({"collector__split_trajs": True}, ("split_trajs", "rlcli collect")),
         (
-            {"collector__trajs_per_batch": 4, "collector__track_traj_ids": False},
-            ("trajs_per_batch needs trajectory ids",),
+            {"collector__split_trajs": True, "collector__track_traj_ids": False},
+            ("split_trajs needs trajectory ids",),
         ),
         ({"sampler__batch_size": 4096}, ("4096", "2048", "sampler.batch_size <= 2048")),
         ({"sampler__batch_size": 1}, ("one row has no deviation",)),

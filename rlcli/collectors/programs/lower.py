@@ -25,6 +25,7 @@ from torch import nn
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.devices import Placement
+from rlcli.collectors.programs.called import call
 from rlcli.collectors.programs.lowered import IN_PLACE, Draw, LoweredProgram, Stage
 from rlcli.collectors.programs.program import Program
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
@@ -64,8 +65,8 @@ def lower(
         Whether actions are drawn or the mode is taken.
     """
     example = _probe(policy, inputs, batch_size, placement)
-    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, example)
-    if placement.cast_to_policy_device or exploration not in (
+    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example)
+    if placement.policy_is_elsewhere or exploration not in (
         InteractionType.RANDOM,
         InteractionType.MODE,
         InteractionType.DETERMINISTIC,
@@ -91,12 +92,10 @@ def _probe(policy, inputs: Schema, batch_size: torch.Size, placement: Placement)
     td = TensorDict({}, batch_size=batch_size)
     for key, value in _made_up(inputs, batch_size).items():
         td.set(key, torch.from_numpy(value))
-    if placement.cast_to_policy_device:
+    if placement.policy_is_elsewhere:
         td = td.to(placement.policy)
     with _untouched(policy):
-        out = policy(td)
-    out = td if out is None else out
-    return out.cpu()
+        return call(policy, td, "its first call, on made-up observations").cpu()
 
 
 def _made_up(inputs: Schema, batch_size: torch.Size) -> dict[Key, np.ndarray]:
@@ -207,8 +206,7 @@ def _same(program: LoweredProgram, example: TensorDictBase, inputs: Schema, batc
         bound.forward(0)  # type: ignore[attr-defined]
     for key, kept in bound.kept.items():  # type: ignore[attr-defined]
         expected = example.get(key)
-        if not torch.equal(kept[0].reshape(expected.shape), expected) and not torch.allclose(
-            kept[0].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6
-        ):
+        # a NaN on both sides is no difference: it is found, and named, before the first step
+        if not torch.allclose(kept[0].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6, equal_nan=True):
             return False
     return True

@@ -84,6 +84,7 @@ class LoweredProgram(Program):
             key: (shape, single) for stage in stages for key, shape in zip(stage.out_keys, stage.shapes, strict=True)
         }
         self.once: Schema = {**self.intermediate, ACTION: actions.stored}
+        self.log_prob_key = draw.log_prob_key
         if draw.log_prob_key is not None:
             self.once[draw.log_prob_key] = ((), single)
 

@@ -19,6 +19,9 @@ class Bound:
     def begin(self, rng: np.random.Generator, first: int, last: int) -> None:
         """Prepare steps `first..last-1`: draw their noise, check that views of the weights are not stale."""
 
+    def release(self) -> None:
+        """Put back what `begin` took, whether the steps succeeded or not."""
+
     def act(self, t: int) -> Any:
         """The action of step t as the env's loop takes it (`ActionFormat`)."""
         raise NotImplementedError
@@ -38,11 +41,23 @@ class Program:
         Keys it writes row by row.
     once : Schema
         Keys it writes once per batch, as whole columns.
+    log_prob_key : key, optional
+        Where it writes log-probabilities.
     """
 
     reads: set[Key]
     live: Schema
     once: Schema
 
+    log_prob_key: Key | None = None
+
     def bind(self, columns: Columns, lanes: int) -> Bound:
+        """Make it ready to act on these rows."""
         raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it beside weights."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""

@@ -36,11 +36,12 @@ class _BoundRandom(Bound):
     def __init__(self, program: RandomProgram, columns: Columns, lanes: int) -> None:
         self.actions, self.lanes = program.actions, lanes
         self.action = columns.data.get(ACTION)
-        self.log_prob = columns.data.get(program.log_prob_key)
+        key = program.log_prob_key
+        self.log_prob = None if key is None else columns.data.get(key)
         self.first = 0
 
     def begin(self, rng, first, last) -> None:
-        drawn = self.actions.draw(rng, last - first, self.lanes)  # [steps, N, *]
+        drawn, density = self.actions.draw_with_density(rng, last - first, self.lanes)  # [steps, N, *], [steps, N]
         if self.action is not None:
             column = self.action[:, first:last]
             across = drawn.swapaxes(0, 1)  # [N, steps, *]
@@ -49,7 +50,7 @@ class _BoundRandom(Bound):
             else:
                 column[...] = across
         if self.log_prob is not None:
-            self.log_prob[:, first:last] = self.actions.log_density()
+            self.log_prob[:, first:last] = density.T
         self.first = first
         self.rows = drawn.tolist() if self.actions.kind == "discrete" else drawn
 

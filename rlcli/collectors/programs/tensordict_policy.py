@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.devices import Placement
+from rlcli.collectors.programs.called import call, check_action, take
 from rlcli.collectors.programs.program import Bound, Program
+from rlcli.collectors.programs.torch_stream import TorchStream
 from rlcli.envs.actions import ActionFormat
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, Key, show, unravel
+from rlcli.keys import ACTION, NEXT, Key, as_tuple, show, unravel
+
+LOG_PROBS = ("sample_log_prob", "action_log_prob")
 
 
 class TensorDictProgram(Program):
@@ -30,8 +36,16 @@ class TensorDictProgram(Program):
         The env's: `()` (the policy sees `[*obs]`) or `(N,)`.
     placement : Placement
         Devices; the input is copied to the policy's device where it differs.
+    exploration : InteractionType, optional
+        How its distributions choose; None leaves them their own way.
     example : TensorDict
-        What one call of the policy wrote on zeros: fixes names, shapes and dtypes of its outputs.
+        What one call of the policy wrote: fixes names, shapes and dtypes of its outputs.
+
+    Raises
+    ------
+    ArgumentError
+        The policy writes no action, one that does not fit the env, or the next value of a key that it reads (a
+        recurrent state): nothing carries that to the next step yet.
     """
 
     def __init__(
@@ -41,31 +55,41 @@ class TensorDictProgram(Program):
         inputs: Schema,
         batch_size: torch.Size,
         placement: Placement,
+        exploration: InteractionType | None,
         example: TensorDictBase,
     ) -> None:
         self.policy, self.actions, self.batch_size, self.placement = policy, actions, batch_size, placement
+        self.exploration, self.stream = exploration, TorchStream(placement.policy)
         in_keys = getattr(policy, "in_keys", None)
-        self.inputs = [unravel(k) for k in in_keys] if in_keys is not None else list(inputs)
-        self.inputs = [key for key in self.inputs if key in inputs]
+        offered = list(inputs) if in_keys is None else [unravel(key) for key in in_keys]
+        self.inputs = [key for key in offered if key in inputs]
         self.reads = set(self.inputs)
         self.live: Schema = {}
-        for key in example.keys(True, True):
-            key = unravel(key)
+        self.kinds: dict[Key, torch.dtype] = {}  # as the policy writes them: an action's may be narrower than the row's
+        self.once: Schema = {}
+        for key in map(unravel, example.keys(True, True)):
             if key in inputs:
                 continue
+            if as_tuple(key)[0] == NEXT:
+                raise ArgumentError(
+                    f"the policy writes {show(key)}",
+                    why="a state that it hands to its own next step is not carried by this collector",
+                    fix="Recurrent policies are not supported yet.",
+                )
             value = example.get(key)
             shape = tuple(value.shape[len(batch_size) :])
-            self.live[key] = (shape, np.empty(0, _numpy_dtype(value.dtype)).dtype)
+            self.kinds[key] = value.dtype
+            self.live[key] = (shape, torch.empty(0, dtype=value.dtype).numpy().dtype)
+        self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
+        self._check_action()
+
+    def _check_action(self) -> None:
         if ACTION not in self.live:
             raise ArgumentError(
                 "the policy wrote no action",
-                why=f"it wrote {', '.join(map(show, self.live)) or 'nothing'} on a tensordict of zeros",
+                why=f"it wrote {', '.join(map(show, self.live)) or 'nothing'} on a made-up observation",
                 fix="Write the key 'action'.",
             )
-        self._check_action()
-        self.once: Schema = {}
-
-    def _check_action(self) -> None:
         shape, dtype = self.live[ACTION]
         wanted, wanted_dtype = self.actions.stored
         if shape != wanted:
@@ -81,51 +105,60 @@ class TensorDictProgram(Program):
         self.live[ACTION] = (wanted, wanted_dtype)
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
-        return _BoundTensorDict(self, columns, lanes)
+        return _BoundTensorDict(self, columns)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stream.load_state_dict(state)
 
 
 class _BoundTensorDict(Bound):
-    def __init__(self, program: TensorDictProgram, columns: Columns, lanes: int) -> None:
-        self.program, self.lanes = program, lanes
-        batched = bool(program.batch_size)
-
-        def tensors(key: Key) -> list[torch.Tensor]:
-            rows = columns.rows[key][: columns.steps]
-            return [torch.from_numpy(row if batched else row[0]) for row in rows]
-
-        self.inputs = [(key, tensors(key)) for key in program.inputs]
-        self.outputs = [(key, tensors(key)) for key in program.live]
+    def __init__(self, program: TensorDictProgram, columns: Columns) -> None:
+        self.program, self.columns = program, columns
+        self.outputs = [
+            (key, [self._tensor(row) for row in columns.rows[key][: columns.steps]]) for key in program.live
+        ]
         self.action_rows = columns.rows[ACTION]
+
+    def _tensor(self, row: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(row if self.program.batch_size else row[0])
+
+    def _input(self, key: Key, t: int) -> torch.Tensor:
+        """A fresh alias of row t: a policy that keeps it keeps the memory from being used again."""
+        column = self.columns.data.get(key)
+        return self._tensor(self.columns.rows[key][t].copy() if column is None else column[:, t])
+
+    def begin(self, rng, first, last) -> None:
+        self.program.stream.enter(rng)
+
+    def release(self) -> None:
+        self.program.stream.leave()
 
     def act(self, t: int):
         program, place = self.program, self.program.placement
-        td: TensorDictBase = TensorDict({}, batch_size=program.batch_size)
-        for key, rows in self.inputs:
-            td.set(key, rows[t])
-        if place.cast_to_policy_device:
+        td: TensorDictBase = TensorDict({key: self._input(key, t) for key in program.inputs}, program.batch_size)
+        if place.policy_is_elsewhere:
             if place.non_blocking and place.policy is not None and place.policy.type == "cuda":
                 td = td.pin_memory()
             td = td.to(place.policy, non_blocking=place.non_blocking)
             place.sync_policy()
-        out = program.policy(td)
-        if out is None:
-            out = td
+        with set_interaction_type(program.exploration):
+            out = call(program.policy, td, f"step {t} of the batch")
         for key, rows in self.outputs:
-            value = out.get(key, None)
-            if value is None:
-                raise ArgumentError(
-                    f"the policy did not write '{show(key)}' this time", why="it wrote it on the first call"
-                )
-            rows[t].copy_(value)
-        actions = program.actions
-        row = self.action_rows[t]
+            take(key, out.get(key, None), rows[t], program.kinds[key], t)
+        actions, row = program.actions, self.action_rows[t]
+        check_action(actions, row, t)
         if actions.kind == "box":
-            if not np.isfinite(row).all():
-                raise NumericsError("the policy's action is not finite", where=f"step {t} of the batch")
             return row
         decoded = actions.decode(row)
         return decoded.tolist() if actions.kind == "discrete" else decoded
 
-
-def _numpy_dtype(dtype: torch.dtype):
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    def end(self, first: int, last: int) -> None:
+        for key in self.program.live:
+            column = self.columns.data.get(key)
+            if column is not None and column.dtype.kind == "f" and not np.isfinite(column[:, first:last]).all():
+                raise NumericsError(
+                    f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
+                )

@@ -1,0 +1,187 @@
+"""What a user's package may register: envs and policies that keep no contract. Imported by `--import` only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import rlcli
+from rlcli.modules import build_actor_critic
+
+PLAIN = spaces.Box(-10.0, 10.0, (3,), np.float32)
+
+
+class Told(gym.Env):
+    """Episodes of 20 steps; after `at` steps of its life, `fault` decides what a step gives."""
+
+    observation_space, action_space, length = PLAIN, spaces.Discrete(2), 20
+
+    def __init__(self, at: int = 150) -> None:
+        self.at, self.life = at, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.see(), {}
+
+    def see(self):
+        return self.np_random.random(3).astype(np.float32)
+
+    def step(self, action):
+        self.t, self.life = self.t + 1, self.life + 1
+        result = (self.see(), 1.0, self.t >= self.length, False, {})
+        return self.fault(result) if self.life == self.at else result
+
+    def fault(self, result):
+        return result
+
+
+class Unspeakable(Exception):
+    """No text, no pickle."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    def __reduce__(self):
+        raise TypeError("no pickle")
+
+
+class NoException(BaseException):
+    """Not even an Exception."""
+
+
+def throw(error):
+    raise error
+
+
+FAULTS = {
+    "raises": lambda r: throw(ValueError("the arm is stuck")),
+    "unspeakable": lambda r: throw(Unspeakable()),
+    "exits": lambda r: sys.exit(0),
+    "no_exception": lambda r: throw(NoException("gone")),
+    "endless_text": lambda r: throw(ValueError("a\nb\n" + "x" * 100_000)),
+    "control_text": lambda r: throw(ValueError("\x1b[2J\x00 \udce9 cleared")),
+    "short": lambda r: (r[0][:2], *r[1:]),
+    "doubles": lambda r: (r[0].astype(np.float64), *r[1:]),
+    "nan": lambda r: (r[0] * np.nan, *r[1:]),
+    "no_reward": lambda r: (r[0], None, *r[2:]),
+    "huge_reward": lambda r: (r[0], 1e300, *r[2:]),
+    "endless_reward": lambda r: (r[0], 10**400, *r[2:]),
+    "done_is_one": lambda r: (*r[:2], 1, *r[3:]),
+    "four_values": lambda r: r[:4],
+    "nothing": lambda r: None,
+}
+
+
+def env(name: str, **members) -> None:
+    """Register a `Told` with other members."""
+    kind = type(name, (Told,), members)
+    rlcli.register_env(name)(lambda **settings: kind(**settings))
+
+
+env("good")
+for name, fault in FAULTS.items():
+    env(name, fault=lambda self, result, fault=fault: fault(result))
+    env(
+        f"{name}_at_once",
+        fault=lambda self, result, fault=fault: fault(result),
+        __init__=lambda self: Told.__init__(self, 3),
+    )
+
+env("reset_raises", reset=lambda self, **_: throw(RuntimeError("no licence")))
+env("reset_alone", reset=lambda self, **_: np.zeros(3, np.float32))
+env("init_raises", __init__=lambda self: throw(RuntimeError("no port")))
+env("init_exits", __init__=lambda self: sys.exit(0))
+env("unseeded", see=lambda self: np.random.default_rng().random(3).astype(np.float32))
+env("never_ends", length=10**9)
+env("ends_at_once", length=1)
+env("interrupts", fault=lambda self, result: (os.kill(os.getpid(), signal.SIGTERM), result)[1])
+env("interrupts_twice", fault=lambda self, result: ([signal.raise_signal(signal.SIGINT) for _ in range(2)], result)[1])
+env("slow", step=lambda self, action: (time.sleep(0.002), Told.step(self, action))[1])
+
+
+@rlcli.register_env("chatters")
+class Chatters(Told):
+    """Writes to both streams, bytes that are no text among it."""
+
+    def step(self, action):
+        print("step \x1b[31m", file=sys.stderr if self.t % 2 else sys.stdout)
+        os.write(1, b"\xff\xfe\n")
+        return super().step(action)
+
+
+@rlcli.register_env("reuses")
+class Reuses(Told):
+    """Hands out its own buffer at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = np.zeros(3, np.float32)
+
+    def see(self):
+        self.buffer[:] = self.np_random.random(3)
+        return self.buffer
+
+
+SPACES = {
+    "tuple": spaces.Tuple((PLAIN, PLAIN)),
+    "text": spaces.Text(5),
+    "nested_tuple": spaces.Dict({"a": spaces.Tuple((PLAIN,))}),
+    "taken_name": spaces.Dict({"next": PLAIN}),
+    "unsigned": spaces.Box(0, 1000, (3,), np.uint16),
+}
+for name, space in SPACES.items():
+    env(f"sees_{name}", observation_space=space, see=lambda self: self.observation_space.sample())
+env("acts_tuple", action_space=spaces.Tuple((PLAIN, PLAIN)))
+rlcli.register_env("no_env")(lambda: None)
+rlcli.register_env("no_spaces")(gym.Env)
+rlcli.register_env("builder_raises")(lambda: 1 / 0)
+
+
+# ---- policies: after 10 calls `later` is what they write ---------------------------------------------------------
+class Late(nn.Module):
+    def __init__(self, later) -> None:
+        super().__init__()
+        self.later, self.calls = later, 0
+
+    def forward(self, observation):
+        self.calls += 1
+        good = torch.zeros(observation.shape[:-1], dtype=torch.int64)
+        return good if self.calls < 10 else self.later(good)
+
+
+LATER = {
+    "raises_later": lambda good: throw(ValueError("the net is torn")),
+    "exits_later": lambda good: sys.exit(0),
+    "nothing_later": lambda good: None,
+    "wide_later": lambda good: good.repeat(2),
+    "lone_later": lambda good: good[:1],
+    "float_later": lambda good: good + 0.5,
+    "seven_later": lambda good: good + 7,
+    "minus_later": lambda good: good - 1,
+}
+for name, later in LATER.items():
+    rlcli.register_policy(name)(lambda o, a, later=later: Late(later))
+
+rlcli.register_policy("builds_nothing")(lambda o, a: None)
+rlcli.register_policy("builder_breaks")(lambda o, a, **settings: 1 / 0)
+rlcli.register_policy("linear")(lambda o, a: nn.Linear(3, 2))
+
+
+@rlcli.register_policy("poisoned")
+def poisoned(observation_spec, action_spec, part: str = "actor", state_dependent: bool = False):
+    """A good pair with one NaN: in the actor's first weight, in its deviation, or in the critic."""
+    pair = build_actor_critic(observation_spec, action_spec, hidden=[8], state_dependent_std=state_dependent)
+    named = dict((pair.critic if part == "critic" else pair.actor).named_parameters())
+    chosen = [p for name, p in named.items() if part != "deviation" or "std" in name] or list(named.values())
+    with torch.no_grad():
+        (chosen[-1] if part == "deviation" else chosen[0]).view(-1)[-1] = torch.nan
+    return tuple(pair)

@@ -1,0 +1,149 @@
+"""Envs of a user's package that break every promise: exit 3 and a sentence with env, lane, step, seed, or no harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import is_a_sentence
+
+from rlcli.data import open_segments
+from rlcli.training.run_folder import open_run
+
+# name -> words of the sentence
+STEPS = {
+    "raises": ["raised in step", "ValueError: the arm is stuck", "(action "],
+    "unspeakable": ["raised in step", "Unspeakable, whose text cannot be had"],
+    "exits": ["raised in step", "SystemExit: 0"],
+    "no_exception": ["raised in step", "NoException: gone"],
+    "endless_text": ["raised in step", "ValueError: a b xxx", "..."],
+    "control_text": ["raised in step", r"ValueError: \x1b[2J\x00 \udce9 cleared"],
+    "short": ["expected shape (3,), got shape (2,)", "after action"],
+    "doubles": ["expected dtype float32, got dtype float64"],
+    "nan": ["is not finite", "expected finite numbers, got NaN or infinity"],
+    "no_reward": ["the reward is not a number", "expected a float, got None"],
+    "huge_reward": ["the reward is too large", "expected what float32 can hold, got 1e+300"],
+    "endless_reward": ["the reward is not finite"],
+    "done_is_one": ["expected a bool as terminated, got 1 (int)"],
+    "four_values": ["raised in step", "ValueError: not enough values"],
+    "nothing": ["raised in step", "TypeError: cannot unpack"],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, verb, name):
+    for env in (f"{name}_at_once", name):  # in the first try of whether episodes repeat, and in the middle of a run
+        answer = hostile(verb, f"env.id={env}", "run.dir=r")
+        is_a_sentence(answer, 3, f"env {env}, lane ", ", step ", ", seed ", *STEPS[name])
+        assert open_run("r").summary.get("status", "failed") == "failed"
+        Path("r").rename(f"r_{env}")
+
+
+def test_what_was_collected_before_a_fault_is_there_and_whole(hostile):
+    answer = hostile("collect", "env.id=raises", "run.dir=r", "collector.frames_per_batch=32")
+    assert answer.code == 3
+    found = open_segments(Path("r/data"))
+    assert [batch.numel() for batch in found] == [32] * 9  # 149 good steps of 2 envs: the tenth batch broke
+    assert all(batch["observation"].isfinite().all() for batch in found)
+
+
+def test_the_good_checkpoint_before_a_fault_stays(hostile):
+    answer = hostile("train", "env.id=raises", "run.dir=r", "collector.frames_per_batch=64", "run.checkpoint_every=64")
+    assert answer.code == 3
+    run = open_run("r")
+    assert run.summary["status"] == "failed" and run.summary["frames"] >= 64 and len(run.checkpoints) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("reset_raises", ["raised in reset", "RuntimeError: no licence", "lane 0"]),
+        ("reset_alone", ["lane 0", "expected", "got"]),
+        ("init_raises", ["could not be built (init_raises)", "RuntimeError: no port"]),
+        ("init_exits", ["could not be built", "SystemExit"]),
+        ("builder_raises", ["could not be built", "ZeroDivisionError"]),
+        ("no_env", ["not a gymnasium env", "NoneType"]),
+        ("no_spaces", ["has no observation_space"]),
+        ("sees_tuple", ["Tuple cannot be used"]),
+        ("sees_nested_tuple", ["Tuple cannot be used (a)"]),
+        ("sees_text", ["Text cannot be used"]),
+        ("sees_taken_name", ["cannot be called 'next'"]),
+        ("sees_unsigned", ["dtype uint16 cannot be used", "DtypeObservation"]),
+        ("acts_tuple", ["action space of type Tuple cannot be used"]),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_an_env_that_cannot_begin_is_named(hostile, verb, name, words):
+    is_a_sentence(hostile(verb, f"env.id={name}", "run.dir=r"), 3, *words)
+
+
+@pytest.mark.parametrize("name", ["ends_at_once", "never_ends", "chatters", "reuses", "unseeded"])
+def test_a_strange_env_that_breaks_no_promise_is_trained_on(hostile, name):
+    answer = hostile("train", f"env.id={name}", "run.dir=r")
+    assert answer.code == 0, answer.err
+    summary = open_run("r").summary
+    assert (summary["status"], summary["frames"]) == ("done", 1024)
+    assert ("cannot be replayed" in answer.out) == (name == "unseeded")
+
+
+def test_an_episode_that_never_ends_is_cut_off_in_evaluations_and_counted(hostile, monkeypatch):
+    from rlcli.training import evaluation
+
+    monkeypatch.setitem(evaluation.evaluate.__kwdefaults__, "longest", 300)
+    answer = hostile("train", "env.id=never_ends", "run.dir=r", "run.eval_episodes=3")
+    assert answer.code == 0 and "3 did not end and were cut off" in answer.out
+    found = open_run("r").summary["evaluation"]
+    assert (found["cut"], found["lengths"]) == (3, [300, 300, 300])
+
+
+def test_an_env_that_reuses_its_buffer_is_resumed_exactly(hostile):
+    assert hostile("train", "env.id=reuses", "run.dir=whole").code == 0
+    assert hostile("train", "env.id=reuses", "run.dir=cut", "total_frames=512", "optim.anneal_lr=false").code == 0
+    answer = hostile("resume", "cut", "total_frames=1024")
+    assert answer.code == 0 and "could not be brought back" not in answer.out
+
+
+def test_a_missing_package_of_an_env_names_the_extra(rlcli, monkeypatch):
+    from rlcli.config import installed
+
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    for env, package, extra in (
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+        ("ALE/Pong-v5", "ale_py", "atari"),
+    ):
+        answer = rlcli("train", f"env.id={env}")
+        assert answer.code == 2 and package in answer.err and f'pip install "rlcli[{extra}]"' in answer.err
+
+
+def test_an_env_of_an_unimported_package_asks_for_it(hostile, rlcli):
+    assert hostile("train", "env.id=good", "run.dir=r").code == 0
+    from rlcli.config import registry
+
+    registry._users["env"].clear()
+    registry.imported.clear()
+    for verb in ("resume", "eval"):
+        answer = rlcli(verb, "r")
+        is_a_sentence(answer, 2, "unknown env id 'good'", "--import")
+    assert json.loads(Path("r/config.json").read_text())["env"]["id"] == "good"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nothing_of_this_name", ["ModuleNotFoundError", "nothing_of_this_name"]),
+        ("1/0", ["ZeroDivisionError"]),
+        ("raise SystemExit(0)", ["SystemExit"]),
+        ("def", ["SyntaxError"]),
+        ("import rlcli; rlcli.register_env('two words')(None)", ["two words"]),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_named(rlcli, tmp_path, text, words):
+    (tmp_path / "bad_package_here.py").write_text(text)
+    import sys
+
+    sys.modules.pop("bad_package_here", None)
+    answer = rlcli("train", "--import", "bad_package_here")
+    is_a_sentence(answer, 2, "bad_package_here", "--import", *words)

@@ -1,0 +1,73 @@
+"""Policies of a user's package that write NaN, the wrong thing, or nothing: a sentence, before the env is stepped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import is_a_sentence
+
+from rlcli.training.run_folder import open_run
+
+LATER = {
+    "raises_later": (2, ["the policy raised", "ValueError: the net is torn", "step 8 of the batch"]),
+    "exits_later": (2, ["the policy raised", "SystemExit: 0"]),
+    "nothing_later": (2, ["the policy"]),
+    "wide_later": (2, ["the policy", "step 8 of the batch"]),
+    "lone_later": (2, ["the policy", "step 8 of the batch"]),
+    "float_later": (2, ["action is not what it was", "torch.float32", "the env was not stepped"]),
+    "seven_later": (2, ["action is out of range", "expected 0 to 1, got [7 7]", "the env was not stepped"]),
+    "minus_later": (2, ["action is out of range", "got [-1 -1]"]),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_policy_that_fails_later_is_stopped_before_the_env_is_stepped(hostile, name):
+    code, words = LATER[name]
+    # the env of this test would accept any action, and use a wrong one without a word
+    is_a_sentence(hostile("collect", "env.id=good", f"policy={name}", "run.dir=r"), code, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("builds_nothing", ["policy=builds_nothing is no module", "None"]),
+        ("builder_breaks", ["could not be built", "ZeroDivisionError"]),
+        ("linear", ["the policy's action does not fit", "expected shape ()", "got (2,)"]),
+    ],
+)
+def test_a_policy_that_cannot_begin_is_named(hostile, name, words):
+    is_a_sentence(hostile("collect", "env.id=good", f"policy={name}", "run.dir=r"), 2, *words)
+
+
+def test_training_needs_a_critic_and_says_so(hostile):
+    is_a_sentence(hostile("train", "env.id=good", "policy=raises_later"), 2, "needs a critic", "(actor, critic)")
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("env.id=good policy.kwargs={part:actor}", ["the policy's logits is not finite", "the env was not stepped"]),
+        ("env.id=Pendulum-v1 policy.kwargs={part:actor}", ["is not finite", "the env was not stepped"]),
+        ("env.id=Pendulum-v1 policy.kwargs={part:deviation}", ["scale is not finite", "the env was not stepped"]),
+        (
+            "env.id=Pendulum-v1 policy.kwargs={part:deviation,state_dependent:true}",
+            ["is not finite", "the env was not stepped"],
+        ),
+    ],
+)
+def test_a_policy_with_a_nan_stops_before_the_first_step(hostile, verb, settings, words):
+    is_a_sentence(hostile(verb, "policy=poisoned", "run.dir=r", *settings.split()), 6, *words)
+    assert open_run("r").summary["frames"] == 0 and not list(Path("r/data").glob("0*"))
+
+
+def test_a_deviation_too_large_for_a_float_never_reaches_the_data(hostile):
+    answer = hostile("train", "env.id=Pendulum-v1", "policy.init_std=1e38", "run.dir=r")
+    is_a_sentence(answer, 6, "action is not finite", "policy.init_std")
+
+
+def test_a_poisoned_critic_moves_no_weight(hostile):
+    answer = hostile("train", "env.id=good", "policy=poisoned", "policy.kwargs={part:critic}", "run.dir=r")
+    is_a_sentence(answer, 6, "3 updates in a row were not finite", "The weights are those of the last good step")
+    assert open_run("r").checkpoints == []

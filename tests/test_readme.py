@@ -1,0 +1,172 @@
+"""The README is true: its snippets run, its commands are accepted, its tables agree with the code.
+
+Snippets and commands run in one process of their own, because they register names.
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_layers import LAYERS, PACKAGE
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)  # (language, text)
+
+
+def files() -> dict[str, str]:
+    """Blocks whose first line names a file: `# my_rl/__init__.py`."""
+    named = ((re.match(r"# (\S+\.(?:py|yaml))\n", text), text) for _, text in BLOCKS)
+    return {match[1]: text for match, text in named if match}
+
+
+def snippets() -> str:
+    """The other python blocks, in order, as one program."""
+    return "\n".join(text for language, text in BLOCKS if language == "python" and text not in files().values())
+
+
+def commands() -> list[str]:
+    """Every `rlcli ...` line of a block without a language, and of inline code that is a whole command."""
+    lines = [line for language, text in BLOCKS if not language for line in text.splitlines()]
+    found = [match[1] for line in lines if (match := re.match(r"(rlcli \w+(?: .*?)?)\s*(?:#.*)?$", line))]
+    found += re.findall(r'eval "\$\((rlcli [^)]*)\)"', README)
+    found += re.findall(r"`(rlcli (?:train|collect|resume|cp|bench|ls) [^`]*)`", README)
+    return list(dict.fromkeys(re.sub(r"^rlcli (bench) NAME$", r"rlcli \1 start", line) for line in found))
+
+
+def words_of(command: str) -> list[str]:
+    """What is tried in place of a command: jobs are composed, not run, and what needs a run shows its help."""
+    stands_for = {"RUN": "runs/example", "NAME": "ppo_exact", "FILE": "copy.yaml"}
+    verb, *rest = [stands_for.get(word, word) for word in command.split()[1:]]
+    if verb in ("train", "collect") and not {"--help", "--cfg"} & set(rest):
+        rest += ["--cfg", "job"]
+    return [verb, *rest, "--help"] if verb in ("resume", "eval") else [verb, *rest]
+
+
+def bench_of(command: str) -> str | None:
+    match = re.match(r"rlcli bench (\w+)$", command)
+    return match[1] if match else None
+
+
+def in_a_new_process(program: str, folder: Path) -> subprocess.CompletedProcess:
+    for name, text in files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_it_begins_with_the_two_commands():
+    assert BLOCKS[0] == (
+        "",
+        'pip install -e . && rlcli train recipe=ppo_compact\npip install -e ".[test]" && pytest\n',
+    )
+
+
+def test_the_python_snippets_run(tmp_path):
+    assert len(snippets()) > 500
+    done = in_a_new_process(snippets(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([8, 2048])" in done.stdout  # a segment that was read back
+
+
+def test_a_users_own_env_and_policy_train(tmp_path):
+    (command,) = [line for line in commands() if "--import my_rl" in line]
+    words = [*command.split()[1:], "total_frames=2048", "console=off", "run.dir=run", "run.eval_episodes=2"]
+    words = [word for word in words if word != "total_frames=30_000"]
+    done = in_a_new_process(f"import sys; from rlcli.cli.main import main; sys.exit(main({words}))", tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["env"] == "Thermostat" and summary["frames"] == 2048
+
+
+def test_every_command_is_accepted(tmp_path):
+    elsewhere = {command for command in commands() if bench_of(command) or " -m " in command}
+    tried = {command: words_of(command) for command in commands() if command not in elsewhere}
+    assert len(tried) > 15
+    program = f"""
+import contextlib, io, json
+from rlcli.cli.main import main
+found = {{}}
+for command, words in {tried!r}.items():
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        found[command] = [main(words), err.getvalue()]
+print(json.dumps(found))
+"""
+    done = in_a_new_process(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    refused = {command: text for command, (code, text) in found.items() if code != 0}
+    assert not refused
+
+
+def test_the_mistake_is_answered_as_shown(capsys):
+    from rlcli.cli.main import main
+
+    asked, answer = re.search(r"^\$ rlcli (.*)\n(.*)$", README, re.M).groups()
+    assert main(asked.split()) == 2
+    assert capsys.readouterr().err.strip() == answer
+
+
+def test_a_sweep_as_shown_is_several_jobs():
+    from rlcli.cli.compose import plan
+
+    (sweep,) = [line for line in commands() if " -m " in line]
+    assert plan("train", sweep.split()[3:], multirun=True).job is None
+
+
+def test_every_bench_named_exists():
+    from rlcli.bench import NAMES
+
+    assert {name for command in commands() if (name := bench_of(command))} == set(NAMES)
+
+
+def test_the_layer_table_is_that_of_the_layer_test():
+    rows = re.findall(r"^\| (\d) \| ((?:`[\w.]+` ?)+) \|", README, re.M)
+    shown = {int(number): set(re.findall(r"`([\w.]+)`", parts)) for number, parts in rows}
+
+    def exists(part: str) -> bool:
+        place = PACKAGE.joinpath(*part.split("."))
+        return place.is_dir() or place.with_suffix(".py").exists()
+
+    assert shown == {number: {part for part in parts if exists(part)} for number, parts in enumerate(LAYERS)}
+
+
+def test_every_path_named_exists():
+    paths = re.findall(r"`((?:rlcli|tests|recipes|conf)/[\w./]*)`", README)
+    assert paths
+    assert not [path for path in paths if not (PACKAGE.parent / path).exists()]
+
+
+@pytest.mark.parametrize("mode", ["full", "exact", "compact"])
+def test_the_bytes_a_frame_are_those_of_the_table(mode, tmp_path, monkeypatch):
+    import rlcli
+
+    monkeypatch.chdir(tmp_path)
+    header, row = re.search(r"^\| recipe \|(.*)\n.*\n\| `ppo_exact` \(CartPole\) \|(.*)$", README, re.M).groups()
+    cells = dict(zip(re.findall(r"`(\w+)`", header), row.split("|"), strict=False))
+    kept, whole = (float(number) for number in cells[mode].split(" of "))
+    run = rlcli.train([f"recipe=ppo_{mode}", "total_frames=4096", "console=off", "logger=none", "run.eval_episodes=0"])
+    memory = run.summary["memory"]
+    (successors,) = [e for e in memory["entries"] if e["key"] == "next.observation"] or [{"per_frame": 0.0}]
+    # of a young policy, whose episodes end more often than those of a whole run
+    assert successors["per_frame"] == pytest.approx(kept, abs=1)
+    assert memory["components"]["rollout"]["per_frame"] == pytest.approx(whole, abs=1)
+
+
+def test_every_python_block_parses():
+    for language, text in BLOCKS:
+        if language == "python":
+            ast.parse(text)
