@@ -26,7 +26,6 @@ from rlcli.keys import (
     TRUNCATED,
     VALUE_TARGET,
     Key,
-    show,
     under_next,
     unravel,
 )
@@ -209,7 +208,7 @@ def build_collector(
 ) -> Collector:
     """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
-    collector = Collector(
+    return Collector(
         env, None if policy is None else policy.actor,
         frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
@@ -219,13 +218,6 @@ def build_collector(
         env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
         no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
     )  # fmt: skip
-    written = {*collector.engine.live, *collector.engine.once, *collector.engine.faces.columns}
-    if absent := [key for key in keys_of(m.keep) if key not in written]:
-        raise ConfigError(
-            f"nothing writes {', '.join(map(show, absent))}", where="memory.keep",
-            why=f"a batch has {', '.join(sorted(map(show, written)))}",
-        )  # fmt: skip
-    return collector
 
 
 def keys_of(entries: Sequence[Any]) -> list[Key]:

@@ -57,7 +57,6 @@ def test_the_defaults_have_no_problem():
         ({"optim__lr": 0.0}, ("optim.lr is 0.0", "> 0")),
         ({"optim__betas": [0.9]}, ("pair",)),
         ({"optim__momentum": 0.9}, ("optim.momentum", "optim=adam")),
-        ({"optim__kind": "rmsprop", "optim__implementation": "fused"}, ("no fused rmsprop",)),
         ({"env__id": "CartPol-v1"}, ("unknown env id 'CartPol-v1'", "did you mean CartPole-v1")),
         ({"env__num": 0}, ("env.num is 0", ">= 1")),
         ({"env__wrappers": ["ClipActon"]}, ("unknown wrapper 'ClipActon'", "ClipAction")),

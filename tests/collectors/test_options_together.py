@@ -1,0 +1,265 @@
+"""Options that meet each other, and policies that are called as they are: what a first reading of the code got wrong."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import InteractionType, TensorDictModule
+from torch import nn
+from worlds import Counter, Walk
+
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import ArgumentError, EnvError, NumericsError
+from rlcli.modules import IndependentNormal, ProbabilisticActor
+from rlcli.transforms import Compose, InitTracker, RewardScaling, RewardSum, RunningNorm, StepCounter
+
+
+def counters(n: int = 3, **kwargs) -> SerialEnv:
+    return SerialEnv(n, lambda: GymEnv(Counter(**kwargs)))
+
+
+def walks(n: int = 2) -> SerialEnv:
+    return SerialEnv(n, lambda: GymEnv(Walk(), narrow=True))
+
+
+def gaussian(**kwargs) -> ProbabilisticActor:
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = nn.Linear(3, 2)
+
+        def forward(self, place):
+            loc = self.mean(place)
+            return loc, torch.full_like(loc, 0.5)
+
+    torch.manual_seed(0)
+    return ProbabilisticActor(
+        TensorDictModule(Head(), ["place"], ["loc", "scale"]), ["loc", "scale"], distribution_class=IndependentNormal,
+        return_log_prob=True, **kwargs,
+    )  # fmt: skip
+
+
+# ---- policies that are called as they are ------------------------------------------------------------------------
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "as it is"])
+def test_exploration_type_holds_lowered_or_not(hooked):
+    policy = gaussian()
+    if hooked:
+        policy.register_forward_hook(lambda *_: None)
+    for kind, moves in ((InteractionType.RANDOM, True), (InteractionType.DETERMINISTIC, False)):
+        batch = Collector(walks(), policy, frames_per_batch=40, exploration_type=kind, seed=0).rollout()
+        assert bool((batch["action"] != batch["loc"]).any()) is moves
+
+
+def test_a_policy_that_draws_from_torchs_stream_is_seeded_by_the_collector_and_disturbs_nobody():
+    def batch(seed, noise):
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        policy = lambda td: td.set("action", torch.rand(2, 2))  # noqa: E731
+        collector = Collector(walks(), policy, frames_per_batch=20, seed=seed)
+        found = torch.cat([collector.rollout()["action"].clone() for _ in range(2)], 1)
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
+
+    assert torch.equal(batch(0, 1), batch(0, 2)) and not torch.equal(batch(0, 1), batch(1, 1))
+
+
+def test_such_a_stream_goes_on_after_a_restore():
+    policy = lambda td: td.set("action", torch.rand(2, 2))  # noqa: E731
+
+    def collector():
+        return Collector(walks(), policy, frames_per_batch=20, seed=3, episode_seeds=True)
+
+    one = collector()
+    one.lanes.history_limit = 100
+    one.rollout()
+    state, expected = one.state_dict(), one.rollout()
+    other = collector()
+    other.lanes.history_limit = 100
+    assert other.load_state_dict(state) == []
+    got = other.rollout()
+    for key in expected.keys(True, True):
+        assert torch.equal(expected.get(key), got.get(key)), key
+
+
+def test_a_plain_module_takes_over_its_weights():
+    class Plain(nn.Linear):
+        def forward(self, place, image):
+            return super().forward(place)
+
+    policy = Plain(3, 2)
+    collector = Collector(walks(), policy, frames_per_batch=20, update_at_each_batch=True)
+    before = collector.rollout()["action"].clone()
+    with torch.no_grad():
+        policy.weight.mul_(0.0)
+        policy.bias.fill_(0.25)
+    collector.update_policy_weights_()
+    collector.update_policy_weights_(policy)
+    assert bool((collector.rollout()["action"] == 0.25).all()) and not bool((before == 0.25).all())
+
+
+def test_a_policy_may_keep_what_it_was_given():
+    kept = []
+
+    def policy(td):
+        kept.append((td["place"], td["place"].clone()))
+        return td.set("action", torch.zeros(2, 2))
+
+    collector = Collector(walks(), policy, frames_per_batch=20)
+    for _ in range(4):
+        collector.rollout()
+    assert all(torch.equal(held, then) for held, then in kept)
+
+
+def test_a_recurrent_policy_is_refused_not_run_without_its_memory():
+    policy = lambda td: td.set("action", torch.zeros(2, 2)).set(("next", "hidden"), torch.zeros(2, 5))  # noqa: E731
+    with pytest.raises(ArgumentError, match="Recurrent"):
+        Collector(walks(), policy)
+
+
+# ---- random frames -----------------------------------------------------------------------------------------------
+def test_random_rows_hold_the_random_laws_log_density_and_zeros_for_what_no_policy_wrote():
+    collector = Collector(walks(), gaussian(log_prob_key="action_log_prob"), frames_per_batch=40, init_random_frames=20)
+    for column in collector.engine._batch(20).columns.data.values():
+        column.fill(7)  # what fresh memory may hold
+    batch = collector.rollout()
+    assert bool((batch["loc"][:, :10] == 0).all()) and bool((batch["loc"][:, 10:] != 0).all())
+    assert torch.allclose(batch["action_log_prob"][:, :10], torch.tensor(-2 * np.log(2.0)).float())
+
+
+def test_random_actions_of_an_unbounded_box_have_a_finite_log_density():
+    format = GymEnv(
+        gym.wrappers.TransformAction(Walk(), lambda a: a, gym.spaces.Box(-np.inf, np.inf, (2,)))
+    ).lanes.actions
+    actions, density = format.draw_with_density(np.random.default_rng(0), 500, 4)
+    law = torch.distributions.TransformedDistribution(
+        torch.distributions.Uniform(0, 1), [torch.distributions.SigmoidTransform().inv]
+    )
+    expected = law.log_prob(torch.from_numpy(actions).double()).sum(-1)
+    assert torch.allclose(torch.from_numpy(density), expected, atol=1e-4)
+
+
+# ---- ends and resets ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["full", "exact", "compact"])
+def test_a_batch_that_ends_early_is_whole_in_every_mode(mode):
+    collector = Collector(counters(lengths=(4, 9, 6)), frames_per_batch=60, reset_when_done=False, next_obs=mode)
+    batch = collector.rollout()
+    assert batch.shape == (3, 4) and bool(batch["next", "done"][:, -1].all())
+    if mode != "compact":
+        assert torch.equal((batch["next", "observation"] + 0)[..., 1], batch["next", "reward"].squeeze(-1))
+
+
+def test_an_episode_that_ends_with_the_last_random_step_is_not_stepped_on():
+    env = SerialEnv(1, lambda: GymEnv("CartPole-v1", max_episode_steps=5, categorical_action_encoding=True))
+    policy = lambda td: td.set("action", torch.zeros(1, dtype=torch.int64))  # noqa: E731
+    collector = Collector(env, policy, frames_per_batch=20, init_random_frames=5, reset_when_done=False, seed=0)
+    assert collector.rollout().shape == (1, 5)
+
+
+def test_whole_trajectories_never_join_two_that_a_reset_cut():
+    collector = Collector(
+        counters(lengths=(7,)), frames_per_batch=30, total_frames=240, trajs_per_batch=2, reset_at_each_iter=True
+    )
+    for batch in collector:
+        for row in range(2):
+            mask = batch["collector", "mask"][row]
+            assert len(set(batch["collector", "traj_ids"][row][mask].tolist())) == 1
+    assert collector.trajectories.dropped_frames > 0
+
+
+def test_a_frame_limit_belongs_to_its_collector():
+    env = counters(lengths=(50,))
+    assert bool(Collector(env, frames_per_batch=30, max_frames_per_traj=3).rollout()["next", "done"].any())
+    assert not bool(Collector(env, frames_per_batch=30).rollout()["next", "done"].any())
+
+
+def test_a_seed_given_to_the_env_is_kept():
+    def first(seed):
+        env = walks()
+        env.set_seed(seed)
+        return Collector(env, frames_per_batch=4).rollout()["place"][:, 0].clone()
+
+    assert torch.equal(first(3), first(3)) and not torch.equal(first(3), first(4))
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep_keys": ["observatoin"]}, "observation"),
+        ({"keep_keys": [("next", "observation")]}, "without"),
+        ({"split_trajs": True, "trajs_per_batch": 2}, "both"),
+        ({"trajs_per_batch": 2, "keep_keys": ["observation"]}, "done"),
+    ],
+)
+def test_requests_that_no_batch_can_meet_are_refused(options, words):
+    with pytest.raises(ArgumentError, match=words):
+        Collector(counters(), **options)
+
+
+def test_one_env_object_cannot_be_two_lanes():
+    env = GymEnv(Counter())
+    with pytest.raises(ArgumentError, match="several lanes"):
+        SerialEnv(2, lambda: env)
+
+
+def test_infinity_is_seen_before_a_transform_clips_it():
+    class Wild(Walk):
+        def _see(self):
+            seen = super()._see()
+            if getattr(self, "t", 0) == 3:
+                seen["place"][0] = np.inf
+            return seen
+
+    env = TransformedEnv(SerialEnv(2, lambda: GymEnv(Wild(), narrow=True)), RunningNorm(["place"]))
+    with pytest.raises(EnvError, match="place is not finite"):
+        Collector(env, gaussian(), frames_per_batch=40).rollout()
+
+
+def test_a_policy_output_that_is_not_finite_is_refused_where_actions_cannot_show_it():
+    def policy(td):
+        return td.set("action", nn.functional.one_hot(torch.zeros(3, dtype=torch.int64), 3)).set(
+            "logits", torch.full((3, 3), float("nan"))
+        )
+
+    with pytest.raises(NumericsError, match="logits"):
+        Collector(counters(), policy, frames_per_batch=30).rollout()
+
+
+# ---- full and exact, whatever else is asked for ------------------------------------------------------------------
+STACKS = {
+    "none": [],
+    "bookkeeping": [InitTracker, StepCounter, RewardSum],
+    "scaled": [lambda: RunningNorm(["place"]), lambda: RewardScaling(0.5, 2.0), StepCounter],
+}
+OPTIONS = {
+    "plain": {},
+    "random first": {"init_random_frames": 30},
+    "short": {"max_frames_per_traj": 5},
+    "cut": {"set_truncated": True},
+    "fresh": {"reset_at_each_iter": True},
+    "until done": {"reset_when_done": False},
+}
+
+
+@pytest.mark.parametrize("lanes", [None, 3])
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("acting", [False, True])
+def test_exact_is_full_whatever_else_is_asked_for(lanes, stack, options, acting):
+    def batches(mode):
+        env = GymEnv(Walk(), narrow=True) if lanes is None else walks(lanes)
+        if STACKS[stack]:
+            env = TransformedEnv(env, Compose(*(make() for make in STACKS[stack])))
+        policy = gaussian() if acting else None
+        collector = Collector(
+            env, policy, frames_per_batch=45, total_frames=150, next_obs=mode, seed=1, **OPTIONS[options]
+        )
+        return [batch.clone() for batch in collector]
+
+    for full, exact in zip(batches("full"), batches("exact"), strict=True):
+        assert set(full.keys(True, True)) == set(exact.keys(True, True))
+        for key in full.keys(True, True):
+            assert torch.equal(full.get(key) + 0, exact.get(key) + 0), key

@@ -1,0 +1,394 @@
+"""Stopped, killed or interrupted at any moment, a run goes on and ends with the weights it would have had, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import pty
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SHORT, is_a_sentence
+from disks import run_and_die
+
+from rlcli.cli.main import main
+from rlcli.data import open_segments
+from rlcli.jobs.learner import Learner
+from rlcli.training import checkpoint
+from rlcli.training.run_folder import open_run
+from rlcli.training.update import Update
+
+CHECKOUT = Path(__file__).parents[2]
+STOPS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+SEED = 20_310_506  # of the moments; printed where a test fails, as part of its assertion
+
+
+def learned(folder) -> bytes:
+    """Weights, optimizer, carriers, histories and random states of the newest checkpoint, as they lie on the disk."""
+    (newest,) = checkpoint.list_checkpoints(Path(folder) / "checkpoints")[-1:]
+    assert checkpoint.verify(newest) is None
+    return (newest / "tensors.safetensors").read_bytes()
+
+
+def statuses(folder) -> tuple[str, int]:
+    run = open_run(folder)
+    return run.summary["status"], run.summary["frames"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the run of these tests ends with when nobody disturbs it, and how long that takes."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "r"
+    words = ["train", f"run.dir={folder}", *SHORT]
+    main(words[:1] + [f"run.dir={folder}_warm"] + words[2:])  # imports and compiles
+    began = time.monotonic()
+    assert main(words) == 0
+    return learned(folder), time.monotonic() - began
+
+
+# ---- at a chosen place -------------------------------------------------------------------------------------------
+PLACES = {
+    "while envs and nets are built": (Learner, "__init__", 1),
+    "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
+    "between two steps of an update": (Update, "_step", 20),
+    "while a checkpoint is written": ("rlcli.training.saver.checkpoint", "save", 2),
+    "while the last checkpoint is written": ("rlcli.training.saver.checkpoint", "save", 4),
+}
+
+
+def raise_within(monkeypatch, place: str, number: int) -> None:
+    """Have the k-th call at a place interrupted by a signal, once."""
+    owner, name, count = PLACES[place]
+    if isinstance(owner, str):
+        from pkgutil import resolve_name
+
+        owner = resolve_name(owner)
+    original, calls = getattr(owner, name), []
+
+    def call(*args, **options):
+        calls.append(1)
+        if len(calls) == count:
+            os.kill(os.getpid(), number)
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_at_any_stage_saves_and_the_printed_command_goes_on(rlcli, monkeypatch, whole, place, number):
+    with monkeypatch.context() as patch:
+        raise_within(patch, place, number)
+        answer = rlcli("train", "run.dir=r")
+    assert answer.code == 75
+    notice, sentence = answer.err.strip().splitlines()[-2:]
+    assert notice.startswith("stopping after this batch") and f"stopped by {STOPS[number]} at " in sentence
+    command = re.search(r"Go on with: rlcli (resume r)$", sentence)
+    assert command, sentence
+    assert statuses("r")[0] == "stopped"
+    answer = rlcli(*command[1].split())
+    assert answer.code == 0, answer.err
+    assert statuses("r") == ("done", 1024) and learned("r") == whole[0]
+
+
+def test_a_signal_in_the_last_evaluation_ends_it_and_resuming_plays_it(rlcli, monkeypatch):
+    from rlcli.training import evaluation
+
+    rollout = evaluation.Collector.rollout
+
+    def interrupted(self, *args, **options):
+        if self.frames and self.lanes.n == 5:  # the evaluation's
+            os.kill(os.getpid(), signal.SIGTERM)
+        return rollout(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation.Collector, "rollout", interrupted)
+        patch.setattr(evaluation, "STEPS_A_BATCH", 2)
+        assert rlcli("train", "run.dir=r", "run.eval_episodes=5").code == 75
+    assert statuses("r") == ("stopped", 1024)
+    assert "evaluation: return" in rlcli("resume", "r").out
+    assert statuses("r") == ("done", 1024)
+
+
+def test_sigterm_before_there_is_a_run_ends_at_once(rlcli, monkeypatch, tmp_path):
+    from rlcli.cli import compose
+
+    monkeypatch.setattr(compose, "plan", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(5))
+    before = signal.getsignal(signal.SIGTERM)
+    answer = rlcli("train", "run.dir=r")
+    is_a_sentence(answer, 75, "stopped by SIGTERM while no run was going on")
+    assert not (tmp_path / "r").exists() and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_env_may_send_the_signal_itself(hostile):
+    assert hostile("train", "env.id=interrupts", "run.dir=r").code == 75
+    assert "--import hostile_package" in hostile("train", "env.id=interrupts", "run.dir=s").err
+
+
+def test_a_second_ctrl_c_stops_now_and_the_checkpoint_before_is_good(hostile, whole):
+    answer = hostile("train", "env.id=interrupts_twice", "run.dir=r", "collector.frames_per_batch=64", "run.checkpoint_every=64")
+    assert answer.code == 130 and "Traceback" not in answer.err
+    run = open_run("r")
+    assert run.status == "interrupted" and run.summary["frames"] >= 64 and learned("r")
+
+
+def test_a_second_ctrl_c_within_a_checkpoint_leaves_the_one_before(rlcli, monkeypatch, whole):
+    from rlcli.data.disk import Disk
+
+    with monkeypatch.context() as patch:
+        raised = []
+
+        def at(self, call, path):
+            if path.name == "manifest.json" and call == "sync" and "000002" in str(path) and not raised:
+                raised.extend([signal.raise_signal(signal.SIGINT), signal.raise_signal(signal.SIGINT)])
+
+        patch.setattr(Disk, "at", at)
+        assert rlcli("train", "run.dir=r").code == 130
+    assert [path.name for path in checkpoint.list_checkpoints(Path("r/checkpoints"))] == ["checkpoint_000001"]
+    assert rlcli("resume", "r").code == 0 and learned("r") == whole[0]
+
+
+# ---- at any moment -----------------------------------------------------------------------------------------------
+def send_after(seconds: float, number: int) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
+    timer.start()
+    return timer
+
+
+def test_stopped_at_ten_random_moments_ten_runs_end_with_the_same_weights(rlcli, whole):
+    expected, seconds = whole
+    moments = random.Random(SEED)
+    stopped = []
+    for k in range(10):
+        number = moments.choice(list(STOPS))
+        timer = send_after(seconds * moments.uniform(0.05, 0.9), signal.SIGTERM if k % 2 else number)
+        try:
+            code = rlcli("train", f"run.dir=r{k}").code
+        finally:
+            timer.cancel()
+            timer.join()
+        assert code in (0, 75, 130), f"moment {k} of seed {SEED}"
+        if not Path(f"r{k}/config.json").exists():  # before there was a run
+            assert rlcli("train", f"run.dir=r{k}_again").code == 0
+            continue
+        stopped.append(statuses(f"r{k}")[1])
+        assert (code == 75) == (rlcli("resume", f"r{k}").code == 0 and code == 75)
+        assert learned(f"r{k}") == expected, f"moment {k} of seed {SEED}, stopped at {stopped[-1]} frames"
+    assert len(set(stopped)) >= 3, f"the moments must differ: {stopped}"
+
+
+def test_one_run_stopped_again_and_again_ends_with_the_same_weights(rlcli, whole):
+    expected, seconds = whole
+    moments, code, stops = random.Random(SEED + 1), 75, 0
+    while code == 75:
+        timer = send_after(seconds * moments.uniform(0.2, 0.6), signal.SIGTERM)
+        try:
+            code = rlcli(*(["resume", "r"] if Path("r/config.json").exists() else ["train", "run.dir=r"])).code
+        finally:
+            timer.cancel()
+            timer.join()
+        stops += code == 75
+        assert code in (0, 75) and stops < 60
+    assert learned("r") == expected and stops >= 2
+    assert [record["frames"] for record in open_run("r").metrics()] == [128 * k for k in range(1, 9)]
+
+
+def train_in_a_child(words: list[str]) -> int:
+    """The child of a fork: its own group of signals, its output nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1), os.dup2(null, 2)
+    torch.set_num_threads(1)
+    return main(words)
+
+
+def test_killed_at_random_moments_a_run_goes_on_from_its_last_checkpoint(rlcli, whole):
+    expected, seconds = whole
+    moments = random.Random(SEED + 2)
+    for k in range(8):
+        folder = f"r{k}"
+        words = ["train", f"run.dir={folder}", *SHORT]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os._exit(train_in_a_child(words))
+            finally:
+                os._exit(1)
+        time.sleep(seconds * moments.uniform(0.3, 1.1))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not (Path(folder) / "run.json").exists() or not checkpoint.list_checkpoints(Path(folder) / "checkpoints"):
+            continue  # nothing was acknowledged yet
+        assert open_run(folder).status in ("interrupted", "done")
+        answer = rlcli("resume", folder)
+        assert answer.code == 0, f"moment {k} of seed {SEED + 2}: {answer.err}"
+        assert learned(folder) == expected, f"moment {k} of seed {SEED + 2}"
+        assert [record["frames"] for record in open_run(folder).metrics()] == [128 * n for n in range(1, 9)]
+
+
+def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypatch):
+    """Every 7th call, here; each call by itself is tested with checkpoints and segments."""
+    from disks import CountingDisk, DyingDisk
+
+    from rlcli.training import saver
+
+    save = checkpoint.save
+
+    def run_with(disk, folder):
+        monkeypatch.setattr(saver.checkpoint, "save", lambda *a, **o: save(*a, disk=disk, **o))
+        return train_in_a_child(["train", f"run.dir={folder}", *SHORT])
+
+    def count(report):
+        disk = CountingDisk()
+        run_with(disk, "counted")
+        report(len(disk.calls))
+
+    _, (calls,) = run_and_die(count)
+    for n in range(1, calls, max(1, calls // 6)):
+        code, _ = run_and_die(lambda report, n=n: run_with(DyingDisk(n), f"r{n}"))
+        assert code == 77, f"call {n} of {calls}"
+        if checkpoint.list_checkpoints(Path(f"r{n}/checkpoints")):
+            assert rlcli("resume", f"r{n}").code == 0 and learned(f"r{n}") == whole[0], f"call {n} of {calls}"
+
+
+# ---- collecting --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
+def test_a_stopped_collection_has_whole_frames_on_the_disk(hostile, number):
+    timer = send_after(0.6, number)
+    answer = hostile("collect", "env.id=slow", "run.dir=r", "total_frames=100000", "collector.frames_per_batch=32")
+    timer.join()
+    assert answer.code == 75 and f"stopped by {STOPS[number]}" in answer.err and "all of them are on disk" in answer.err
+    found = open_segments(Path("r/data"))
+    frames = sum(batch.numel() for batch in found)
+    assert statuses("r") == ("stopped", frames) and frames % 32 == 0 and frames > 0
+    assert f"at {frames:,} frames" in answer.err
+
+
+def test_a_killed_collection_keeps_every_acknowledged_frame(hostile, tmp_path):
+    words = "env.id=slow run.dir=r total_frames=100000 collector.frames_per_batch=32".split()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(int(hostile("collect", *words).code))
+        finally:
+            os._exit(1)
+    journal = tmp_path / "r" / "data" / "journal.jsonl"
+    deadline = time.monotonic() + 10
+    while not (journal.exists() and journal.read_bytes().count(b'"segment"') > 3) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    acknowledged = journal.read_bytes().count(b'"segment"')
+    assert acknowledged > 3
+    with pytest.warns(UserWarning) if list((tmp_path / "r" / "data").glob("*.safetensors"))[acknowledged:] else nothing():
+        found = open_segments(tmp_path / "r" / "data")
+    assert len(found) >= acknowledged and all(batch.numel() == 32 for batch in found)
+
+
+def nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+# ---- real processes ----------------------------------------------------------------------------------------------
+def command(tmp_path: Path, *words: str, **options) -> subprocess.Popen:
+    here = {"PYTHONPATH": f"{CHECKOUT}:{os.environ.get('PYTHONPATH', '')}", "PYTHONUNBUFFERED": "1"}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlcli", *words], cwd=tmp_path, env={**os.environ, **here}, **options
+    )
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.01)
+
+
+def test_a_real_process_stops_on_sigterm_and_the_printed_command_ends_as_if_nothing_had_been(tmp_path, whole):
+    words = ["train", "run.dir=r", *SHORT]
+    process = command(tmp_path, *words)
+    wait_for(tmp_path / "r" / "checkpoints" / "checkpoint_000001")
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in (75, 0) and time.monotonic() - asked < 10
+    if process.returncode == 75:
+        typed = re.search(r"Go on with: rlcli (.+)$", err.strip().splitlines()[-1])
+        again = command(tmp_path, *typed[1].split())
+        assert "Traceback" not in again.communicate(timeout=60)[1] and again.returncode == 0
+    assert learned(tmp_path / "r") == whole[0]
+
+
+def test_a_real_process_that_is_still_importing_stops_at_once(tmp_path):
+    process = command(tmp_path, "train", "run.dir=r", *SHORT)
+    time.sleep(0.6)  # inside the imports of hydra or torch, which take seconds
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 75 and time.monotonic() - asked < 5 and "Traceback" not in err
+    assert ("no run was going on" in err) != (tmp_path / "r").exists()
+
+
+def test_ctrl_c_twice_on_a_terminal_ends_with_130_at_once(tmp_path):
+    ours, theirs = pty.openpty()
+    words = ["train", "run.dir=r", *SHORT, "total_frames=10000000", "collector.frames_per_batch=8192", "optim.epochs=500"]
+    process = command(tmp_path, *words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, text=None,
+                      preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))  # fmt: skip
+    os.close(theirs)
+    written = bytearray()
+
+    def read(until: bytes, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while until not in written:
+            assert time.monotonic() < deadline, bytes(written[-2000:])
+            if select.select([ours], [], [], 0.1)[0]:
+                try:
+                    written.extend(os.read(ours, 4096))
+                except OSError:  # the other side is closed
+                    return
+
+    wait_for(tmp_path / "r" / "metrics.jsonl")
+    read(b"threads 1", 60)
+    time.sleep(1.0)  # into the first update, which would take minutes
+    os.write(ours, b"\x03")
+    read(b"stopping after this batch", 10)
+    asked = time.monotonic()
+    os.write(ours, b"\x03")
+    read(b"\0never\0", 5) if process.poll() is None and False else None
+    while process.poll() is None and time.monotonic() - asked < 10:
+        if select.select([ours], [], [], 0.05)[0]:
+            try:
+                written.extend(os.read(ours, 4096))
+            except OSError:
+                break
+    assert process.wait(10) == 130 and time.monotonic() - asked < 3
+    os.close(ours)
+    assert b"Traceback" not in written and open_run(tmp_path / "r").status == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(10))
+def test_ten_real_processes_stopped_at_random_moments(tmp_path, whole, k):
+    moments = random.Random(SEED + 100 + k)
+    words = ["train", "run.dir=r", *SHORT]
+    process = command(tmp_path, *words)
+    time.sleep(moments.uniform(0.2, 6.0))
+    process.send_signal(moments.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGKILL]))
+    process.communicate(timeout=60)
+    saved = checkpoint.list_checkpoints(tmp_path / "r" / "checkpoints")
+    if not saved:
+        return
+    again = command(tmp_path, "resume", "r")
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 0, err
+    assert learned(tmp_path / "r") == whole[0], f"seed {SEED + 100 + k}"
