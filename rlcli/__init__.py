@@ -14,6 +14,7 @@ _LAZY = {
     "evaluate": "rlcli.cli.api",
     "register_env": "rlcli.config.registry",
     "register_policy": "rlcli.config.registry",
+    "register_transform": "rlcli.config.registry",
     "register_wrapper": "rlcli.config.registry",
 }
 __all__ = ["__version__", *_LAZY]

@@ -97,7 +97,7 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if verb in ("resume", "eval"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "ls":
-        return ("recipes", "runs", "envs", "wrappers", "policies")
+        return ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
     return _SCRIPTS if verb == "completion" else ()
 
 

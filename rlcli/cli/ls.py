@@ -1,4 +1,4 @@
-"""`rlcli ls`: what there is to choose from: recipes and runs, or envs, wrappers and policies by name."""
+"""`rlcli ls`: what there is to choose from: recipes and runs, or envs, wrappers, transforms and policies by name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlcli.config.problem import raise_all
 from rlcli.config.suggest import unknown
 
 USAGE = """\
-usage: rlcli ls [recipes | runs | envs | wrappers | policies]
+usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies]
 
 Without a word: recipes, then the runs under ./runs.
 """
-_WHAT = ("recipes", "runs", "envs", "wrappers", "policies")
+_WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -47,7 +47,8 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
         from rlcli.config import registry, tree
         from rlcli.config.schemas import Config
 
-        yield from sorted(registry.names("wrapper")) if what == "wrappers" else tree.choices(Config, "policy")
+        named = {"wrappers": "wrapper", "transforms": "transform"}
+        yield from sorted(registry.names(named[what])) if what in named else tree.choices(Config, "policy")
 
 
 def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:

@@ -273,7 +273,7 @@ class Collector(BaseCollector):
             return
         copy_weights(source, self.policy)
 
-    def register_model(self, name: str, module: nn.Module, used: nn.Module) -> None:
+    def register_model(self, name: str, module: nn.Module, used: nn.Module | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` copies `module`'s weights into `used` as well.
 
         Parameters
@@ -281,9 +281,10 @@ class Collector(BaseCollector):
         name : str
             Of the model; registering it again replaces it.
         module, used : nn.Module
-            What is trained, and the copy that an env, a transform or a hook works with.
+            What is trained, and the copy that an env, a transform or a hook works with; without one, they use
+            `module` itself and nothing needs copying.
         """
-        self._models[name] = (module, used)
+        self._models[name] = (module, module if used is None else used)
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""

@@ -14,6 +14,7 @@ from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig, PolicyConfig
+from rlcli.config.validate import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
 from rlcli.errors import ConfigError, RlcliError, told
@@ -109,7 +110,7 @@ def _gym(cfg: EnvConfig) -> gym.Env:
     if cfg.kind == "atari":
         kwargs.setdefault("frameskip", 1)
         wrappers.append(_atari(cfg))
-    wrappers += [_wrapper(entry) for entry in cfg.wrappers]
+    wrappers += [_wrapper(*wrapper_call(entry)) for entry in cfg.wrappers]
     if cfg.id in registry.users_names("env"):
         with building(cfg.id, settings=bool(kwargs or wrappers)):
             env = registry.find("env", cfg.id)(**kwargs)
@@ -122,10 +123,9 @@ def _gym(cfg: EnvConfig) -> gym.Env:
     return make_gym(cfg.id, wrappers=wrappers, max_episode_steps=limit, **kwargs)
 
 
-def _wrapper(entry: Any) -> Callable[[gym.Env], gym.Env]:
-    name, arguments = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+def _wrapper(name: str, arguments: dict[str, Any]) -> Callable[[gym.Env], gym.Env]:
     wrap = registry.find("wrapper", name)
-    return lambda env: wrap(env, **(arguments or {}))
+    return lambda env: wrap(env, **arguments)
 
 
 def _atari(cfg: EnvConfig) -> Callable[[gym.Env], gym.Env]:
@@ -156,6 +156,7 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float, scale_rewards: 
         for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
             alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
             found.append(FrameStack(cfg.frame_stack, ndim, alike))
+    found += [_transform(*wrapper_call(entry)) for entry in cfg.transforms if scale_rewards or not _scales(entry)]
     if scale_rewards:
         if cfg.kind == "atari" and cfg.atari.clip_reward:
             found.append(SignTransform())
@@ -164,6 +165,18 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float, scale_rewards: 
         if cfg.normalize_reward:
             found.append(RewardNorm(gamma))
     return found
+
+
+def _transform(name: str, arguments: dict[str, Any]) -> Transform:
+    try:
+        return registry.find("transform", name)(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
+
+
+def _scales(entry: Any) -> bool:
+    """Whether a configured transform changes rewards, which an evaluation leaves alone."""
+    return wrapper_call(entry)[0] in ("RewardScaling", "RewardClipping", "RewardNorm", "SignTransform")
 
 
 # ---- policies --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rlcli.config.suggest import unknown
 from rlcli.errors import ConfigError, told
 
-KINDS = ("env", "wrapper", "policy")
+KINDS = ("env", "wrapper", "transform", "policy")
 
 # gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
 # another array library or reset by themselves are left out.
@@ -30,9 +30,14 @@ _GYMNASIUM = tuple(
     TimeAwareObservation TimeLimit
     """.split()  # noqa: SIM905  25 quoted names would hide the list
 )
+_TRANSFORMS = (
+    "InitTracker", "StepCounter", "RewardSum", "ToFloat", "DoubleToFloat", "ToTensorImage", "ChannelsFirst",
+    "CatFrames", "RunningNorm", "RewardScaling", "RewardClipping", "RewardNorm", "SignTransform",
+)  # fmt: skip
 _OURS: dict[str, dict[str, str]] = {
     "env": {},
     "wrapper": {name: f"gymnasium.wrappers:{name}" for name in _GYMNASIUM},
+    "transform": {name: f"rlcli.transforms:{name}" for name in _TRANSFORMS},
     "policy": {},
 }
 _users: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
@@ -61,6 +66,11 @@ def register_env(name: str) -> Callable[[F], F]:
 def register_wrapper(name: str) -> Callable[[F], F]:
     """Make `env.wrappers=[name]` apply `builder(env, **kwargs)`, which returns a gymnasium env."""
     return _register("wrapper", name)
+
+
+def register_transform(name: str) -> Callable[[F], F]:
+    """Make `env.transforms=[name]` append `builder(**kwargs)`, which returns an `rlcli.transforms.Transform`."""
+    return _register("transform", name)
 
 
 def register_policy(name: str) -> Callable[[F], F]:

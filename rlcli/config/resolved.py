@@ -132,7 +132,10 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
         elif find(schema, key) is None and not key.startswith("+"):
             problems.append(unknown_key(schema, key, value))
         else:
+            leaf = find(schema, key.lstrip("+"))
             plain = guard.parse_yaml(f"value: {value}", f"override {key}")["value"]
+            if leaf is not None and value in leaf.option.choices:
+                plain = value  # YAML reads the choice `off` as false
             problems += guard.check_override(key.lstrip("+"), plain)
             pairs.append((key.lstrip("+"), plain))
     return pairs, problems

@@ -39,6 +39,7 @@ class EnvConfig:
     normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
     reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
     wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
+    transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
 
 

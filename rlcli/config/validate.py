@@ -123,19 +123,20 @@ def check_run(cfg: Any) -> Iterator[Problem]:
 
 
 def check_wrappers(cfg: Any) -> Iterator[Problem]:
-    for entry in cfg.env.wrappers:
-        try:
-            name, _ = wrapper_call(entry)
-        except ValueError as error:
-            yield Problem(str(error), "write env.wrappers=[Name,{Name:{argument:value}}]")
-            continue
-        if name not in registry.names("wrapper"):
-            hint = did_you_mean(name, registry.names("wrapper"))
-            yield Problem(f"unknown wrapper {name!r} in env.wrappers", hint or "rlcli ls wrappers lists them")
+    for kind, entries in (("wrapper", cfg.env.wrappers), ("transform", cfg.env.transforms)):
+        for entry in entries:
+            try:
+                name, _ = wrapper_call(entry, f"env.{kind}s")
+            except ValueError as error:
+                yield Problem(str(error), f"write env.{kind}s=[Name,{{Name:{{argument:value}}}}]")
+                continue
+            if name not in registry.names(kind):
+                hint = did_you_mean(name, registry.names(kind))
+                yield Problem(f"unknown {kind} {name!r} in env.{kind}s", hint or f"rlcli ls {kind}s lists them")
 
 
-def wrapper_call(entry: Any) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of one entry of `env.wrappers`: `"Name"` or `{"Name": {argument: value}}`.
+def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str, Any]]:
+    """Name and arguments of one entry of `env.wrappers` or `env.transforms`: `"Name"` or `{"Name": {argument: value}}`.
 
     Raises
     ------
@@ -148,7 +149,7 @@ def wrapper_call(entry: Any) -> tuple[str, dict[str, Any]]:
         ((name, arguments),) = entry.items()
         if isinstance(name, str) and isinstance(arguments, dict | None):
             return name, arguments or {}
-    raise ValueError(f"env.wrappers holds {entry!r}, which is neither a name nor a name with arguments")
+    raise ValueError(f"{where} holds {entry!r}, which is neither a name nor a name with arguments")
 
 
 def check_batches(cfg: Config) -> Iterator[Problem]:

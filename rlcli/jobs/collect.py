@@ -23,13 +23,7 @@ from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
 SEGMENTS = "data"
-SEEN = (
-    "kind",
-    "frame_stack",
-    "normalize_observation",
-    "atari",
-    "wrappers",
-)  # what decides an observation, beside the id
+SEEN = ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")  # decide observations
 
 
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
@@ -64,7 +58,10 @@ def _collect(cfg: CollectConfig, run: Run, stop: StopSignals) -> None:
     with reporter:
         stop.in_place = reporter.redraws
         try:
-            reporter.start(f"run {run.path}")
+            lines = [f"run {run.path}"]
+            if collector.frames_in_batch != cfg.collector.frames_per_batch:
+                lines.append(f"frames_per_batch rounded up to {collector.frames_in_batch}: whole steps of all envs")
+            reporter.start(*lines)
             with SegmentWriter(run.path / SEGMENTS, metadata=about, commit_seconds=1.0) as writer:
                 _fill(collector, writer, reporter, stop)
             status = "stopped" if stop.requested else "done"

@@ -1,4 +1,4 @@
-"""Options that meet each other, and policies that are called as they are: what a first reading of the code got wrong."""
+"""Options that meet each other, and policies that are called as they are: what a first reading got wrong."""
 
 from __future__ import annotations
 
