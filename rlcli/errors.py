@@ -5,6 +5,8 @@ The command line prints `str(error)` and exits with `error.exit_code`; a traceba
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RlcliError(Exception):
     """Base of all errors that rlcli raises on purpose.
@@ -101,9 +103,10 @@ class ResourceError(RlcliError):
 
 
 class NumericsError(RlcliError):
-    """A loss, gradient, action or weight is not finite."""
+    """A loss, gradient, action or weight is not finite; `evidence` holds the rows it was seen in, if any."""
 
     exit_code = 6
+    evidence: dict[str, Any] | None = None
 
 
 class StoppedSafely(RlcliError):

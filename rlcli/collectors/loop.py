@@ -67,8 +67,9 @@ class BoundBatch:
                     reset(t, done)  # row t+1 of the finished lanes becomes their first observation
                     for op in row_ops:
                         op.reset(t + 1, done)
-        except NumericsError:
+        except NumericsError as error:
             self.shown.step(t)  # if the policy was shown a NaN, the env is to be named
+            error.evidence = {show(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
             raise
         return last
 

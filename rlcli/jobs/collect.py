@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from rlcli.keys import DONE, REWARD, SAMPLE_LOG_PROB, TERMINATED, TRAJ_IDS, TRUN
 from rlcli.modules import ActorCritic
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.training import checkpoint
+from rlcli.training.evidence import kept_in
 from rlcli.training.fitting import fitting
 from rlcli.training.run_folder import CHECKPOINTS, Run, create, open_run
 from rlcli.training.run_lock import RunLock
@@ -35,7 +37,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
         run = create(
             to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
-        with RunLock(run.path):
+        with RunLock(run.path), kept_in(run.path):
             _collect(cfg, run, stop)
     return run
 
@@ -107,8 +109,10 @@ def _policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
         return build.build_policy(cfg, env)
     if cfg.policy.path is None:
         raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
-    trained = open_run(cfg.policy.path)
-    learned = build.config_of(trained.config)
+    path = Path(cfg.policy.path)
+    one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
+    saved = checkpoint.load(path) if one else checkpoint.load_latest(open_run(path).path / CHECKPOINTS)
+    learned = build.config_of(saved.manifest["config"] if one else open_run(path).config)
     for name in SEEN:
         mine, theirs = getattr(cfg.env, name), getattr(learned.env, name)
         if mine != theirs:
@@ -116,6 +120,5 @@ def _policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
                 "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
                 why=f"its env.{name} is {theirs}, here it is {mine}", fix=f"Add env.{name}={theirs}.",
             )  # fmt: skip
-    saved = checkpoint.load_latest(trained.path / CHECKPOINTS)
     with fitting(saved.path):
         return build.restored_policy(learned, env, saved.state)

@@ -16,6 +16,7 @@ from rlcli.errors import ConfigError
 from rlcli.jobs.learner import Learner
 from rlcli.jobs.train import go
 from rlcli.training import checkpoint
+from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import CHECKPOINTS, Run, open_run
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
@@ -46,7 +47,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
         raise ConfigError("only training runs can be resumed", where=str(path))
     cfg = cast(Config, from_dict("train", run.config, overrides, where=str(run.path / "config.json")))
     raise_all(validate(cfg))
-    with StopSignals() as stop, RunLock(run.path):
+    with StopSignals() as stop, RunLock(run.path), kept_in(run.path):
         # the reporter says it too, and keeps it in the closing report
         with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
             found = checkpoint.load_latest(run.path / CHECKPOINTS)

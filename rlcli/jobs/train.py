@@ -10,6 +10,7 @@ from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.jobs.learner import Learner
+from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import Run, create
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals, resume_command
@@ -27,7 +28,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
         run = create(
             to_dict(cfg), verb="train", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
-        with RunLock(run.path):
+        with RunLock(run.path), kept_in(run.path):
             go(Learner(cfg, run, stop))
     return run
 

@@ -11,8 +11,10 @@ import os
 import shlex
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 from rlcli.config import registry
 from rlcli.errors import StoppedSafely
@@ -62,18 +64,14 @@ class StopSignals:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # a background job is started with Ctrl-C ignored, and keeps it so
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._receive)
+        self._before = _install(self._receive)
+        early = BeforeTheRun.current
+        if early is not None and early.number is not None:
+            self._ask(early.number)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            # None stands for a handler that was not set from Python and cannot be put back from it
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
-        self._before.clear()
+        _put_back(self._before)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -81,11 +79,14 @@ class StopSignals:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
         if not self.requested:
-            self.requested = True
-            self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            self._ask(number)
             if self._notice:
                 with contextlib.suppress(OSError):  # the terminal may be what went away
                     os.write(2, self._line().encode())
+
+    def _ask(self, number: int) -> None:
+        self.requested = True
+        self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
     def _line(self) -> str:
         if not (self.in_place and os.isatty(2)):
@@ -106,27 +107,54 @@ def resume_command(run: Path | str) -> str:
 
 
 class BeforeTheRun:
-    """While there is nothing to save yet, or no longer: SIGTERM ends the process with 75 and a word.
+    """While there is nothing to save yet, or no longer: SIGTERM ends the process with 75, Ctrl-C with an interrupt.
 
-    `StopSignals` takes over for as long as a run is going on. Ctrl-C is Python's own, and needs nothing here.
+    `StopSignals` takes over for as long as a run is going on, and also takes what a library has swallowed by then:
+    what is raised from a handler lands in the middle of any import.
     """
 
+    current: ClassVar[BeforeTheRun | None] = None
+
     def __init__(self) -> None:
-        self._before: object = None
-        self._installed = False
+        self.number: int | None = None
+        self._before: dict[int, object] = {}
 
     def __enter__(self) -> BeforeTheRun:
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-            self._before = signal.signal(signal.SIGTERM, self._receive)
-            self._installed = True
+        self._before = _install(self._receive)
+        BeforeTheRun.current = self
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)  # type: ignore
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        BeforeTheRun.current = None
+        _put_back(self._before)
+        # a library may have made another exception of it
+        if self.number is not None and isinstance(error, Exception) and not isinstance(error, StoppedSafely):
+            raise self._interruption() from error
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError):
-            os.write(2, b"stopped by SIGTERM while no run was going on; nothing was lost\n")
-        raise SystemExit(StoppedSafely.exit_code)  # no Exception: what is being imported must not swallow it
+        self.number = number
+        if number == signal.SIGTERM:
+            with contextlib.suppress(OSError):
+                os.write(2, b"stopped by SIGTERM while no run was going on; nothing was lost\n")
+        raise self._interruption()
+
+    def _interruption(self) -> BaseException:
+        return SystemExit(StoppedSafely.exit_code) if self.number == signal.SIGTERM else KeyboardInterrupt()
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:
+    """Give SIGTERM and Ctrl-C to a handler; what they had before. Outside the main thread, nothing."""
+    before: dict[int, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # a background job is started with Ctrl-C ignored, and keeps it so
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    return before
+
+
+def _put_back(before: dict[int, object]) -> None:
+    for number, handler in before.items():
+        # None stands for a handler that was not set from Python and cannot be put back from it
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+    before.clear()

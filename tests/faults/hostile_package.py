@@ -176,6 +176,20 @@ rlcli.register_policy("builder_breaks")(lambda o, a, **settings: 1 / 0)
 rlcli.register_policy("linear")(lambda o, a: nn.Linear(3, 2))
 
 
+@rlcli.register_policy("nan_later")
+def nan_later(observation_spec, action_spec):
+    """Draws from good logits nine times, and then from NaN."""
+
+    def logits(module, arguments, out):
+        module.calls = getattr(module, "calls", 0) + 1
+        return out if module.calls < 10 else out * torch.nan
+
+    pair = build_actor_critic(observation_spec, action_spec, hidden=[8])
+    pair.actor.register_forward_hook(lambda module, arguments, out: logits(module, arguments, None) or out)
+    pair.actor.module[0].module.register_forward_hook(logits)
+    return tuple(pair)
+
+
 @rlcli.register_policy("poisoned")
 def poisoned(observation_spec, action_spec, part: str = "actor", state_dependent: bool = False):
     """A good pair with one NaN: in the actor's first weight, in its deviation, or in the critic."""

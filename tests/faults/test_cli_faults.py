@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import is_a_sentence
+from answers import is_a_sentence
 
 from rlcli.data.disk import digest_of
 from rlcli.training import checkpoint
@@ -152,7 +152,7 @@ def hold(folder, held, done) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run with two checkpoints."""
-    from conftest import SHORT
+    from answers import SHORT
 
     from rlcli.cli.main import main
 
@@ -229,6 +229,14 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_4_and_changes_nothing
         is_a_sentence(answer, 4, "no checkpoint can be read", "checkpoint_000004", "checkpoint_000005")
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     assert all(before[path] == data for path, data in after.items())
+
+
+def test_frames_may_be_collected_with_one_checkpoint_of_a_run_damaged_ones_are_refused(rlcli, run):
+    path = run / "checkpoints" / "checkpoint_000004"
+    words = ["collect", "policy=checkpoint", f"policy.path={path}"]
+    assert rlcli(*words, "run.dir=c").code == 0
+    flip(path / "tensors.safetensors")
+    is_a_sentence(rlcli(*words, "run.dir=d"), 4, "checkpoint_000004/tensors.safetensors")
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(rlcli, run):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import is_a_sentence
+from answers import is_a_sentence
 
 from rlcli.data import open_segments
 from rlcli.training.run_folder import open_run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import is_a_sentence
+from answers import is_a_sentence
+from safetensors.torch import load_file
 
 from rlcli.training.run_folder import open_run
 
@@ -60,6 +61,13 @@ def test_training_needs_a_critic_and_says_so(hostile):
 def test_a_policy_with_a_nan_stops_before_the_first_step(hostile, verb, settings, words):
     is_a_sentence(hostile(verb, "policy=poisoned", "run.dir=r", *settings.split()), 6, *words)
     assert open_run("r").summary["frames"] == 0 and not list(Path("r/data").glob("0*"))
+
+
+def test_what_the_policy_was_shown_is_kept_in_a_file(hostile):
+    answer = hostile("collect", "env.id=good", "policy=nan_later", "run.dir=r")
+    is_a_sentence(answer, 6, "the policy's logits is not finite", "What it was shown is in r/not_finite.safetensors")
+    shown = load_file("r/not_finite.safetensors")["observation"]
+    assert shown.shape == (2, 3) and shown.isfinite().all() and shown.any()
 
 
 def test_a_deviation_too_large_for_a_float_never_reaches_the_data(hostile):

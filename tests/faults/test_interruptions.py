@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SHORT, is_a_sentence
+from answers import SHORT, is_a_sentence
 from disks import run_and_die
 
 from rlcli.cli.main import main
@@ -134,6 +134,31 @@ def test_sigterm_before_there_is_a_run_ends_at_once(rlcli, monkeypatch, tmp_path
     answer = rlcli("train", "run.dir=r")
     is_a_sentence(answer, 75, "stopped by SIGTERM while no run was going on")
     assert not (tmp_path / "r").exists() and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("swallowed", [True, False])
+def test_a_library_that_swallows_an_early_signal_does_not_lose_it(rlcli, monkeypatch, number, code, swallowed):
+    from rlcli.cli import compose
+
+    plan = compose.plan
+
+    def careless(*args, **options):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except BaseException as error:
+            if not swallowed:
+                raise ValueError("the library's own") from error
+        return plan(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compose, "plan", careless)
+        answer = rlcli("train", "run.dir=r")
+    assert answer.code == (75 if swallowed else code) and "Traceback" not in answer.err
+    if swallowed:
+        assert statuses("r") == ("stopped", 0)
+        assert rlcli("resume", "r").code == 0
 
 
 def test_an_env_may_send_the_signal_itself(hostile):

@@ -15,11 +15,10 @@ def test_full_and_exact_end_with_the_same_weights_bit_for_bit_with_two_value_cal
     assert torch.equal(full, exact)
 
 
-def test_the_one_pass_values_of_exact_move_the_weights_by_less_than_1e_5(weights_after):
-    """4096 frames, 8 batches of 10 epochs: the passes differ by rounding, and rounding grows with every update."""
+def test_the_one_pass_values_of_exact_change_the_weights_by_rounding_only(weights_after):
+    """The passes differ by 1e-6 at most (tests/objectives); eight batches of ten epochs let that grow, not more."""
     one, two = weights_after("memory=exact"), weights_after("memory=exact", "value.two_calls=true")
-    assert not torch.equal(one, torch.zeros_like(one))
-    assert (one - two).abs().max() < 1e-3
+    assert float(one.abs().max()) > 0 and float((one - two).abs().max()) < 1e-3
 
 
 def test_another_seed_gives_other_weights(weights_after):

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from rlcli.envs.actions import ActionFormat
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, told
-from rlcli.keys import ACTION, Key, show
+from rlcli.keys import ACTION, Key, show, unravel
 
 _BEFORE = "step {} of the batch; the env was not stepped"
 
@@ -23,12 +23,17 @@ def call(policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str
     ------
     ArgumentError
         The policy raised; its type and text are kept.
+    NumericsError
+        It raised, and what it had written by then holds a NaN: distributions refuse those in words of their own.
     """
     try:
         out = policy(td)
     except (RlcliError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except BaseException as error:  # SystemExit too: a policy must not end the run as if all were well
+        for key, value in td.items(True, True):
+            if value.is_floating_point() and bool(torch.isnan(value).any()):
+                raise not_finite(unravel(key), f"{where}; the env was not stepped") from error
         raise ArgumentError("the policy raised", where=where, why=told(error)) from error
     return td if out is None else out
 
@@ -48,12 +53,14 @@ def take(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dt
             why=f"expected {tuple(row.shape)} {kind}, got {got}",
         )
     row.copy_(value)
-    if kind.is_floating_point and bool(torch.isnan(row).any()):
-        raise not_finite(key, t)
+    if kind.is_floating_point:
+        total = value.sum().item()  # one operation; -inf, which masks an action, is no NaN
+        if total != total:
+            raise not_finite(key, _BEFORE.format(t))
 
 
-def check_action(actions: ActionFormat, row: np.ndarray, t: int) -> None:
-    """Refuse actions `row` `[N, *]` that are not finite, or choose what is not on offer.
+def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> Any:
+    """The action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
 
     Raises
     ------
@@ -61,22 +68,35 @@ def check_action(actions: ActionFormat, row: np.ndarray, t: int) -> None:
     """
     if actions.kind == "box":
         if not np.isfinite(row).all():
-            raise not_finite(ACTION, t)
-    elif actions.kind != "multi_binary" and not actions.encoded:
-        choices = np.asarray(actions.nvec).reshape(actions.shape)
-        if ((row < 0) | (row >= choices)).any():
-            raise ArgumentError(
-                "the policy's action is out of range",
-                where=_BEFORE.format(t),
-                why=f"expected 0 to {' '.join(str(choices - 1).split())}, got {' '.join(str(row).split())}",
-            )
+            raise not_finite(ACTION, _BEFORE.format(t))
+        return row
+    decoded = actions.decode(row)
+    if actions.kind == "discrete":
+        chosen = decoded.tolist()
+        if not 0 <= min(chosen) <= max(chosen) < actions.nvec[0]:
+            raise _out_of_range(actions, decoded, t)
+        return chosen
+    if actions.kind == "multi_discrete" and (
+        decoded.min() < 0 or (decoded >= np.reshape(actions.nvec, actions.shape)).any()
+    ):
+        raise _out_of_range(actions, decoded, t)
+    return decoded
 
 
-def not_finite(key: Key, t: int) -> NumericsError:
+def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:
+    last = np.reshape(actions.nvec, actions.shape) - 1
+    return ArgumentError(
+        "the policy's action is out of range",
+        where=_BEFORE.format(t),
+        why=f"expected 0 to {' '.join(str(last).split())}, got {' '.join(str(chosen).split())}",
+    )
+
+
+def not_finite(key: Key, where: str) -> NumericsError:
     """The error for an output that is NaN or infinite."""
     return NumericsError(
         f"the policy's {show(key)} is not finite",
-        where=_BEFORE.format(t),
+        where=where,
         why="a weight or an observation is NaN or infinite",
         fix="Lower optim.lr, or set env.normalize_observation=true.",
     )

@@ -12,7 +12,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.devices import Placement
-from rlcli.collectors.programs.called import call, check_action, take
+from rlcli.collectors.programs.called import call, loop_action, take
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.collectors.programs.torch_stream import TorchStream
 from rlcli.envs.actions import ActionFormat
@@ -148,12 +148,7 @@ class _BoundTensorDict(Bound):
             out = call(program.policy, td, f"step {t} of the batch")
         for key, rows in self.outputs:
             take(key, out.get(key, None), rows[t], program.kinds[key], t)
-        actions, row = program.actions, self.action_rows[t]
-        check_action(actions, row, t)
-        if actions.kind == "box":
-            return row
-        decoded = actions.decode(row)
-        return decoded.tolist() if actions.kind == "discrete" else decoded
+        return loop_action(program.actions, self.action_rows[t], t)
 
     def end(self, first: int, last: int) -> None:
         for key in self.program.live:
