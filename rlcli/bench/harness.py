@@ -184,9 +184,9 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
     if report.ratios:
         console.print(table)
     for name, x in report.checks.items():
-        console.print(f"checked: {name}: {x}")
+        console.print(f"checked: {name}: {x}", markup=False)
     for note in report.notes:
-        console.print(note)
+        console.print(note, markup=False)
     Path(path).write_text(json.dumps(report.as_dict(), indent=1))
     console.print(f"every round is in {path}")
 

@@ -225,7 +225,7 @@ def build_collector(
         env, None if policy is None else policy.actor,
         frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
-        reset_at_each_iter=c.reset_at_each_iter, set_truncated=c.set_truncated, split_trajs=c.split_trajs,
+        reset_at_each_iter=c.reset_at_each_iter, set_truncated=c.set_truncated,
         track_traj_ids=c.track_traj_ids,
         exploration_type=EXPLORATION[cfg.policy.exploration],
         env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],

@@ -18,7 +18,6 @@ class CollectorConfig:
     init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
     reset_at_each_iter: bool = option(False, "reset every env when a batch begins")
     set_truncated: bool = option(False, "mark the last row of each batch as truncated")
-    split_trajs: bool = option(False, "hand out padded trajectories with a mask instead of rows in time")
     track_traj_ids: bool = option(True, "number the trajectories")
 
 

@@ -28,7 +28,7 @@ def validate(cfg: Any) -> list[Problem]:
         Empty when the configuration can be used.
     """
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
-    checks = [check_memory, check_policy, check_collector, check_modes, check_wrappers, check_logger, check_run]
+    checks = [check_memory, check_policy, check_modes, check_wrappers, check_logger, check_run]
     if isinstance(cfg, Config):
         checks += [check_batches, check_optim]
     for check in (*checks, check_env, check_devices):
@@ -88,17 +88,6 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem(
             f"policy.kwargs has no meaning with policy={policy.kind}",
             "it is for a policy that you registered",
-        )
-
-
-def check_collector(cfg: Any) -> Iterator[Problem]:
-    collector = cfg.collector
-    if collector.split_trajs and not collector.track_traj_ids:
-        yield Problem("collector.split_trajs needs trajectory ids", "leave out collector.track_traj_ids=false")
-    if collector.split_trajs and isinstance(cfg, Config):
-        yield Problem(
-            "collector.split_trajs pads rows, which minibatches of single rows would learn from",
-            "it is for rlcli collect",
         )
 
 

@@ -20,7 +20,7 @@ from rlcli.report.reporter import Facts, Reporter
 from rlcli.training import checkpoint
 from rlcli.training.evidence import kept_in
 from rlcli.training.fitting import fitting
-from rlcli.training.run_folder import CHECKPOINTS, Run, create, open_run
+from rlcli.training.run_folder import CHECKPOINTS, Run, create, open_run, taken_back
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
@@ -37,7 +37,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
         run = create(
             to_dict(cfg), verb="collect", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
-        with RunLock(run.path), kept_in(run.path):
+        with taken_back(run), RunLock(run.path), kept_in(run.path):
             _collect(cfg, run, stop)
     return run
 

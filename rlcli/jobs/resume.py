@@ -56,9 +56,12 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
             raise ConfigError(
                 f"{_some(changed)} would make this another run",
                 where=str(path),
-                why=f"a resumed run is exact; only {', '.join(HARMLESS)} may change",
+                why="a resumed run is exact; only total_frames, run.*, console.kind and logger.kind may change",
                 fix="Take the change back, add --force to make it all the same, or start a new run.",
             )
+        if found.manifest["number"] >= cfg.total_frames and run.summary.get("status") == "done":
+            print(f"{run.path} is finished at {cfg.total_frames:,} frames; total_frames=... would go on")
+            return run
         learner = Learner(cfg, run, stop, resume_at=found.manifest["number"])
         with learner.reporter:
             learner.load(found)

@@ -11,7 +11,7 @@ from rlcli.config.schemas import Config
 from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.jobs.learner import Learner
 from rlcli.training.evidence import kept_in
-from rlcli.training.run_folder import Run, create
+from rlcli.training.run_folder import Run, create, taken_back
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals, resume_command
 
@@ -28,7 +28,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
         run = create(
             to_dict(cfg), verb="train", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
-        with RunLock(run.path), kept_in(run.path):
+        with taken_back(run), RunLock(run.path), kept_in(run.path):
             go(Learner(cfg, run, stop))
     return run
 
@@ -39,7 +39,7 @@ def go(learner: Learner) -> None:
         try:
             learner.start()
             learner.loop.run()
-            learner.saver.save(learner.collector.frames)
+            learner.saver.finish(learner.collector.frames)
             facts = learner.final_evaluation()
         except BaseException as error:
             with contextlib.suppress(ResourceError):  # a full disk refuses the report too: the first error is the one

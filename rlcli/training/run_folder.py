@@ -11,6 +11,7 @@ A folder that holds anything is never written into as a new run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.report.closing import SUMMARY
 from rlcli.report.metrics import read_metrics
 from rlcli.training.provenance import git_state, versions
@@ -179,6 +180,17 @@ def create(
     except OSError as error:
         raise _refused(path, error) from error
     return Run(path)
+
+
+@contextlib.contextmanager
+def taken_back(run: Run) -> Iterator[None]:
+    """A run whose configuration turns out unusable leaves no folder behind."""
+    try:
+        yield
+    except ConfigError:
+        if not run.checkpoints and not (run.path / METRICS).exists() and not (run.path / SUMMARY).exists():
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
 
 
 def open_run(path: Path | str) -> Run:

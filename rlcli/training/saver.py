@@ -65,6 +65,11 @@ class Saver:
                 fix=f"Go on with: {resume_command(self.run.path)}",
             )
 
+    def finish(self, frames: int) -> None:
+        """The last checkpoint, unless it stands already."""
+        if frames != self._saved_at:
+            self.save(frames)
+
     def save(self, frames: int) -> None:
         """Write a checkpoint now."""
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):

@@ -44,11 +44,6 @@ def test_the_defaults_have_no_problem():
         ({"policy__kwargs": {"a": 1}}, ("policy.kwargs", "registered")),
         ({"policy__hidden": [64, 0]}, ("policy.hidden", ">= 1")),
         ({"collector__frames_per_batch": 0}, ("frames_per_batch is 0", ">= 1")),
-        ({"collector__split_trajs": True}, ("split_trajs", "rlcli collect")),
-        (
-            {"collector__split_trajs": True, "collector__track_traj_ids": False},
-            ("split_trajs needs trajectory ids",),
-        ),
         ({"sampler__batch_size": 4096}, ("4096", "2048", "sampler.batch_size <= 2048")),
         ({"sampler__batch_size": 1}, ("one row has no deviation",)),
         ({"value__gamma": 1.01}, ("value.gamma is 1.01", ">= 0 and <= 1")),
