@@ -21,7 +21,7 @@ VERBS = {
     "collect": ("collect", "write frames to disk: rlcli collect recipe=collect_random"),
     "resume": ("resume", "go on with a run that was stopped: rlcli resume RUN"),
     "eval": ("eval", "play episodes with a run's policy: rlcli eval RUN --episodes 20"),
-    "ls": ("ls", "list recipes, runs, environments or wrappers"),
+    "ls": ("ls", "list recipes, runs, envs, wrappers, transforms or policies"),
     "cp": ("cp", "copy a recipe to a file of your own: rlcli cp ppo_exact my.yaml"),
     "show": ("show", "print a composed configuration, with --why where each value comes from"),
     "doctor": ("doctor", "versions, cores, devices, extras, and what to install"),

@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from rlcli.keys import Key
 
@@ -49,10 +48,6 @@ class Columns:
     def free(self) -> bool:
         """Whether no tensor that was handed out is alive, nor any view, graph or numpy array made from one."""
         return [sys.getrefcount(array) for array in self.data.values()] == self._idle
-
-    def tensors(self) -> dict[Key, torch.Tensor]:
-        """Fresh aliases of the columns; the same tensor object is never handed out twice."""
-        return {key: torch.from_numpy(array) for key, array in self.data.items()}
 
 
 def allocate(

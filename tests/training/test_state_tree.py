@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.training.random_state import capture, put_back
 from rlcli.training.state_tree import flatten, restore
 
 keys = st.one_of(st.text(max_size=4), st.integers(-3, 3), st.tuples(st.text(max_size=2), st.integers(0, 2)))
@@ -71,35 +69,3 @@ def test_anything_else_is_refused_with_its_place(value):
 def test_a_tree_that_does_not_fit_is_damage(tree):
     with pytest.raises(DamagedDataError):
         restore(tree, {})
-
-
-@pytest.mark.parametrize(
-    ("make", "draw"),
-    [
-        (lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(5, generator=g).tolist()),
-        (lambda: np.random.default_rng(1), lambda g: g.random(5).tolist()),
-        (lambda: np.random.Generator(np.random.MT19937(1)), lambda g: g.random(5, np.float32).tolist()),
-        (lambda: np.random.Generator(np.random.Philox(1)), lambda g: g.integers(0, 9, 5).tolist()),
-        (lambda: random.Random(1), lambda g: [g.gauss(0, 1) for _ in range(5)]),
-    ],
-)
-def test_a_random_stream_goes_on_where_it_was_captured(make, draw):
-    stream = make()
-    draw(stream)
-    flat, tensors = flatten(capture(stream))
-    expected = draw(stream)
-    other = make()
-    put_back(other, restore(json.loads(json.dumps(flat)), tensors))
-    assert draw(other) == expected
-
-
-@pytest.mark.parametrize("wrong", [None, {"bit_generator": "PCG64"}, (1, 2), torch.zeros(3)])
-@pytest.mark.parametrize("stream", [torch.Generator(), np.random.default_rng(), random.Random()])
-def test_the_state_of_another_stream_is_refused(stream, wrong):
-    with pytest.raises(ArgumentError, match="not one of"):
-        put_back(stream, wrong)
-
-
-def test_only_random_streams_are_captured():
-    with pytest.raises(ArgumentError, match="not a random stream"):
-        capture(np.random.RandomState(1))

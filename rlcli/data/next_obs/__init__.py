@@ -1,19 +1,14 @@
 """The ways to keep the next observation (`memory.next_obs`): one idea, one file, one call to build each."""
 
-from rlcli.data.next_obs.compact import build_compact
 from rlcli.data.next_obs.exact import build_exact
 from rlcli.data.next_obs.full import build_full
 from rlcli.data.next_obs.packing import Packed, concat, full_next_obs, move, pack, unpack
 from rlcli.data.next_obs.rows import ReadOnlyRowsError, Rows
 
-BUILDERS = {"full": build_full, "compact": build_compact, "exact": build_exact}
-
 __all__ = [
-    "BUILDERS",
     "Packed",
     "ReadOnlyRowsError",
     "Rows",
-    "build_compact",
     "build_exact",
     "build_full",
     "concat",

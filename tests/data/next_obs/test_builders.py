@@ -12,7 +12,6 @@ from tensordict import TensorDict
 
 from rlcli.data.next_obs import (
     Rows,
-    build_compact,
     build_exact,
     build_full,
     concat,
@@ -57,7 +56,6 @@ def test_builders_agree_with_a_plain_loop(lanes, steps, ends, seed, dtype):
         same(torch.cat([exact[key].obs, exact[key].extra])[exact[key].index.long()], expected)
         inner = sum(t < steps - 1 for t, _ in places)
         assert len(exact[key].extra) == inner + lanes  # one row for every end, one where each lane's batch ends
-    assert build_compact(now, after, places, last) == {}
 
 
 def test_next_observations_do_not_change_when_the_loop_goes_on():
