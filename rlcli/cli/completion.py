@@ -75,7 +75,7 @@ def candidates(line: str) -> list[str]:
     """
     words = line.split(" ")
     word, before = words[-1], [w for w in words[1:-1] if w]
-    return [text for text in _offers(word, before) if text.startswith(word)]
+    return list(dict.fromkeys(text for text in _offers(word, before) if text.startswith(word)))
 
 
 def _offers(word: str, before: list[str]) -> Iterable[str]:
@@ -98,6 +98,10 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "ls":
         return ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
+    if verb == "bench" and len(before) == 1:
+        from rlcli.bench import NAMES
+
+        return NAMES
     return _SCRIPTS if verb == "completion" else ()
 
 
