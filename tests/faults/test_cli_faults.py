@@ -212,11 +212,11 @@ def flip(*files: Path) -> None:
 @pytest.mark.parametrize("console", ["plain", "off"])
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
 def test_a_damaged_checkpoint_is_passed_over_loudly(rlcli, run, name, console):
-    flip(run.joinpath("checkpoints", "checkpoint_000005", name))
+    flip(run.joinpath("checkpoints", "checkpoint_000004", name))
     for verb, rest in (("eval", ["--episodes", "1"]), ("resume", [f"console.kind={console}"])):
         answer = rlcli(verb, "r", *rest)
         said = answer.out + answer.err
-        assert answer.code == 0 and "damaged" in said and f"checkpoint_000005/{name}" in said, answer
+        assert answer.code == 0 and "damaged" in said and f"checkpoint_000004/{name}" in said, answer
         assert "Traceback" not in said and 'File "' not in said
     assert open_run(run).summary["status"] == "done"
 
@@ -226,17 +226,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_4_and_changes_nothing
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for words in (["eval", "r"], ["resume", "r"], ["collect", "policy=checkpoint", "policy.path=r", "run.dir=c"]):
         answer = rlcli(*words)
-        is_a_sentence(answer, 4, "no checkpoint can be read", "checkpoint_000004", "checkpoint_000005")
+        is_a_sentence(answer, 4, "no checkpoint can be read", "checkpoint_000003", "checkpoint_000004")
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     assert all(before[path] == data for path, data in after.items())
 
 
 def test_frames_may_be_collected_with_one_checkpoint_of_a_run_damaged_ones_are_refused(rlcli, run):
-    path = run / "checkpoints" / "checkpoint_000004"
+    path = run / "checkpoints" / "checkpoint_000003"
     words = ["collect", "policy=checkpoint", f"policy.path={path}"]
     assert rlcli(*words, "run.dir=c").code == 0
     flip(path / "tensors.safetensors")
-    is_a_sentence(rlcli(*words, "run.dir=d"), 4, "checkpoint_000004/tensors.safetensors")
+    is_a_sentence(rlcli(*words, "run.dir=d"), 4, "checkpoint_000003/tensors.safetensors")
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(rlcli, run):
@@ -327,7 +327,7 @@ def test_a_checkpoint_with_a_fitting_seal_and_a_wrong_content_is_refused(rlcli, 
         (path / "state.json").write_bytes(text)
         (path / "manifest.json").write_bytes(checkpoint._sealed(manifest))
     answer = rlcli("resume", "r", "total_frames=1280")
-    is_a_sentence(answer, 4, "does not fit", "checkpoint_000005")
+    is_a_sentence(answer, 4, "does not fit", "checkpoint_000004")
 
 
 # ---- disks that are full -----------------------------------------------------------------------------------------
