@@ -11,11 +11,12 @@ from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs import EnvBase
 from rlcli.envs.actions import ActionFormat
+from rlcli.envs.bounds import Bounds
 from rlcli.envs.contract import env_raised
-from rlcli.envs.lanes import NONE, Lanes, Outcome
-from rlcli.envs.strip import NO_LIMIT
+from rlcli.envs.intervals import spec_bounds
+from rlcli.envs.lanes import NONE, Lanes
 from rlcli.errors import EnvError, RlcliError
-from rlcli.keys import ACTION, RESET, Key, show, unravel
+from rlcli.keys import ACTION, RESET, Key, show, under_next, unravel
 from rlcli.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot
 
 
@@ -35,30 +36,27 @@ class TensorDictLanes(Lanes):
     """
 
     def __init__(self, env: EnvBase) -> None:
-        self.env = env
-        self.n = env.batch_size.numel() if env.batch_size else 1
         dims = len(env.batch_size)
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
-        self.schema = {
-            unravel(key): (tuple(s.shape[dims:]), torch.empty(0, dtype=s.dtype).numpy().dtype) for key, s in specs
-        }
-        self.actions = ActionFormat(*_as_space(env.action_spec, dims))
-        self.outcome = Outcome()
-        self.clock, self.limit = 0, NO_LIMIT
-        self.started = [0] * self.n
-        self.episodes = [-1] * self.n
-        self.seeds: list[int | None] = [None] * self.n
-        self.name = type(env).__name__
-        self._seed: int | None = None
-
-    def steps_in_episode(self, lane: int) -> int:
-        return self.clock - self.started[lane]
+        super().__init__(
+            env.batch_size.numel() if env.batch_size else 1,
+            name=type(env).__name__,
+            schema={
+                unravel(key): (tuple(s.shape[dims:]), torch.empty(0, dtype=s.dtype).numpy().dtype) for key, s in specs
+            },
+            actions=ActionFormat(*_as_space(env.action_spec, dims)),
+        )
+        self.env = env
+        self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
+        self._env_seed: int | None = None  # until the env was given it
+        self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        self._seed = self._run_seed = run_seed
+        """One seed for all lanes, as `EnvBase.set_seed` takes it: no episode has a seed of its own."""
+        self._run_seed = self._env_seed = run_seed
 
-    def limit_frames(self, steps: int | None) -> None:
-        self.limit = NO_LIMIT if steps is None else steps
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        return self._run_seed
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(row if self.env.batch_size else row[0])
@@ -78,9 +76,9 @@ class TensorDictLanes(Lanes):
             array[list(lanes)] = got.reshape(array.shape)[list(lanes)]
 
     def restart(self, row, lanes) -> None:
-        if self._seed is not None:
-            self.env.set_seed(self._seed)
-            self._seed = None
+        if self._env_seed is not None:
+            self.env.set_seed(self._env_seed)
+            self._env_seed = None
         if len(lanes) == self.n:
             td = self._call("reset")
         else:
@@ -91,9 +89,7 @@ class TensorDictLanes(Lanes):
             mask[list(lanes)] = True
             td = self._call("reset", td.set(RESET, mask.reshape(*self.env.batch_size, 1)))
         self._write(row, td, lanes)
-        for lane in lanes:
-            self.started[lane] = self.clock
-            self.episodes[lane] += 1
+        self.begin_episodes(lanes)
 
     def _call(self, name: str, *arguments) -> TensorDictBase:
         """The env's method; what it raises is told with env, step and seed."""
@@ -108,19 +104,29 @@ class TensorDictLanes(Lanes):
         env, shape = self.env, self.env.batch_size
 
         def step(t: int, actions) -> Sequence[int]:
-            self.clock += 1
+            now = self.clock[0] = self.clock[0] + 1
             td = TensorDict({}, batch_size=shape, device=env.device)
             for key, arrays in rows.items():
                 td.set(key, self._tensor(arrays[t]).clone())
             td.set(ACTION, self._stored(actions))
+            states = {key: self._tensor(rows[key][t + 1]).clone() for key in self.states}
+            for key, state in states.items():
+                td.set(under_next(key), state)
             following = self._call("step", td).get("next")
+            for key, state in states.items():
+                got = following.get(key, None)
+                if got is not None and not torch.equal(got.cpu(), state):
+                    raise EnvError(
+                        f"the policy writes next.{show(key)}, which the env writes too", where=self.name,
+                        why="one of the two would be lost", fix="Give the policy's state a name of its own.",
+                    )  # fmt: skip
             self._write({key: arrays[t + 1] for key, arrays in rows.items()}, following, range(self.n))
             self.outcome.rewards += following.get("reward").reshape(-1).tolist()
             terminated = following.get("terminated").reshape(-1).tolist()
             truncated = following.get("truncated").reshape(-1).tolist()
             done: Sequence[int] = NONE
             for lane in range(self.n):
-                cut = truncated[lane] or self.clock - self.started[lane] >= self.limit
+                cut = truncated[lane] or now >= self.deadlines[lane]
                 if terminated[lane] or cut:
                     self.outcome.ends.append((t, lane, terminated[lane], cut))
                     done = [*done, lane]

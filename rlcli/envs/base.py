@@ -51,6 +51,11 @@ class EnvBase:
         self.reward_spec: TensorSpec = Unbounded(shape=(*self.batch_size, 1), dtype=torch.float32)
         self.is_closed = False
 
+    @property
+    def out_of_bounds(self) -> str:
+        """What the collector does at an observation outside `observation_spec`: "refuse", "count" or "ignore" it."""
+        return "refuse"
+
     # ---- specs -------------------------------------------------------------------------------------------------
     @property
     def done_spec(self) -> Composite:

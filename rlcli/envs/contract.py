@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlcli.errors import EnvError, told
@@ -26,6 +27,42 @@ def _past_place(lanes: Any, lane: int, t: int, ends: Sequence[tuple]) -> str:
     where = f"env {lanes.name}, lane {lane}, episode {episode}, step {t} of the batch"
     seed = lanes.seed_used(lane, episode)
     return where if seed is None else f"{where}, seed {seed}"
+
+
+@dataclass(frozen=True)
+class BatchStart:
+    """Where the lanes stood when a batch began: from it and the batch's ends, any row of the batch has its place.
+
+    Attributes
+    ----------
+    clock : int
+        Steps of the run before the batch.
+    ages, episodes : list of int
+        Of each lane: steps in its episode, and that episode's index.
+    """
+
+    clock: int
+    ages: list[int]
+    episodes: list[int]
+
+    @classmethod
+    def of(cls, lanes: Any) -> BatchStart:
+        """The present state of the lanes."""
+        clock = lanes.clock if isinstance(lanes.clock, int) else lanes.clock[0]
+        return cls(clock, [clock - begun for begun in lanes.started], list(lanes.episodes))
+
+    def place(self, lanes: Any, ends: Sequence[tuple], row: int, after_reset: bool, lane: int) -> str:
+        """Env, lane, episode, step of the episode and of the run, seed; a reset's observation has step 0.
+
+        `row` counts from 0, the rows that the batch began with; row t+1 holds what step t gave, and what the reset
+        that followed it gave (`after_reset`).
+        """
+        over = [t for t, ended, *_ in ends if ended == lane and t < row - (not after_reset)]
+        episode = self.episodes[lane] + len(over)
+        step = row - over[-1] - 1 if over else self.ages[lane] + row
+        seed = lanes.seed_used(lane, episode)
+        where = f"env {lanes.name}, lane {lane}, episode {episode}, step {step}, step {self.clock + row} of the run"
+        return where if seed is None else f"{where}, seed {seed}"
 
 
 def broken(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.envs.engines import Engine, take
+from rlcli.envs.engine import Engine, take
 from rlcli.envs.make import suggest
 from rlcli.errors import ConfigError, EnvError
 

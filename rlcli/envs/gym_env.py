@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rlcli.envs.lanes import GymLanes
+from rlcli.envs.gym_lanes import GymLanes
 from rlcli.envs.lanes_env import LanesEnv
 from rlcli.envs.make import make_gym
 
@@ -23,6 +23,9 @@ class GymEnv(LanesEnv):
         Discrete actions as int64 indices; by default they are one-hot int64 vectors.
     narrow : bool
         Store float64 observations as float32.
+    out_of_bounds : {"refuse", "count", "ignore"}
+        At an observation outside the declared space: raise; go on and count it (`env.lanes.bounds.figures()`); do not
+        look.  Rounding is allowed for; an index outside a Discrete space is always refused.
     device : torch device, optional
         Where the TensorDict face puts its tensors.
     wrappers : sequence of callables
@@ -37,12 +40,13 @@ class GymEnv(LanesEnv):
         *,
         categorical_action_encoding: bool = False,
         narrow: bool = False,
+        out_of_bounds: str = "refuse",
         device=None,
         wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
         **kwargs: Any,
     ) -> None:
         made = make_gym(env, wrappers=wrappers, **kwargs) if isinstance(env, str) else env
-        lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow)
+        lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
 

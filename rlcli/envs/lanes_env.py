@@ -9,7 +9,8 @@ from tensordict import TensorDict, TensorDictBase
 from rlcli.envs.base import EnvBase
 from rlcli.envs.contract import broken
 from rlcli.envs.gym_spaces import from_gym_space
-from rlcli.envs.lanes import Lanes, reward_column
+from rlcli.envs.lanes import Lanes
+from rlcli.envs.outcome import reward_column
 from rlcli.keys import ACTION, RESET, show
 from rlcli.specs import Composite, Unbounded
 
@@ -38,6 +39,10 @@ class LanesEnv(EnvBase):
         self._rows = {key: [np.empty(0), np.empty(0)] for key in lanes.schema}
         self._bound_step, self._bound_reset = lanes.bind(self._rows)
 
+    @property
+    def out_of_bounds(self) -> str:
+        return self.lanes.bounds.mode
+
     def _fresh(self) -> dict:
         return {key: np.empty((self.lanes.n, *shape), dtype) for key, (shape, dtype) in self.lanes.schema.items()}
 
@@ -60,6 +65,7 @@ class LanesEnv(EnvBase):
                 array[...] = td.get(key).cpu().numpy().reshape(array.shape)
             lanes = mask.reshape(-1).nonzero().squeeze(-1).tolist()
         self.lanes.restart(row, lanes)
+        self.lanes.bounds.check_row(self.lanes, row, lanes)
         return self._observations(row)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -83,6 +89,7 @@ class LanesEnv(EnvBase):
                     self.lanes, f"the env's {show(key)} is not finite", lane=lane,
                     expected="finite numbers", got="NaN or infinity",
                 )  # fmt: skip
+        self.lanes.bounds.check_row(self.lanes, row, range(n))
         out = self._observations(row)
         shape = (*self.batch_size, 1)
         out.set("reward", torch.from_numpy(reward).reshape(shape))

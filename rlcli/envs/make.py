@@ -12,14 +12,16 @@ import gymnasium as gym
 
 from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, told
 
-# package that an id's entry point needs -> the extra of rlcli that installs it
+# package that an id's entry point needs -> the extra that installs it
 _EXTRAS = {
-    "ale_py": "atari",
-    "mujoco": "mujoco",
-    "imageio": "mujoco",
-    "Box2D": "box2d",
-    "box2d": "box2d",
-    "cv2": "atari",
+    "ale_py": "rlcli[atari]",
+    "mujoco": "rlcli[mujoco]",
+    "imageio": "rlcli[mujoco]",
+    "Box2D": "rlcli[box2d]",
+    "box2d": "rlcli[box2d]",
+    "cv2": "rlcli[atari]",
+    "jax": "gymnasium[jax]",
+    "flax": "gymnasium[jax]",
 }
 
 
@@ -118,7 +120,7 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
             return EnvError(
                 f"{env_id} needs a package that is not installed",
                 why=text,
-                fix=f'Install it: pip install "rlcli[{extra}]".',
+                fix=f'Install it: pip install "{extra}".',
             )
     return EnvError(f"{env_id} needs a package that is not installed", why=text)
 

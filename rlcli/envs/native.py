@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlcli.envs.engines import Engine, make_engine
+from rlcli.envs.engine import Engine
+from rlcli.envs.engines import make_engine
 from rlcli.envs.envpool import EnvpoolEngine
 from rlcli.envs.lanes_env import LanesEnv
 from rlcli.envs.native_lanes import NativeLanes
@@ -18,14 +19,20 @@ class NativeEnv(LanesEnv):
     ----------
     engine : Engine
         From `engine_of(vector_env)`, or an `EnvpoolEngine`; `make_native` makes both from an id.
-    categorical_action_encoding, narrow, device
+    categorical_action_encoding, narrow, out_of_bounds, device
         As in `GymEnv`.
     """
 
     def __init__(
-        self, engine: Engine, *, categorical_action_encoding: bool = False, narrow: bool = False, device=None
+        self,
+        engine: Engine,
+        *,
+        categorical_action_encoding: bool = False,
+        narrow: bool = False,
+        out_of_bounds: str = "refuse",
+        device=None,
     ) -> None:
-        lanes = NativeLanes(engine, categorical=categorical_action_encoding, narrow=narrow)
+        lanes = NativeLanes(engine, categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(lanes, engine.observation_space, engine.action_space, batched=True, device=device)
 
     def __repr__(self) -> str:
@@ -33,7 +40,14 @@ class NativeEnv(LanesEnv):
 
 
 def make_native(
-    env_id: str, num: int, *, pool: bool = False, categorical: bool = True, narrow: bool = True, **kwargs: Any
+    env_id: str,
+    num: int,
+    *,
+    pool: bool = False,
+    categorical: bool = True,
+    narrow: bool = True,
+    out_of_bounds: str = "refuse",
+    **kwargs: Any,
 ) -> NativeEnv:
     """The native engine of an env id.
 
@@ -43,6 +57,8 @@ def make_native(
         Lanes.
     pool : bool
         envpool's engine instead of the one that gymnasium has registered for the id.
+    categorical, narrow, out_of_bounds
+        As `NativeEnv` takes them.
     **kwargs
         Handed to the engine.
 
@@ -54,4 +70,4 @@ def make_native(
     if num < 1:
         raise ArgumentError("a native engine needs at least one lane", why=f"got {num}")
     engine = EnvpoolEngine(env_id, num, **kwargs) if pool else make_engine(env_id, num, **kwargs)
-    return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow)
+    return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow, out_of_bounds=out_of_bounds)

@@ -6,24 +6,25 @@ frame; `engines.py` says how each engine is brought to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlcli.envs.actions import ActionFormat
+from rlcli.envs.bounds import Bounds
 from rlcli.envs.contract import broken, env_raised
-from rlcli.envs.engines import Engine
-from rlcli.envs.episode_seeds import episode_seed
-from rlcli.envs.lanes import NONE, Lanes, Outcome
-from rlcli.envs.native_replay import is_replayable, restore, state_of
+from rlcli.envs.engine import Engine
+from rlcli.envs.intervals import space_bounds
+from rlcli.envs.lanes import NONE
+from rlcli.envs.native_replay import repeats, replay_together
 from rlcli.envs.native_rows import check_outcome, lane_writer
-from rlcli.envs.observations import BadValue, Leaf, leaves
-from rlcli.envs.strip import NO_LIMIT
-from rlcli.errors import RlcliError
+from rlcli.envs.observations import BadValue, leaves
+from rlcli.envs.replay import ReplayableLanes
+from rlcli.errors import ArgumentError, RlcliError
 
 
-class NativeLanes(Lanes):
+class NativeLanes(ReplayableLanes):
     """The array face of an `Engine`.
 
     Parameters
@@ -33,6 +34,8 @@ class NativeLanes(Lanes):
         Store discrete actions as indices instead of one-hot vectors.
     narrow : bool
         Store float64 observations as float32.
+    out_of_bounds : {"refuse", "count", "ignore"}
+        As in `GymLanes`.
 
     Raises
     ------
@@ -41,69 +44,42 @@ class NativeLanes(Lanes):
         and what came.
     """
 
-    def __init__(self, engine: Engine, *, categorical: bool = False, narrow: bool = False) -> None:
-        self.engine, self.n, self.name = engine, engine.n, engine.name
-        self.leaves: list[Leaf] = leaves(engine.observation_space, narrow=narrow)
-        self.schema = {leaf.key: (leaf.row_shape, leaf.stored) for leaf in self.leaves}
-        self.actions = ActionFormat(engine.action_space, categorical)
-        self.outcome = Outcome()
-        self.clock = [0]  # steps taken so far; a cell, shared by every bound closure
-        self.started = [0] * self.n
-        self.episodes = [-1] * self.n
-        self.seeds: list[int | None] = [None] * self.n
-        self.limit = NO_LIMIT
-        self.shown: Any = None  # what the last step returned,
-        self.begun: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
-        self.history: list[np.ndarray] = []
-        self.every_episode = False
-        self._pending_seed = [False] * self.n
-        self._first_lane, self._total = 0, self.n
+    def __init__(
+        self, engine: Engine, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "refuse"
+    ) -> None:
+        super().__init__(
+            engine.n, name=engine.name, leaves=leaves(engine.observation_space, narrow=narrow),
+            actions=ActionFormat(engine.action_space, categorical),
+        )  # fmt: skip
+        self.engine = engine
+        self.bounds = Bounds(space_bounds(engine.observation_space, self.leaves), out_of_bounds)
+        self._shown: Any = None  # what the last step returned,
+        self._first: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
 
-    # ---- episodes and seeds --------------------------------------------------------------------------------------
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        self._run_seed = run_seed
-        self.every_episode = every_episode and self.engine.seeds_episodes
-        self._first_lane, self._total = first_lane, total or self.n
-        self._pending_seed = [True] * self.n
+        every_episode = every_episode and self.engine.seeds_episodes
+        super().seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
-    def forget_pending_seeds(self, lanes: Iterable[int]) -> None:
-        """These lanes are in an episode whose seed they have (they were replayed)."""
-        for lane in lanes:
-            self._pending_seed[lane] = False
+    def limit_frames(self, steps):
+        if steps is not None and not self.engine.resets_running_lanes:
+            raise ArgumentError(
+                f"episodes of {self.name} cannot be cut after {steps} steps",
+                why="its engine resets finished lanes by itself, and no others",
+                fix="Leave out max_frames_per_traj, give the engine's own limit (env.max_episode_steps), or use "
+                "env.mode=serial.",
+            )
+        super().limit_frames(steps)
 
-    def seed_of(self, lane: int, episode: int) -> int:
-        """The seed of a lane's k-th episode: the one a single env in this lane would get."""
-        assert self._run_seed is not None
-        return episode_seed(self._run_seed, self._first_lane + lane, episode, self._total)
+    # ---- resets --------------------------------------------------------------------------------------------------
+    def restart(self, row, lanes) -> None:
+        self._reset_into(lane_writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
 
-    def seed_used(self, lane: int, episode: int) -> int | None:
-        return self.seed_of(lane, episode) if self.every_episode else self.seeds[lane]
-
-    def limit_frames(self, steps: int | None) -> None:
-        self.limit = NO_LIMIT if steps is None else steps
-
-    def steps_in_episode(self, lane: int) -> int:
-        """Steps taken in the lane's current episode."""
-        return self.clock[0] - self.started[lane]
-
-    def _begin(self, lanes: Sequence[int]) -> Any:
-        """Reset these lanes; their first observations, in order."""
-        seeds: list[int | None] = []
-        for lane in lanes:
-            self.episodes[lane] += 1
-            self.started[lane] = self.clock[0]
-            wanted = self._run_seed is not None and (self.every_episode or self._pending_seed[lane])
-            seeds.append(self.seed_of(lane, self.episodes[lane]) if wanted else None)
-            if wanted:
-                self.seeds[lane], self._pending_seed[lane] = seeds[-1], False
-        observation = self.engine.reset(lanes, seeds)
-        self.begun |= {lane: (observation, index) for index, lane in enumerate(lanes)}
-        return observation
-
-    def reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
+    def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         """Begin episodes in these lanes and write their first observations into row `t`."""
         try:
-            write(t, self._begin(lanes), list(lanes))
+            observation = self.engine.reset(lanes, self.begin_episodes(lanes))
+            self.show_first(observation, lanes)
+            write(t, observation, list(lanes))
         except (RlcliError, KeyboardInterrupt):
             raise
         except BadValue as error:
@@ -112,9 +88,6 @@ class NativeLanes(Lanes):
             ) from None
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
-
-    def restart(self, row, lanes) -> None:
-        self.reset_into(lane_writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
@@ -137,20 +110,19 @@ class NativeLanes(Lanes):
                 ) from None
             except BaseException as error:
                 raise env_raised(lanes_engine, error, None, "step") from error
-            lanes_engine.shown = observation
-            lanes_engine.begun.clear()
+            lanes_engine.show(observation)
             lanes_engine.outcome.rewards += reward.tolist()
             return lanes_engine._ended(t, terminated, truncated)
 
         def reset(t: int, done: Sequence[int]) -> None:
-            lanes_engine.reset_into(write, t + 1, done)
+            lanes_engine._reset_into(write, t + 1, done)
 
         return step, reset
 
     def _ended(self, t: int, terminated: np.ndarray, truncated: np.ndarray) -> Sequence[int]:
         """The lanes whose episode ended, recorded."""
-        if self.limit != NO_LIMIT:
-            truncated = truncated | (self.clock[0] - np.asarray(self.started) >= self.limit)
+        if self.clock[0] >= self.nearest[0]:
+            truncated = truncated | self.past_deadline()
         over = terminated | truncated
         if not over.any():
             return NONE
@@ -158,25 +130,35 @@ class NativeLanes(Lanes):
         self.outcome.ends += [(t, lane, bool(terminated[lane]), bool(truncated[lane])) for lane in done]
         return done
 
-    def observation_of(self, lane: int) -> tuple[Any, int]:
-        """The arrays that hold what this lane shows now, and its place in them."""
-        return self.begun.get(lane, (self.shown, lane))
-
     # ---- checkpoints ---------------------------------------------------------------------------------------------
-    def is_replayable(self) -> bool:
-        """Whether seeded episodes can be repeated exactly; leaves the engine in need of a reset."""
-        return self.engine.seeds_episodes and self._run_seed is not None and is_replayable(self)
+    def show(self, observation: Any) -> None:
+        """What all lanes show after a step, as the engine gave it."""
+        self._shown = observation
+        self._first.clear()
 
-    def state_dict(self) -> dict[str, Any]:
-        return state_of(self)
+    def show_first(self, observation: Any, lanes: Sequence[int]) -> None:
+        """What these lanes show after a reset, in their order."""
+        self._first |= {lane: (observation, index) for index, lane in enumerate(lanes)}
 
-    def load_state_dict(self, state, *, replay: bool) -> list[int]:
-        return restore(self, state, replay=replay and self.every_episode)
+    def parts(self, observation: Any, place: int) -> list[np.ndarray]:
+        """The leaves of one lane's observation."""
+        found = []
+        for leaf in self.leaves:
+            value = observation
+            for name in leaf.path:
+                value = value[name]
+            found.append(value[place])
+        return found
 
-    def take_outcome(self) -> Outcome:
-        needed = min(self.clock[0] - min(self.started), self.history_limit)
-        del self.history[: len(self.history) - needed]
-        return super().take_outcome()
+    def shows(self, lane: int) -> list[np.ndarray]:
+        observation, place = self._first.get(lane, (self._shown, lane))
+        return [] if observation is None else self.parts(observation, place)
+
+    def repeats(self) -> bool:
+        return self.engine.seeds_episodes and repeats(self)
+
+    def replay(self, ages: Mapping[int, int]) -> set[int]:
+        return replay_together(self, ages)
 
     def close(self) -> None:
         self.engine.close()

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import EnvError
-from rlcli.keys import ACTION, END_FLAGS, NEXT, OBSERVATION, RESET, SAMPLE_LOG_PROB, TRAJ_IDS, Key, unravel
+from rlcli.keys import ACTION, END_FLAGS, NEXT, OBSERVATION, RESET, SAMPLE_LOG_PROB, TRAJ_IDS, Key, show, unravel
 
 TAKEN = {NEXT, ACTION, "reward", RESET, SAMPLE_LOG_PROB, TRAJ_IDS[0], *END_FLAGS}  # names that batches use themselves
 _NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some of these and computes with none
@@ -57,7 +57,10 @@ class Leaf:
         if self.choices:
             index = int(value) - self.start
             if not 0 <= index < self.choices:
-                raise BadValue(f"a Discrete value in {self.start}..{self.start + self.choices - 1}", f"{value!r}")
+                where = f"{show(self.key)} to be " if self.path else ""
+                raise BadValue(
+                    f"{where}a Discrete value in {self.start}..{self.start + self.choices - 1}", f"{value!r}"
+                )
             return np.arange(self.choices) == index
         if not isinstance(value, np.ndarray):
             if (np.isscalar(value) and self.shape == ()) or isinstance(value, np.generic):

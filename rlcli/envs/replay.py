@@ -1,123 +1,91 @@
-"""Bringing envs back to where they were, without pickling them: reset with the episode's seed, then replay its actions.
+"""Lanes that are brought back to where they were without pickling envs: from their episodes' seeds and actions.
 
-Works for deterministic envs whose episodes are all seeded.  `is_replayable` finds out (two replays, equal hashes)
-before the first step; `restore` replays and compares the last observation with the one that was saved.
+Works for deterministic envs whose episodes are all seeded.  A probe (two replays, equal hashes) finds out before the
+first step; after a replay, what each lane shows is compared with what it had shown when it was saved.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from rlcli.envs.contract import broken, env_raised
-from rlcli.envs.observations import BadValue
-from rlcli.errors import EnvError
-
-if TYPE_CHECKING:
-    from rlcli.envs.lanes import GymLanes
+from rlcli.envs.lanes import Lanes
+from rlcli.envs.observations import Leaf
 
 PROBE_STEPS = 64
 
 
-def fingerprint(lanes: GymLanes, observation: Any) -> str:
-    """A hash of an observation's bytes."""
+def fingerprint(arrays: Iterable[np.ndarray]) -> str:
+    """A hash of the bytes of an observation's leaves."""
     digest = hashlib.blake2b(digest_size=16)
-    for leaf in lanes.leaves:
-        digest.update(np.ascontiguousarray(leaf.read(observation)).tobytes())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def is_replayable(lanes: GymLanes) -> bool:
-    """Whether a seeded episode of lane 0 can be repeated exactly; leaves the env in need of a reset.
-
-    Raises
-    ------
-    EnvError
-        The env raised, or showed what is not of its space.
-    """
-    rng = np.random.Generator(np.random.PCG64(0))
-    drawn = lanes.actions.draw(rng, PROBE_STEPS, 1)
-    drawn = drawn.tolist() if lanes.actions.kind == "discrete" else drawn  # as in the loop
-    send, env, seed = lanes.actions.sender(), lanes.inner[0], lanes.seed_of(0, 0)
-
-    def trace() -> list[str]:
-        sent, taken = None, 0
-        try:
-            seen = [fingerprint(lanes, env.reset(seed=seed)[0])]
-            for action in drawn:
-                sent, taken = send(action)[0], taken + 1
-                observation, reward, terminated, truncated, _ = env.step(sent)
-                seen += [fingerprint(lanes, observation), repr((reward, terminated, truncated))]
-                if terminated or truncated:
-                    break
-        except (EnvError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            place = f"env {lanes.name}, lane 0, step {taken} of a first try, seed {seed}"
-            raise _refused(lanes, error, "step" if taken else "reset", sent, place) from error
-        return seen
-
-    return trace() == trace()
-
-
-def _refused(lanes: GymLanes, error: BaseException, during: str, action: Any, place: str) -> EnvError:
-    """The sentence for what an env did outside the loop."""
-    if isinstance(error, BadValue):
-        what = f"{during} returned a bad value"
-        return broken(lanes, what, lane=0, expected=error.expected, got=error.got, action=action, place=place)
-    return env_raised(lanes, error, 0, during, action, place)
-
-
-def state_of(lanes: GymLanes) -> dict[str, Any]:
-    """Plain values and arrays from which `restore` brings the envs back."""
-    return {
-        "clock": lanes.clock[0],
-        "started": list(lanes.started),
-        "episodes": list(lanes.episodes),
-        "fingerprints": [fingerprint(lanes, observation) for observation in lanes.last],
-        "history": np.asarray(lanes.history),
-    }
-
-
-def restore(lanes: GymLanes, state: dict[str, Any], *, replay: bool) -> list[int]:
-    """Bring every lane back; the lanes for which that was not exact.
+class ReplayableLanes(Lanes):
+    """Base of the array faces whose open episodes can be replayed.
 
     Parameters
     ----------
-    state : dict
-        From `state_of`.
-    replay : bool
-        Whether episodes may be replayed at all (they were seeded, and the probe passed).
+    leaves : list of Leaf
+        Where each part of an observation goes; the schema follows from them.
+    **kwargs
+        As in `Lanes`.
     """
-    clock, history = int(state["clock"]), np.asarray(state["history"])
-    lanes.clock[0] = clock
-    lanes.history = list(history) if lanes.actions.kind != "discrete" else history.tolist()
-    lost = []
-    for lane in range(lanes.n):
-        lanes.episodes[lane] = int(state["episodes"][lane])
-        steps = clock - int(state["started"][lane])
-        if not replay or steps > len(history) or not _replay(lanes, lane, steps, state["fingerprints"][lane]):
-            lost.append(lane)
-            continue
-        lanes.resume_episode(lane, steps)
-    return lost
 
+    def __init__(self, n: int, *, leaves: list[Leaf], **kwargs: Any) -> None:
+        super().__init__(n, schema={leaf.key: (leaf.row_shape, leaf.stored) for leaf in leaves}, **kwargs)
+        self.leaves = leaves
 
-def _replay(lanes: GymLanes, lane: int, steps: int, expected: str) -> bool:
-    env, seed, taken = lanes.inner[lane], lanes.seed_of(lane, lanes.episodes[lane]), 0
-    try:
-        observation, _ = env.reset(seed=seed)
-        for sent in lanes.history[len(lanes.history) - steps :]:
-            taken += 1
-            observation, _, terminated, truncated, _ = env.step(sent[lane])
-            if terminated or truncated:
-                return False
-        lanes.last[lane] = observation
-        return fingerprint(lanes, observation) == expected
-    except (EnvError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        place = f"env {lanes.name}, lane {lane}, step {taken} of a replay, seed {seed}"
-        raise _refused(lanes, error, "step" if taken else "reset", None, place) from error
+    def shows(self, lane: int) -> list[np.ndarray]:
+        """The leaves of what this lane shows now, as the env gave them; empty before it was reset."""
+        raise NotImplementedError
+
+    def repeats(self) -> bool:
+        """Try whether a seeded episode shows the same twice; leaves the envs in need of a reset."""
+        raise NotImplementedError
+
+    def replay(self, ages: Mapping[int, int]) -> set[int]:
+        """Reset each lane with its open episode's seed and send its last `ages[lane]` actions.
+
+        Returns
+        -------
+        set of int
+            The lanes that came through without an end.
+        """
+        raise NotImplementedError
+
+    def probe_actions(self) -> list:
+        """Random actions of all lanes, step by step, in the form that the loop hands over."""
+        drawn = self.actions.draw(np.random.Generator(np.random.PCG64(0)), PROBE_STEPS, self.n)
+        return drawn.tolist() if self.actions.kind == "discrete" else list(drawn)
+
+    def is_replayable(self) -> bool:
+        return self.seeded and self.repeats()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "clock": self.clock[0],
+            "started": list(self.started),
+            "episodes": list(self.episodes),
+            "fingerprints": [fingerprint(self.shows(lane)) for lane in range(self.n)],
+            "history": np.asarray(self.history),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
+        history = np.asarray(state["history"])
+        self.history = history.tolist() if self.actions.kind == "discrete" else list(history)
+        self.reopen(int(state["clock"]), state["started"], state["episodes"])
+        ages = {lane: self.steps_in_episode(lane) for lane in range(self.n)}
+        known = {lane: age for lane, age in ages.items() if age <= len(history)}
+        came = self.replay(known) if known and replay and self._every_episode else set()
+        lost = [
+            lane for lane in ages if lane not in came or fingerprint(self.shows(lane)) != state["fingerprints"][lane]
+        ]
+        for lane in ages.keys() - lost:
+            self.mark_seeded(lane)
+        return lost

@@ -8,8 +8,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.base import EnvBase
+from rlcli.envs.bounds import strictest
 from rlcli.envs.gym_env import GymEnv
-from rlcli.envs.lanes import GymLanes, Lanes
+from rlcli.envs.gym_lanes import GymLanes
+from rlcli.envs.lanes import Lanes
 from rlcli.envs.lanes_env import LanesEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
@@ -53,6 +55,11 @@ class SerialEnv(EnvBase):
         """The array face, or None where the envs have none."""
         return getattr(self.inner, "lanes", None)
 
+    @property
+    def out_of_bounds(self) -> str:
+        """The strictest of the envs'."""
+        return strictest(env.out_of_bounds for env in self.envs)
+
     def _set_seed(self, seed: int) -> None:
         self.inner._set_seed(seed)
 
@@ -72,7 +79,8 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
         first = envs[0].lanes  # type: ignore[attr-defined]
         gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
         narrow = any(leaf.stored != leaf.dtype for leaf in first.leaves)
-        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrow)
+        mode = strictest(env.out_of_bounds for env in envs)
+        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrow, out_of_bounds=mode)
         return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
     return _Stacked(envs, device)
 
@@ -89,6 +97,10 @@ class _Stacked(EnvBase):
         n = len(envs)
         self.action_spec = first.action_spec.expand(n, *first.action_spec.shape)
         self.reward_spec = first.reward_spec.expand(n, *first.reward_spec.shape)
+
+    @property
+    def out_of_bounds(self) -> str:
+        return strictest(env.out_of_bounds for env in self.envs)
 
     def _set_seed(self, seed: int) -> None:
         for env in self.envs:

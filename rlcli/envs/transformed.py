@@ -42,6 +42,10 @@ class TransformedEnv(EnvBase):
         """The transforms in order, innermost first."""
         return list(self.transform)
 
+    @property
+    def out_of_bounds(self) -> str:
+        return self.base_env.out_of_bounds
+
     def append_transform(self, transform: Transform) -> TransformedEnv:
         """Add a transform on the outside."""
         self.transform = Compose(*self.transform, *_parts(transform))

@@ -1,0 +1,139 @@
+"""The episode book of N envs that are stepped together: clock, seeds, limits, and the actions of open episodes.
+
+Every array face keeps its book here.  What an env shows, how it is reset and how a step is refused is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcli.envs.episode_seeds import episode_seed
+from rlcli.envs.strip import NO_LIMIT
+
+
+class Episodes:
+    """Which episode each lane is in, since when, with which seed, and when it is to be cut.
+
+    Parameters
+    ----------
+    n : int
+        Lanes.
+    limits : list of int, optional
+        Steps after which each lane's own episodes are truncated; none by default.
+
+    Attributes
+    ----------
+    clock : list of one int
+        Steps taken so far: a cell, shared by the closures that count it up.
+    started : list of int
+        Clock at which each lane's episode began.
+    episodes : list of int
+        Number of each lane's episode, from 0; -1 before the first.
+    seeds : list of int or None
+        The seed that each lane was given last.
+    deadlines : list of int
+        Clock at which each lane's episode is truncated; `nearest` is a cell with the earliest.
+    history : list
+        The actions sent at each of the last steps, newest last.
+    history_limit : int
+        Steps whose actions are kept from batch to batch; longer episodes cannot be replayed.
+    """
+
+    history_limit = 0
+
+    def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
+        self.n = n
+        self.clock = [0]
+        self.started = [0] * n
+        self.episodes = [-1] * n
+        self.seeds: list[int | None] = [None] * n
+        self.deadlines = [NO_LIMIT] * n
+        self.nearest = [NO_LIMIT]
+        self.history: list = []
+        self._own_limits = [NO_LIMIT] * n if limits is None else list(limits)
+        self._limits = list(self._own_limits)
+        self._limited = min(self._limits) < NO_LIMIT
+        self._run_seed: int | None = None
+        self._every_episode = False
+        self._pending_seed = [False] * n
+        self._first_lane, self._total = 0, n
+
+    # ---- seeds and limits ----------------------------------------------------------------------------------------
+    def seed(
+        self, run_seed: int, *, every_episode: bool = False, first_lane: int = 0, total: int | None = None
+    ) -> None:
+        """Derive all env seeds from `run_seed`; takes effect at each lane's next reset.
+
+        `every_episode` seeds each episode on its own, which makes it replayable; otherwise only the first is seeded.
+        """
+        self._run_seed, self._every_episode = run_seed, every_episode
+        self._first_lane, self._total = first_lane, total or self.n
+        self._pending_seed = [True] * self.n
+
+    @property
+    def seeded(self) -> bool:
+        """Whether somebody has given a seed."""
+        return self._run_seed is not None
+
+    def seed_of(self, lane: int, episode: int) -> int:
+        """The seed of a lane's k-th episode."""
+        assert self._run_seed is not None
+        return episode_seed(self._run_seed, self._first_lane + lane, episode, self._total)
+
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        """The seed of an episode, or the last one its lane was given before; None where there was none."""
+        return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]
+
+    def limit_frames(self, steps: int | None) -> None:
+        """Truncate every episode after `steps` steps, beside the env's own limit; None takes such a limit away.
+
+        Takes effect at each lane's next reset.
+        """
+        self._limits = [limit if steps is None else min(limit, steps) for limit in self._own_limits]
+        self._limited = min(self._limits) < NO_LIMIT
+
+    # ---- episodes ------------------------------------------------------------------------------------------------
+    def begin_episodes(self, lanes: Sequence[int]) -> list[int | None]:
+        """Open the next episode of these lanes; the seeds that they are to be reset with."""
+        clock, seeds = self.clock[0], []
+        for lane in lanes:
+            self.episodes[lane] += 1
+            self.started[lane] = clock
+            self.deadlines[lane] = clock + self._limits[lane]
+            seed = None
+            if self._run_seed is not None and (self._every_episode or self._pending_seed[lane]):
+                seed = self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
+                self._pending_seed[lane] = False
+            seeds.append(seed)
+        if self._limited or self.nearest[0] < NO_LIMIT:  # else there is none
+            self.nearest[0] = min(self.deadlines)
+        return seeds
+
+    def past_deadline(self) -> np.ndarray:
+        """Which lanes' episodes have reached their limit, `[N]` bool."""
+        return np.asarray(self.deadlines) <= self.clock[0]
+
+    def steps_in_episode(self, lane: int) -> int:
+        """Steps taken in the lane's current episode."""
+        return self.clock[0] - self.started[lane]
+
+    def trim_history(self) -> None:
+        """Forget the actions of episodes that are over, and those beyond `history_limit`."""
+        needed = min(self.clock[0] - min(self.started), self.history_limit)
+        del self.history[: max(0, len(self.history) - needed)]
+
+    # ---- coming back ---------------------------------------------------------------------------------------------
+    def reopen(self, clock: int, started: Sequence[int], episodes: Sequence[int]) -> None:
+        """Set the book back to open episodes that began at `started`."""
+        self.clock[0] = clock
+        self.started[:] = map(int, started)
+        self.episodes[:] = map(int, episodes)
+        self.deadlines[:] = [began + limit for began, limit in zip(self.started, self._limits, strict=True)]
+        self.nearest[0] = min(self.deadlines)
+
+    def mark_seeded(self, lane: int) -> None:
+        """The lane's env is in its open episode, from that episode's seed: none is waiting to be given."""
+        self._pending_seed[lane] = False
+        self.seeds[lane] = self.seed_of(lane, self.episodes[lane])

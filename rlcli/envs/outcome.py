@@ -1,0 +1,60 @@
+"""What a batch of steps gave beside observations, and the check of its rewards once the batch is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlcli.envs.contract import broken
+
+NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass
+class Outcome:
+    """What one batch of steps gave beside observations.
+
+    Attributes
+    ----------
+    rewards : list
+        As the envs returned them, in (t, lane) order, `T * N` of them.
+    ends : list of (t, lane, terminated, truncated)
+        Every step that ended an episode, in (t, lane) order.
+    """
+
+    rewards: list = field(default_factory=list)
+    ends: list[tuple[int, int, bool, bool]] = field(default_factory=list)
+
+
+def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> None:
+    """Check the rewards of a batch and write them into `out` `[N, T]` float32.
+
+    Raises
+    ------
+    EnvError
+        A reward that is no number, not finite, or too large for float32; names lane and step.
+    """
+    if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
+        index = next(i for i, value in enumerate(outcome.rewards) if not isinstance(value, NUMBERS))
+        value = outcome.rewards[index]
+        raise broken(
+            lanes, "the reward is not a number", lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
+            expected="a float", got=f"{value!r} ({type(value).__name__})",
+        )  # fmt: skip
+    try:
+        values = np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
+    except OverflowError:  # Python's integers have no bounds
+        values = np.array([value if abs(value) <= _LARGEST else np.inf for value in outcome.rewards], np.float64)
+    size = np.abs(values).max(initial=0.0)
+    if not size <= _LARGEST:  # NaN fails this too
+        index = int(np.flatnonzero(~(np.abs(values) <= _LARGEST))[0])
+        finite = np.isfinite(values[index])
+        raise broken(
+            lanes, "the reward is too large" if finite else "the reward is not finite",
+            lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
+            expected="what float32 can hold" if finite else "a finite number", got=f"{values[index]:g}",
+        )  # fmt: skip
+    out[...] = values.reshape(steps, lanes.n).T
