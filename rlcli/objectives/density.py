@@ -10,7 +10,9 @@ from torch import Tensor
 from rlcli.errors import ArgumentError
 from rlcli.keys import SAMPLE_LOG_PROB, Key, unravel
 from rlcli.modules.distributions import Family, family_of, param_keys
-from rlcli.objectives.lowered import Columns, Stage, hooked, stages_of
+from rlcli.modules.distributions.family import Params
+from rlcli.modules.stages import Stage, take_apart
+from rlcli.objectives.lowered import Columns
 
 
 class Density:
@@ -37,27 +39,26 @@ class Density:
             )
         self.actor, self.mc_samples = actor, mc_samples
         self.in_keys: list[Key] = [unravel(k) for k in actor.in_keys]
-        self.family: Family | None = None
+        parts = take_apart(actor)
+        head = None if parts is None else parts.head
+        self.family: Family | None = None if head is None else family_of(head)
         self.stages: tuple[Stage, ...] = ()
-        lowered = _parameter_stages(actor)
-        if lowered is not None:
-            self.family, self.stages = family_of(actor), tuple(lowered)
-            self.param_keys = param_keys(actor)
+        if parts is not None and head is not None and self.family is not None:
+            self.stages, self.param_keys = parts.stages, param_keys(head)
 
-    def parameters(self, columns: Columns) -> dict[Key, Tensor]:
-        """Columns with everything the parameter net writes (family only)."""
+    def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
+        """The distribution's parameters, and columns with everything the net writes (family only)."""
         values = dict(columns)
         for stage in self.stages:
             stage.run(values)
-        return values
+        return tuple(values[k] for k in self.param_keys), values
 
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
         """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
         if self.family is not None:
-            values = self.parameters(columns)
-            params = tuple(values[k] for k in self.param_keys)
+            params, values = self.parameters(columns)
             if entropy:
                 return *self.family.log_prob_and_entropy(params, action), values
             return self.family.log_prob(params, action), None, values
@@ -82,20 +83,3 @@ def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:
         if isinstance(module, ProbabilisticTensorDictModule) and module.return_log_prob:
             return unravel(module.log_prob_key)
     return SAMPLE_LOG_PROB
-
-
-def _parameter_stages(actor: ProbabilisticTensorDictSequential) -> list[Stage] | None:
-    kind = type(actor)
-    plain = isinstance(actor, ProbabilisticTensorDictSequential) and not hooked(actor)
-    if not plain or kind.get_dist is not ProbabilisticTensorDictSequential.get_dist:
-        return None
-    *nets, head = actor.module
-    if not isinstance(head, ProbabilisticTensorDictModule) or family_of(actor) is None:
-        return None
-    stages: list[Stage] = []
-    for net in nets:
-        inner = stages_of(net)
-        if inner is None:
-            return None
-        stages += inner
-    return stages

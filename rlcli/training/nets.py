@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlcli.kernels.mlp import Replay, layers_of
+from rlcli.kernels.mlp import Replay
 from rlcli.keys import Key
 from rlcli.modules.heads import StateIndependentScale
-from rlcli.objectives.lowered import Stage
 from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
@@ -49,8 +48,7 @@ class ByAutograd:
         self._outputs: tuple[Tensor, ...] = ()
 
     def forward(self, batch: Minibatch) -> Outputs:
-        values = self.loss.density.parameters(batch)
-        params = tuple(values[k] for k in self.loss.density.param_keys)
+        params, values = self.loss.density.parameters(batch)
         value = self.critic(values, skip=self.loss.density.stages)[self.loss.tensor_keys.value]
         self._outputs = (*params, value)
         return params, value
@@ -87,29 +85,18 @@ class Replayed:
 
 def _replayed(loss: PPOLoss, flat: FlatParameters) -> Replayed | None:
     assert loss.critic is not None
-    stages, critic_stages = loss.density.stages, loss.critic.stages or []
-    scale = _learned_scale(stages)
-    if len(stages) != (1 if scale is None else 2) or len(critic_stages) != 1:
+    actor, critic = loss.density.stages, loss.critic.stages or ()
+    scale = actor[-1].scale
+    nets = [*(actor if scale is None else actor[:-1]), *critic]
+    if len(critic) != 1 or len(nets) != 2 or [k for stage in actor for k in stage.out_keys] != loss.density.param_keys:
         return None
-    nets = stages[0], critic_stages[0]
-    if [key for s in stages for key in s.out_keys] != loss.density.param_keys:
-        return None
-    if any(len(s.in_keys) != 1 or len(s.out_keys) != 1 or not isinstance(s.module, nn.Module) for s in nets):
-        return None
-    stacks = [layers_of(s.module) for s in nets]
-    modules = [s.module for s in nets] + ([] if scale is None else [scale])
-    parameters = [id(p) for module in modules for p in module.parameters()]
-    if None in stacks or sorted(parameters) != sorted(id(p) for p in flat.parameters):
+    stacks = [layers for stage in nets if (layers := stage.layers) is not None]
+    parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
+    if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
         return None  # shared, frozen or further parameters: autograd knows what to do with them
-    actor, critic = (Replay(layers) for layers in stacks if layers is not None)
-    return Replayed(actor, critic, (nets[0].in_keys[0], nets[1].in_keys[0]), scale)
+    keys = nets[0].in_keys[0], nets[1].in_keys[0]
+    return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale)
 
 
 def _rows_of(x: Tensor | None, flat: FlatParameters) -> bool:
     return x is not None and x.ndim == 2 and x.dtype == flat.tensor.dtype
-
-
-def _learned_scale(stages: tuple[Stage, ...]) -> StateIndependentScale | None:
-    last = stages[-1].module
-    plain = type(last) is StateIndependentScale and not last._forward_hooks and not last._forward_pre_hooks
-    return last if plain else None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlcli.kernels.mlp import Replay, layers_of
+from rlcli.kernels.mlp import Replay, layers_of, on_rows
 
 
 def stack(activation, bias=True, dtype=torch.float32):
@@ -18,7 +18,7 @@ def stack(activation, bias=True, dtype=torch.float32):
     return net.to(dtype)
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_outputs_and_gradients_are_those_of_autograd(activation, bias, rows):
@@ -34,6 +34,19 @@ def test_outputs_and_gradients_are_those_of_autograd(activation, bias, rows):
     replay.backward(grad.clone())
     for p, w in zip(net.parameters(), wanted, strict=True):
         assert (p.grad - w).abs().max() <= 1e-6 * (1 + w.abs().max())
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_rows_are_the_modules_bits(activation, rows, depth):
+    torch.manual_seed(0)
+    net = nn.Sequential(*[part for _ in range(depth) for part in (nn.Linear(5, 5), activation())][:-1])
+    source, target = list(torch.randn(3, rows, 5)), list(torch.full((3, rows, 5), float("nan")))
+    run = on_rows(layers_of(net), source, target)
+    for t in range(3):
+        run(t)
+        assert torch.equal(target[t], net(source[t]))
 
 
 def test_an_optimizer_step_is_seen_without_rebuilding():
@@ -70,4 +83,4 @@ def test_only_plain_stacks_are_replayed():
         hooked,
     ):
         assert layers_of(net) is None
-    assert [layer.activation for layer in layers_of(stack(nn.ReLU))] == ["relu", "relu", None]
+    assert [layer.activation for layer in layers_of(stack(nn.ReLU))] == [nn.ReLU, nn.ReLU, None]

@@ -1,5 +1,7 @@
-"""A plain stack of Linear, Tanh and ReLU, forward and backward. The oracle is the module under autograd."""
+"""A plain stack of Linear layers and activations: recognised, run forward to act, forward and backward to learn."""
 
-from rlcli.kernels.mlp.replay import Replay, layers_of
+from rlcli.kernels.mlp.forward import on_rows
+from rlcli.kernels.mlp.layers import Layer, hooked, layers_of, usual
+from rlcli.kernels.mlp.replay import Replay
 
-__all__ = ["Replay", "layers_of"]
+__all__ = ["Layer", "Replay", "hooked", "layers_of", "on_rows", "usual"]

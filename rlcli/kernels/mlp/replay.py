@@ -9,21 +9,22 @@ Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_tanh_backward = torch.ops.aten.tanh_backward.grad_input
-_relu_backward = torch.ops.aten.threshold_backward.grad_input
+from rlcli.kernels.mlp.layers import IN_PLACE, Layer
 
-
-class Layer(NamedTuple):
-    """A linear map and what follows it."""
-
-    linear: nn.Linear
-    activation: str | None  # "tanh", "relu" or None
+_aten = torch.ops.aten
+# the gradient before an activation from that after it, in place, given the activated output
+_BACKWARD: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
+    nn.Tanh: lambda grad, out: _aten.tanh_backward.grad_input(grad, out, grad_input=grad),
+    nn.ReLU: lambda grad, out: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad),
+    nn.Sigmoid: lambda grad, out: _aten.sigmoid_backward.grad_input(grad, out, grad_input=grad),
+}
 
 
 class Work(NamedTuple):
@@ -32,31 +33,6 @@ class Work(NamedTuple):
     out: Tensor  # [N, O], activated
     array: np.ndarray  # the same memory
     grad_in: Tensor  # [N, I]
-
-
-def layers_of(net: nn.Module) -> list[Layer] | None:
-    """The layers of a plain stack, or None for any other net (hooked, subclassed, shared layers, ...)."""
-    layers: list[Layer] = []
-    for module in _unrolled(net):
-        if module is None:
-            return None
-        if type(module) is nn.Linear:
-            layers.append(Layer(module, None))
-        elif not layers or layers[-1].activation is not None:
-            return None
-        else:
-            layers[-1] = layers[-1]._replace(activation="tanh" if type(module) is nn.Tanh else "relu")
-    parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
-    return layers if layers and len(set(parameters)) == len(parameters) else None
-
-
-def _unrolled(net: nn.Module) -> list[nn.Module | None]:
-    """The leaves of nested sequences in order; None stands for something that cannot be replayed."""
-    if net._forward_hooks or net._forward_pre_hooks or net._backward_hooks or net._backward_pre_hooks:
-        return [None]
-    if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:
-        return [leaf for child in net for leaf in _unrolled(child)]
-    return [net if type(net) in (nn.Linear, nn.Tanh, nn.ReLU) else None]
 
 
 class Replay:
@@ -89,10 +65,10 @@ class Replay:
             else:
                 torch.addmm(b, x, w, out=buffer.out)
             x = buffer.out
-            if layer.activation == "tanh":
+            if layer.activation is nn.Tanh:
                 np.tanh(buffer.array, buffer.array)
-            elif layer.activation == "relu":
-                x.relu_()
+            elif layer.activation is not None:
+                IN_PLACE[layer.activation](x)
         return x
 
     def backward(self, grad: Tensor) -> None:
@@ -101,10 +77,8 @@ class Replay:
         work = self._work[grad.shape[0]]
         for i in range(len(self.layers) - 1, -1, -1):
             out, activation = work[i].out, self.layers[i].activation
-            if activation == "tanh":
-                _tanh_backward(grad, out, grad_input=grad)
-            elif activation == "relu":
-                _relu_backward(grad, out, 0, grad_input=grad)
+            if activation is not None:
+                _BACKWARD[activation](grad, out)
             x = work[i - 1].out if i else self._input
             torch.mm(grad.t(), x, out=self._weight_grads[i])  # [O, I]
             if self._bias_grads[i] is not None:

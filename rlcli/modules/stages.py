@@ -1,0 +1,90 @@
+"""A network on tensordicts taken apart: inner modules to call on raw tensors, and what draws the action.
+
+One answer for those who act with it (`collectors.programs`) and those who train it (`objectives`, `training.nets`).
+A network of which any part is more than it seems (an overridden forward, hooks on the tensordict level, keyword
+inputs) is not taken apart: its users call it as it is, on a tensordict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import Tensor
+
+from rlcli.errors import MissingKeyError
+from rlcli.kernels.mlp import Layer, hooked, layers_of, usual
+from rlcli.keys import Key, show, unravel
+from rlcli.modules.heads import StateIndependentScale
+
+_DIST_METHODS = ("get_dist", "get_dist_params", "build_dist_from_params")
+
+
+class Stage(NamedTuple):
+    """One inner module: `out_keys = module(*in_keys)`. Hooks on the module itself run when it is called."""
+
+    module: Any
+    in_keys: tuple[Key, ...]
+    out_keys: tuple[Key, ...]
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs in the order of `out_keys`."""
+        out = self.module(*inputs)
+        if isinstance(out, dict):
+            return tuple(out[k] for k in self.out_keys)
+        return out if isinstance(out, tuple) else (out,)
+
+    def run(self, values: dict[Key, Tensor]) -> None:
+        """Read from and write to `values`."""
+        missing = [show(k) for k in self.in_keys if k not in values]
+        if missing:
+            raise MissingKeyError(f"the batch has no {', '.join(missing)}", why="a network reads it")
+        values.update(zip(self.out_keys, self(*[values[k] for k in self.in_keys]), strict=True))
+
+    @property
+    def layers(self) -> list[Layer] | None:
+        """The module's layers where it is a plain stack: it can be replayed, not called."""
+        return layers_of(self.module) if len(self.in_keys) == len(self.out_keys) == 1 else None
+
+    @property
+    def scale(self) -> StateIndependentScale | None:
+        """The module where it is a learned deviation: its output is the same in every row."""
+        return self.module if type(self.module) is StateIndependentScale and not hooked(self.module) else None
+
+
+class Parts(NamedTuple):
+    """A network in the order in which it runs."""
+
+    stages: tuple[Stage, ...]
+    head: ProbabilisticTensorDictModule | None  # None: it draws nothing
+
+
+def take_apart(net: Any) -> Parts | None:
+    """The parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
+    stages: list[Stage] = []
+    head = None
+    for leaf in _leaves(net):
+        if leaf is None or head is not None:  # nothing may follow the draw
+            return None
+        if isinstance(leaf, ProbabilisticTensorDictModule):
+            head = leaf
+        else:
+            stages.append(Stage(leaf.module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys))))
+    return Parts(tuple(stages), head)
+
+
+def _leaves(net: Any) -> Iterator[TensorDictModule | ProbabilisticTensorDictModule | None]:
+    """The tensordict modules of nested sequences in order; None for one that is more than it seems."""
+    if usual(net, TensorDictSequential) or usual(net, ProbabilisticTensorDictSequential, *_DIST_METHODS):
+        for part in net.module:
+            yield from _leaves(part)
+    elif usual(net, TensorDictModule):
+        yield None if net._kwargs is not None or net.method is not None or net._get_kwargs else net
+    else:
+        yield net if type(net) is ProbabilisticTensorDictModule and not hooked(net) else None

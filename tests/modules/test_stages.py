@@ -1,0 +1,108 @@
+"""What a network on tensordicts is taken apart into, and what is left whole because it is more than it seems."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictSequential
+from torch import nn
+
+from rlcli.errors import MissingKeyError
+from rlcli.modules import Categorical, ProbabilisticActor, StateIndependentScale, ValueOperator
+from rlcli.modules.stages import take_apart
+
+
+def module(out: str = "logits", reads: str = "observation", net: nn.Module | None = None) -> TensorDictModule:
+    torch.manual_seed(0)
+    return TensorDictModule(net or nn.Linear(4, 4), [reads], [out])
+
+
+def actor(net=None, kind: type = ProbabilisticActor) -> ProbabilisticTensorDictSequential:
+    return kind(net or module(), ["logits"], distribution_class=Categorical, return_log_prob=True)
+
+
+class OnlyInit(ProbabilisticActor):
+    """A subclass that changes nothing of what a call does."""
+
+
+class OwnForward(TensorDictModule):
+    def forward(self, td):
+        return super().forward(td).set("logits", torch.zeros(4))
+
+
+class OwnDistribution(ProbabilisticActor):
+    def get_dist_params(self, *args, **kwargs):
+        return super().get_dist_params(*args, **kwargs)
+
+
+class ByName(nn.Linear):
+    def forward(self, *, x):
+        return super().forward(x)
+
+
+def hooked(net: nn.Module) -> nn.Module:
+    net.register_forward_hook(lambda *_: None)
+    return net
+
+
+def replaced(net: nn.Module) -> nn.Module:
+    net.forward = lambda td: td
+    return net
+
+
+def test_stages_run_in_order_give_what_the_network_gives():
+    nested = TensorDictSequential(module("a"), TensorDictSequential(module("b", "a"), module("logits", "b")))
+    parts = take_apart(actor(nested))
+    assert [stage.out_keys for stage in parts.stages] == [("a",), ("b",), ("logits",)]
+    assert parts.head is not None and list(parts.head.in_keys) == ["logits"]
+    obs = torch.randn(5, 4)
+    values, td = {"observation": obs}, nested(TensorDict({"observation": obs}, [5]))
+    for stage in parts.stages:
+        stage.run(values)
+    assert all(torch.equal(values[key], td[key]) for key in ("a", "b", "logits"))
+    with pytest.raises(MissingKeyError, match="observation"):
+        parts.stages[0].run({})
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        actor(kind=OnlyInit),
+        TensorDictSequential(module("hidden"), actor(module(reads="hidden"))),
+        ValueOperator(nn.Linear(4, 1)),
+    ],
+    ids=["a subclass that adds nothing", "an actor in a sequence", "a critic"],
+)
+def test_what_is_plain_is_taken_apart(net):
+    parts = take_apart(net)
+    assert parts is not None and all(stage.layers is not None for stage in parts.stages)
+    assert (parts.head is None) == isinstance(net, ValueOperator)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda td: td,
+        OwnForward(nn.Linear(4, 4), ["observation"], ["logits"]),
+        OwnDistribution(module(), ["logits"], distribution_class=Categorical),
+        TensorDictModule(ByName(4, 4), {"x": "observation"}, ["logits"]),
+        TensorDictModule(nn.Linear(4, 4), ["observation"], ["logits"], method="__call__"),
+        hooked(actor()),
+        actor(hooked(module())),
+        actor(replaced(module())),
+        TensorDictSequential(actor(), module("after")),
+    ],
+    ids=["no module", "forward", "get_dist_params", "by name", "method", "hook", "inner hook", "replaced", "not last"],
+)
+def test_what_is_more_than_it_seems_stays_whole(net):
+    assert take_apart(net) is None
+
+
+def test_a_hook_inside_is_run_because_the_module_is_called():
+    (stage,) = take_apart(module(net=hooked(nn.Sequential(nn.Linear(4, 4))))).stages
+    assert stage.layers is None
+    (scale,) = take_apart(module("scale", "loc", StateIndependentScale(2))).stages
+    assert scale.scale is scale.module and scale.layers is None
+    hooked(scale.module)
+    assert scale.scale is None
