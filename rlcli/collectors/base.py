@@ -9,13 +9,14 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from rlcli.collectors.trajectories import CompleteTrajectories
+from rlcli.data.split_trajectories import split_trajectories
 from rlcli.errors import ArgumentError
 
 
 class BaseCollector:
     """Iterate it for batches; or give it a buffer and `start()` it.
 
-    Subclasses write `_batches()`, which yields raw batches and keeps `frames`.
+    Subclasses write `_batches()`, which yields raw batches and keeps `frames`, and `_is_over()`.
     """
 
     def __init__(
@@ -24,15 +25,14 @@ class BaseCollector:
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
-        trajs_per_batch: int | None = None,
+        split_trajs: bool = False,
+        trajectories: CompleteTrajectories | None = None,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
     ) -> None:
-        if trajs_per_batch is not None and trajs_per_batch < 1:
-            raise ArgumentError("trajs_per_batch must be at least 1", why=f"got {trajs_per_batch}")
         self.postproc, self.replay_buffer, self.extend_buffer = postproc, replay_buffer, extend_buffer
         self.pre_collect_hook, self.post_collect_hook = pre_collect_hook, post_collect_hook
-        self.trajectories = CompleteTrajectories(trajs_per_batch) if trajs_per_batch else None
+        self.split_trajs, self.trajectories = split_trajs, trajectories
         self.frames = 0
         self.closed = False
         self._thread: threading.Thread | None = None
@@ -42,35 +42,63 @@ class BaseCollector:
     def _batches(self) -> Iterator[TensorDictBase]:
         raise NotImplementedError
 
+    def _is_over(self) -> bool:
+        """Whether no batch will follow the last one."""
+        raise NotImplementedError
+
+    # ---- iteration ---------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[TensorDictBase | None]:
         if self.closed:
             raise ArgumentError("the collector was shut down", fix="Make a new one.")
+        if self.trajectories is not None:  # what an iteration that was left, or a checkpoint, still had to deliver
+            for piece in self.trajectories.ready():
+                yield self._hand_over(piece)
         for batch in self._batches():
-            yield from self._deliver(batch)
+            for piece in self.pieces(batch):
+                delivered = self._hand_over(piece)
+                if delivered is not None:
+                    yield delivered
+            if self.replay_buffer is not None:
+                yield None
 
     def next(self) -> TensorDictBase | None:
         """The next batch."""
         return next(iter(self))
 
-    def _deliver(self, batch: TensorDictBase) -> Iterator[TensorDictBase | None]:
-        pieces: Iterable[TensorDictBase] = [batch]
+    def pieces(self, batch: TensorDictBase) -> Iterable[TensorDictBase]:
+        """What a consumer gets for a raw batch (of `rollout`), before `postproc`; iteration does this by itself.
+
+        The batch; with `split_trajs` its trajectories, padded; with `trajs_per_batch` the trajectories that it made
+        whole, none or several deliveries, and after the last batch what `deliver_leftovers` asks for.
+        """
+        if self.split_trajs:
+            return [split_trajectories(batch)]
+        if self.trajectories is None:
+            return [batch]
+        self.trajectories.add(batch)
+        if self._is_over():
+            self._finish()
+        return self.trajectories.ready()
+
+    def _finish(self) -> None:
+        """The run is over: its open trajectories will not go on."""
         if self.trajectories is not None:
-            self.trajectories.add(batch)
-            pieces = self.trajectories.flat() if self.replay_buffer is not None else self.trajectories.padded()
-        for piece in pieces:
-            if self.postproc is not None:
-                piece = self.postproc(piece)
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(piece)
-            if self.replay_buffer is None:
-                yield piece
-            elif self.extend_buffer:
-                self.replay_buffer.extend(piece)
-            else:
-                for t in range(piece.shape[-1]):
-                    self.replay_buffer.add(piece[..., t])
-        if self.replay_buffer is not None:
-            yield None
+            self.trajectories.finish()
+
+    def _hand_over(self, piece: TensorDictBase) -> TensorDictBase | None:
+        """Process one delivery; it goes to the caller, or to the buffer."""
+        if self.postproc is not None:
+            piece = self.postproc(piece)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(piece)
+        if self.replay_buffer is None:
+            return piece
+        if self.extend_buffer:
+            self.replay_buffer.extend(piece)
+        else:
+            for t in range(piece.shape[-1]):
+                self.replay_buffer.add(piece[..., t])
+        return None
 
     # ---- in the background -------------------------------------------------------------------------------------
     def start(self) -> None:

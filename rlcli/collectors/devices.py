@@ -1,23 +1,25 @@
 """Where each stage of collection runs, decided once.
 
-| flag | meaning |
-|---|---|
-| `cast_to_policy_device` | the carrier is copied to `policy_device` before the policy reads it |
-| `cast_to_env_device` | the carrier is copied to `env_device` before the env reads it |
-| `sync_policy`, `sync_env`, `sync_storage` | what waits for that copy to land |
+Rows lie in host memory, so a batch is copied at most twice, and on one device never:
 
-On one device every flag is False and every sync does nothing, so the loop has no device branch.  Rows always lie in
-host memory: `policy_is_elsewhere` says whether a policy needs them copied.
+| copy | made when | waited for by |
+|---|---|---|
+| of what the policy reads, to `policy_device` | `policy_is_elsewhere` | `sync_policy` |
+| of the batch, to `storing_device` | `storing_is_elsewhere` | `sync_storage` |
+
+What comes back (the policy's outputs, an accelerator env's observations) is read into host rows by a copy that waits by
+itself, so there is nothing to wait for before the env reads an action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from rlcli.errors import ConfigError
+from rlcli.errors import ArgumentError, ConfigError
 
 Device = torch.device | None
 
@@ -85,17 +87,48 @@ class Placement:
     env: Device
     policy: Device
     storing: Device
-    cast_to_policy_device: bool
-    cast_to_env_device: bool
     sync_policy: Callable[[], None]
-    sync_env: Callable[[], None]
     sync_storage: Callable[[], None]
     non_blocking: bool
 
     @property
     def policy_is_elsewhere(self) -> bool:
         """Whether rows must be copied before the policy can read them."""
-        return self.policy is not None and self.policy.type != "cpu"
+        return _is_elsewhere(self.policy)
+
+    @property
+    def storing_is_elsewhere(self) -> bool:
+        """Whether a finished batch must be copied before it is delivered."""
+        return _is_elsewhere(self.storing)
+
+
+def _is_elsewhere(device: Device) -> bool:
+    return device is not None and device.type != "cpu"
+
+
+def one_device(device: str | torch.device | None, devices: Any) -> str | torch.device | None:
+    """`device`, or the one that a list of `devices` names: a single process acts on one.
+
+    Raises
+    ------
+    ArgumentError
+        Both are given, the list is empty, or it names several devices.
+    """
+    if devices is None:
+        return device
+    if device is not None:
+        raise ArgumentError("device and devices are two names for one thing", fix="Give one of them.")
+    listed = list(devices) if isinstance(devices, list | tuple) else [devices]
+    if not listed:
+        raise ArgumentError("devices is empty", fix="Leave it out, or name a device.")
+    found = {resolve(name) for name in listed}
+    if len(found) > 1:
+        raise ArgumentError(
+            f"one process acts on one device, and devices names {len(found)}",
+            why=", ".join(map(str, listed)),
+            fix="Name one, or give each worker its own with MultiSyncCollector (collector=multi_sync).",
+        )
+    return listed[0]
 
 
 def place(
@@ -126,10 +159,8 @@ def place(
     storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and policy == env:
         storing = env
-    to_policy = policy is not None and policy != (env or torch.device("cpu"))
-    to_env = to_policy or (storing is not None and (env or torch.device("cpu")) != storing)
 
-    def sync(target: Device) -> Callable[[], None]:
+    def wait(target: Device) -> Callable[[], None]:
         return _do_nothing if no_cuda_sync else sync_function(target)
 
-    return Placement(env, policy, storing, to_policy, to_env, sync(policy), sync(env), sync(storing), no_cuda_sync)
+    return Placement(env, policy, storing, wait(policy), wait(storing), non_blocking=no_cuda_sync)

@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.bounded_rows import BoundedRows
 from rlcli.collectors.columns import Columns, Schema, allocate
 from rlcli.collectors.finals import Finals
-from rlcli.collectors.finish import check_finite, fill_flags
+from rlcli.collectors.finish import check_bounds, check_finite, fill_flags
 from rlcli.collectors.loop import BoundBatch, FiniteRows, RewardRows
 from rlcli.collectors.programs import Bound, Program, RandomProgram, TensorDictProgram
+from rlcli.collectors.states import holding, primed_keys
 from rlcli.collectors.tensordict_lanes import TensorDictLanes
 from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
-from rlcli.envs.lanes import Lanes, reward_column
+from rlcli.envs.contract import BatchStart
+from rlcli.envs.lanes import Lanes
+from rlcli.envs.outcome import reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
 from rlcli.transforms import Faces, RowOp, Transform
 from rlcli.transforms.base import RAW
@@ -87,14 +91,20 @@ class Engine:
         self.rng, self.reset_when_done = rng, reset_when_done
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
-        self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
         self.live: Schema = {**faces.rows, **program.live}
+        self.primed = primed_keys(program, transforms, lanes, self.live)
+        if isinstance(lanes, TensorDictLanes):  # primers inside the env
+            lanes.states = [key for key in program.states if key in lanes.schema]
+            self.primed += lanes.states
+        self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
         changed = {key for t in faces.inside for key in t.writes(self.live)}
-        self.hidden = [  # float observations of the env that no stored column shows as they were
-            key
-            for key, (_, dtype) in lanes.schema.items()
-            if dtype.kind == "f" and (faces.env_keys[key] != key or key in changed or not stored(key))
+        unseen = [  # observations of the env that no stored column shows as they were
+            key for key in lanes.schema if faces.env_keys[key] != key or key in changed or not stored(key)
         ]
+        self.hidden = [key for key in unseen if lanes.schema[key][1].kind == "f"]
+        self.bounded = [key for key in lanes.bounds.watched if key not in unseen]
+        self.hidden_bounded = [key for key in lanes.bounds.watched if key in unseen]
+        self.start = BatchStart.of(lanes)
         # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
         self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
@@ -128,6 +138,8 @@ class Engine:
         first: list[RowOp] = []
         if self.hidden:
             first.append(FiniteRows(self.lanes, self.env_rows(rows), self.hidden))
+        if self.hidden_bounded:
+            first.append(BoundedRows(self.lanes, self.env_rows(rows), self.hidden_bounded))
         if not self.reward_rows:
             return [*first, *self.faces.bind(rows, self.lanes.n)]
         rewards = list(data[REWARD].swapaxes(0, 1))
@@ -169,6 +181,7 @@ class Engine:
             "lanes": self.lanes.state_dict(),
             "program": self.program.state_dict(),
             "waiting": list(self._waiting),
+            "bounds": self.lanes.bounds.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
@@ -185,6 +198,7 @@ class Engine:
         for transform, saved in zip(self.transforms, state["transforms"], strict=True):
             transform.load_state_dict(saved)
         self.program.load_state_dict(state["program"])
+        self.lanes.bounds.load_state_dict(state.get("bounds", {}))
         self._waiting = [int(lane) for lane in state["waiting"]]
         waiting = list(self._waiting)
         lost = [lane for lane in self.lanes.load_state_dict(state["lanes"], replay=replay) if lane not in waiting]
@@ -209,6 +223,7 @@ class Engine:
                 self.restart()
             if self._waiting:
                 self._begin(self._waiting, new_ids=False)
+        self.start = BatchStart.of(self.lanes)
         batch = self._batch(steps)
         batch.finals.clear()
         batch.ended = False
@@ -279,8 +294,12 @@ class Engine:
         step, reset = lanes.bind(self.env_rows(rows))
         finals = Finals({key: rows[key] for key in self.observations})
         floats = [key for key, (_, dtype) in lanes.schema.items() if dtype.kind == "f"]
+        program, random = (
+            holding(p.bind(columns, lanes.n), columns, [key for key in self.primed if key not in p.states])
+            for p in (self.program, self.random)
+        )
         batch = BoundBatch(
-            columns, lanes, step, reset, self.program.bind(columns, lanes.n), self.random.bind(columns, lanes.n),
+            columns, lanes, step, reset, program, random,
             self.row_ops(rows, columns.data), FiniteRows(lanes, self.env_rows(rows), floats), finals,
         )  # fmt: skip
         columns.settle()
@@ -293,6 +312,10 @@ class Engine:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
         outcome = lanes.take_outcome()
         check_finite(lanes, data, self.carrier, batch.finals, outcome)
+        check_bounds(
+            lanes, data, self.carrier, batch.finals, outcome, self.bounded,
+            start=self.start, fresh=self.fresh, waiting=batch.ended,
+        )  # fmt: skip
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
             reward_column(outcome, lanes, steps, column[..., 0])

@@ -22,10 +22,12 @@ class Finals:
         self._rows = list(rows.items())
         self.places: list[tuple[int, int]] = []
         self.values: dict[Key, list[np.ndarray]] = {key: [] for key in rows}
+        self._stacked: dict[Key, np.ndarray] | None = None
 
     def clear(self) -> None:
         self.places = []
         self.values = {key: [] for key, _ in self._rows}
+        self._stacked = None
 
     def keep(self, t: int, lanes: Sequence[int]) -> None:
         """Copy row t+1 of these lanes: the real successors of step t."""
@@ -36,5 +38,7 @@ class Finals:
                 self.values[key].append(rows[row][lane : lane + 1].copy())
 
     def stacked(self) -> dict[Key, np.ndarray]:
-        """Key -> `[number of ends, *shape]`, in the order of `places`."""
-        return {key: np.concatenate(parts) for key, parts in self.values.items()} if self.places else {}
+        """Key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
+        if self._stacked is None:
+            self._stacked = {key: np.concatenate(parts) for key, parts in self.values.items()} if self.places else {}
+        return self._stacked

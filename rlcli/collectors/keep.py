@@ -24,7 +24,9 @@ from rlcli.transforms.base import RAW
 ALWAYS: tuple[Key, ...] = (REWARD, DONE, TERMINATED, TRUNCATED, *END_FLAGS, TRAJ_IDS)
 
 
-def keeper(keep_keys: Sequence[Key] | None, observations: list[Key], known: Iterable[Key]) -> Callable[[Key], bool]:
+def keeper(
+    keep_keys: Sequence[Key] | None, observations: list[Key], known: Iterable[Key], states: Sequence[Key] = ()
+) -> Callable[[Key], bool]:
     """`stored(key)`: whether the consumer gets this key.
 
     Parameters
@@ -35,6 +37,9 @@ def keeper(keep_keys: Sequence[Key] | None, observations: list[Key], known: Iter
         Their next values are kept over the stored observations, so these must be kept as well.
     known : iterable of keys
         Every key that a batch of this collector may hold.
+    states : sequence of keys
+        The observation keys whose next value the policy writes: a list of keys that names only the state itself does
+        not store that value a second time.
 
     Raises
     ------
@@ -54,5 +59,5 @@ def keeper(keep_keys: Sequence[Key] | None, observations: list[Key], known: Iter
     for key in observations:
         if under_next(key) in kept and unravel(key) not in kept:
             raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
-    kept |= {under_next(key) for key in observations if unravel(key) in kept}
+    kept |= {under_next(key) for key in observations if unravel(key) in kept and key not in states}
     return lambda key: unravel(key) in kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.collectors.recurrent_wiring import refuse_lost_states
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key, as_tuple, show
 
@@ -29,10 +30,11 @@ def on_tensordicts(policy: Any, observation_keys: list[Key]) -> Callable[[Tensor
     Raises
     ------
     ArgumentError
-        Not callable, or a module whose arguments are not observation keys.
+        Not callable, a module whose arguments are not observation keys, or one with a state that nothing carries.
     """
     if not callable(policy):
         raise ArgumentError("the policy cannot be called", why=f"it is a {type(policy).__name__}")
+    refuse_lost_states(policy, observation_keys)
     if hasattr(policy, "in_keys") or not isinstance(policy, nn.Module):
         return policy
     wanted = [
@@ -79,13 +81,38 @@ def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
     return copy.deepcopy(policy).to(device).requires_grad_(False), True
 
 
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Overwrite the target's parameters and buffers with the source's, in place."""
+def copy_weights(source: nn.Module | TensorDictBase | Mapping[str, torch.Tensor], target: nn.Module) -> None:
+    """Overwrite the target's parameters and buffers with the source's, in place.
+
+    Parameters
+    ----------
+    source : nn.Module, TensorDict or mapping
+        A module of the same structure, `TensorDict.from_module` of one, or a `state_dict`.
+
+    Raises
+    ------
+    ArgumentError
+        A name is missing or a shape differs; then nothing was changed.
+    """
+    if isinstance(source, nn.Module):
+        values: Mapping[str, Any] = dict(source.named_parameters()) | dict(source.named_buffers())
+    elif isinstance(source, TensorDictBase):
+        values = dict(source.flatten_keys(".").items())
+    elif isinstance(source, Mapping):
+        values = source
+    else:
+        raise ArgumentError(
+            "these are no weights", why=f"got a {type(source).__name__}",
+            fix="Pass a module, a TensorDict of parameters, or a state_dict.",
+        )  # fmt: skip
+    tensors = dict(target.named_parameters()) | dict(target.named_buffers())
+    for name, tensor in tensors.items():
+        if name not in values:
+            raise ArgumentError(f"the new weights have no '{name}'", fix="Pass the module the collector was made with.")
+        if values[name].shape != tensor.shape:
+            raise ArgumentError(
+                f"the new weights do not fit: '{name}' is {tuple(tensor.shape)}", why=f"got {tuple(values[name].shape)}"
+            )
     with torch.no_grad():
-        values = dict(source.named_parameters()) | dict(source.named_buffers())
-        for name, tensor in [*target.named_parameters(), *target.named_buffers()]:
-            if name not in values:
-                raise ArgumentError(
-                    f"the new weights have no '{name}'", fix="Pass the module the collector was made with."
-                )
+        for name, tensor in tensors.items():
             tensor.copy_(values[name])

@@ -1,4 +1,7 @@
-"""Gives an env keys that only the policy writes, such as a recurrent state: at resets they take a default."""
+"""Gives an env keys that only the policy writes, such as a recurrent state: at resets they take a default.
+
+The policy writes the state of the next step under `next`; a step without one (random actions) keeps what was there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rlcli.keys import Key
+from rlcli.keys import Key, under_next
 from rlcli.specs import Composite, TensorSpec
 from rlcli.transforms.base import RowOp, Transform
 
@@ -14,7 +17,7 @@ from rlcli.transforms.base import RowOp, Transform
 class TensorDictPrimer(Transform):
     """Write `default_value` to the keys of `primers` at resets; between resets the policy writes them.
 
-    The policy writes `("next", key)` while it acts in the state before.
+    The policy writes `("next", key)` while it acts in the state before.  Where it writes none, the value stays.
 
     Parameters
     ----------
@@ -43,7 +46,8 @@ class TensorDictPrimer(Transform):
     def _step(self, tensordict, next_tensordict):
         for key in self.out_keys:
             if next_tensordict.get(key, None) is None:
-                next_tensordict.set(key, self._need(tensordict, key))
+                written = tensordict.get(under_next(key), None)
+                next_tensordict.set(key, self._need(tensordict, key) if written is None else written)
         return next_tensordict
 
     def _reset(self, tensordict, reset_tensordict):

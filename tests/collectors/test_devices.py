@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from worlds import Counter
 
-from rlcli.collectors import devices
-from rlcli.collectors.devices import place, resolve, sync_function
+from rlcli.collectors import Collector, devices
+from rlcli.collectors.devices import one_device, place, resolve, sync_function
 from rlcli.collectors.policies import copy_weights, on_device
+from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
+from rlcli.specs import Categorical, Composite, Unbounded
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def test_on_one_device_nothing_is_cast_and_nothing_waits():
+def test_on_one_device_nothing_is_copied_and_nothing_waits():
     for arguments in ({}, {"device": "cpu"}, {"policy_device": "cpu"}, {"storing_device": "cpu"}):
         found = place(**arguments)
-        assert not found.cast_to_policy_device and not found.cast_to_env_device
-        assert found.sync_policy is found.sync_env is found.sync_storage is devices._do_nothing
+        assert not found.policy_is_elsewhere and not found.storing_is_elsewhere
+        assert found.sync_policy is found.sync_storage is devices._do_nothing
 
 
-def test_a_policy_elsewhere_casts_both_ways_and_storage_elsewhere_only_the_env():
-    both = place(policy_device=META)
-    assert both.cast_to_policy_device and both.cast_to_env_device
-    stored = place(storing_device=META)
-    assert stored.cast_to_env_device and not stored.cast_to_policy_device
+def test_a_policy_elsewhere_has_rows_copied_and_storage_elsewhere_batches():
+    assert place(policy_device=META).policy_is_elsewhere and not place(policy_device=META).storing_is_elsewhere
+    assert place(storing_device=META).storing_is_elsewhere and not place(storing_device=META).policy_is_elsewhere
 
 
 def test_device_sets_all_three_and_each_may_override_it():
@@ -96,3 +99,51 @@ def test_copied_weights_are_the_sources_and_strangers_are_refused():
     assert torch.equal(a.weight, b.weight) and torch.equal(a.bias, b.bias)
     with pytest.raises(ArgumentError, match="bias"):
         copy_weights(nn.Linear(2, 2, bias=False), b)
+
+
+# ---- devices: the list -------------------------------------------------------------------------------------------
+def test_a_list_that_names_one_device_is_that_device():
+    assert one_device(None, ["cpu"]) == one_device(None, ("cpu", CPU)) == one_device(None, "cpu") == "cpu"
+    assert one_device("cpu", None) == "cpu" and one_device(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "listed", "words"),
+    [(None, ["cpu", "meta"], "multi_sync"), (None, [], "empty"), ("cpu", ["cpu"], "two names")],
+)
+def test_several_devices_are_for_workers(device, listed, words):
+    with pytest.raises(ArgumentError, match=words):
+        one_device(device, listed)
+
+
+def test_a_collector_takes_the_list():
+    made = Collector(GymEnv(Counter()), frames_per_batch=4, devices=["cpu"], storing_device="cpu")
+    assert made.placement.env == made.placement.policy == made.placement.storing == CPU
+    assert made.rollout().shape == (4,)
+    with pytest.raises(ArgumentError, match="multi_sync"):
+        Collector(GymEnv(Counter()), devices=["cpu", "meta"])
+
+
+def test_an_env_of_tensors_is_moved_to_its_device():
+    class Tensors(EnvBase):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec = Composite({"observation": Unbounded(shape=(2,))}, shape=())
+            self.action_spec = Categorical(3)
+
+    for env_device, expected in ((None, None), ("cpu", None), ("meta", META)):
+        env = Tensors()
+        Collector(env, frames_per_batch=4, env_device=env_device)
+        assert env.device == expected
+
+
+def test_warnings_of_this_process_are_shown_whatever_is_said_of_workers():
+    class Loud(Counter):
+        def step(self, action):
+            warnings.warn("from the env", stacklevel=1)
+            return super().step(action)
+
+    for choice in (True, False):
+        made = Collector(GymEnv(Loud()), frames_per_batch=4, filter_warnings_subprocess=choice)
+        with pytest.warns(UserWarning, match="from the env"):
+            made.rollout()

@@ -115,7 +115,7 @@ def test_a_policy_may_keep_what_it_was_given():
 
 def test_a_recurrent_policy_is_refused_not_run_without_its_memory():
     policy = lambda td: td.set("action", torch.zeros(2, 2)).set(("next", "hidden"), torch.zeros(2, 5))  # noqa: E731
-    with pytest.raises(ArgumentError, match="Recurrent"):
+    with pytest.raises(ArgumentError, match="recurrent"):
         Collector(walks(), policy)
 
 

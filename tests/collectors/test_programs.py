@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
@@ -90,10 +92,62 @@ class Odd(nn.Sequential):
         return super().forward(x) + torch.tensor([100.0, 0.0])
 
 
+class Picky(nn.Module):
+    """Has a choice of methods, and takes its input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def forward(self, *, x):
+        return self.net(x)
+
+    def always_zero(self, x):
+        return self.net(x) + torch.tensor([100.0, 0.0])
+
+
+def test_inputs_by_name_and_other_methods_are_left_to_tensordict():
+    named = TensorDictModule(Picky(), {"x": "observation"}, ["logits"])
+    method = TensorDictModule(Picky(), ["observation"], ["logits"], method="always_zero")
+    for net in (named, method):
+        policy = ProbabilisticActor(net, ["logits"], distribution_class=Categorical)
+        collector = Collector(cartpoles(2), policy, frames_per_batch=40)
+        assert type(collector.engine.program) is TensorDictProgram
+        batch = collector.rollout()
+    assert bool((batch["action"] == 0).all())
+
+
+class Grid(gym.Env):
+    """Observations with two dims, under two actions."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3, 4), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random((3, 4), np.float32), {}
+
+    def step(self, action):
+        return self.np_random.random((3, 4), np.float32), 0.0, False, False, {}
+
+
+def test_only_rows_of_vectors_are_replayed():
+    torch.manual_seed(0)
+    narrow = TensorDictModule(nn.Linear(4, 1), ["observation"], ["hidden"])
+    head = TensorDictModule(nn.Sequential(nn.Flatten(-2), nn.Linear(3, 2)), ["hidden"], ["logits"])
+    policy = ProbabilisticActor(TensorDictSequential(narrow, head), ["logits"], distribution_class=Categorical)
+    env = SerialEnv(2, lambda: GymEnv(Grid(), categorical_action_encoding=True))
+    collector = Collector(env, policy, frames_per_batch=20)
+    assert type(collector.engine.program) is LoweredProgram and collector.engine.program.layers == [None, None]
+    batch = collector.rollout()
+    with torch.no_grad():
+        assert torch.allclose(batch["logits"], policy.module[0](batch.select("observation"))["logits"], atol=1e-6)
+
+
 def test_a_subclass_is_called_not_replayed():
     policy = actor(Odd(nn.Linear(4, 2)))
     collector = Collector(cartpoles(2), policy, frames_per_batch=40)
-    assert collector.engine.program.stages[0].layers is None
+    assert collector.engine.program.layers[0] is None
     assert bool((collector.rollout()["action"] == 0).all())
 
 
@@ -101,7 +155,7 @@ def test_hooks_are_never_skipped():
     inside, outside = actor(), actor()
     calls = []
     inside.module[0].module.register_forward_hook(lambda *_: calls.append("net"))
-    assert program(inside).stages[0].layers is None
+    assert program(inside).layers[0] is None
     outside.register_forward_hook(lambda *_: calls.append("actor"))
     assert type(program(outside)) is TensorDictProgram
     calls.clear()

@@ -1,43 +1,33 @@
 """Decides how a policy is run: taken apart into stages where that is provably the same, as it is otherwise.
 
-Lowering is refused when a class is a subclass, has hooks, overrides `forward`, or when the stages' output on a probe
-differs from the module's: an unusual policy costs its own time, never its correctness.
+Lowering is refused when the policy cannot be taken apart (`rlcli.modules.stages`), or when the stages' output on a
+probe differs from the module's: an unusual policy costs its own time, never its correctness.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import (
-    InteractionType,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from torch import nn
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.devices import Placement
 from rlcli.collectors.programs.called import call
-from rlcli.collectors.programs.lowered import IN_PLACE, Draw, LoweredProgram, Stage
+from rlcli.collectors.programs.lowered import Draw, LoweredProgram
 from rlcli.collectors.programs.program import Program
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.envs.actions import ActionFormat
-from rlcli.keys import Key, unravel
-from rlcli.modules.actor import ProbabilisticActor
+from rlcli.keys import ACTION, Key, unravel
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, family_of, param_keys
 from rlcli.modules.distributions.multi_categorical import MultiCategoricalFamily, MultiOneHotFamily
-from rlcli.modules.mlp import MLP
+from rlcli.modules.stages import Stage, take_apart
 
-_SEQUENCES = {TensorDictSequential, ProbabilisticTensorDictSequential, ProbabilisticActor}
-_STACKS = {nn.Sequential, MLP}
+_CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
 
 
 def lower(
@@ -65,26 +55,20 @@ def lower(
         Whether actions are drawn or the mode is taken.
     """
     example = _probe(policy, inputs, batch_size, placement)
-    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example)
-    if placement.policy_is_elsewhere or exploration not in (
-        InteractionType.RANDOM,
-        InteractionType.MODE,
-        InteractionType.DETERMINISTIC,
-    ):
+    rewrites = _rewritten(example, inputs, batch_size)
+    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example, rewrites)
+    if whole.states or placement.policy_is_elsewhere or exploration not in _CHOICES:
         return whole
-    parts = _take_apart(policy)
-    if parts is None or type(parts[-1]) is not ProbabilisticTensorDictModule:
+    parts = take_apart(policy)
+    if parts is None or not parts.stages or not all(isinstance(stage.module, nn.Module) for stage in parts.stages):
         return whole
-    draw = _draw(parts[-1], actions, exploration)
-    stages = [_stage(part, example, batch_size) for part in parts[:-1]]
-    if draw is None or not stages or any(stage is None for stage in stages):
+    draw, written = _draw(parts.head, actions, exploration), _written(parts.stages, example, len(batch_size))
+    if draw is None or written is None:
         return whole
-    program = LoweredProgram([s for s in stages if s], draw, actions, inputs)
-    if not program.reads <= set(inputs) or any(
-        inputs[key][1] != np.float32 and _replayed(program, key) for key in program.reads
-    ):
+    if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
         return whole
-    return program if _same(program, example, inputs, batch_size) else whole
+    program = LoweredProgram(parts.stages, draw, actions, written)
+    return program if program.reads <= set(inputs) and _same(program, example, inputs, batch_size) else whole
 
 
 def _probe(policy, inputs: Schema, batch_size: torch.Size, placement: Placement) -> TensorDictBase:
@@ -107,6 +91,17 @@ def _made_up(inputs: Schema, batch_size: torch.Size) -> dict[Key, np.ndarray]:
     }
 
 
+def _rewritten(example: TensorDictBase, inputs: Schema, batch_size: torch.Size) -> set[Key]:
+    """The inputs that the probe's call left with other values."""
+    found = {key: example.get(key, None) for key in inputs}
+    given = _made_up(inputs, batch_size)
+    return {
+        key
+        for key, value in found.items()
+        if value is not None and not np.array_equal(value.detach().numpy(), given[key])
+    }
+
+
 @contextlib.contextmanager
 def _untouched(policy) -> Iterator[None]:
     """Random streams and module buffers are put back as they were."""
@@ -117,64 +112,18 @@ def _untouched(policy) -> Iterator[None]:
         buffer.data.copy_(kept)
 
 
-def _take_apart(policy: Any) -> list[nn.Module] | None:
-    """The modules of an actor in order, or None where something on the way is not exactly what it seems."""
-    if _hooked(policy):
+def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Schema | None:
+    """What the stages write, without the lane dim; None unless all of it is float32."""
+    values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
+    if any(value is None or value.dtype != torch.float32 for value in values.values()):
         return None
-    if type(policy) in _SEQUENCES:
-        parts: list[nn.Module] = []
-        for part in policy.module:
-            inner = _take_apart(part)
-            if inner is None:
-                return None
-            parts += inner
-        return parts
-    if type(policy) in (TensorDictModule, ProbabilisticTensorDictModule):
-        return [policy]
-    return None
+    return {key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32)) for key, value in values.items()}
 
 
-def _hooked(module: Any) -> bool:
-    if not isinstance(module, nn.Module):
-        return True
-    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
-
-
-def _stage(part: Any, example: TensorDictBase, batch_size: torch.Size) -> Stage | None:
-    if type(part) is not TensorDictModule or not isinstance(part.module, nn.Module):
+def _draw(head: ProbabilisticTensorDictModule | None, actions: ActionFormat, exploration) -> Draw | None:
+    if head is None or head.out_keys[0] != ACTION:
         return None
-    values = [example.get(key, None) for key in part.out_keys]
-    if any(value is None or value.dtype != torch.float32 for value in values):
-        return None
-    shapes = [tuple(value.shape[len(batch_size) :]) for value in values]
-    in_keys: list[Key] = [unravel(key) for key in part.in_keys]
-    return Stage(part.module, in_keys, [unravel(key) for key in part.out_keys], plain_layers(part.module), shapes)
-
-
-def plain_layers(module: nn.Module) -> list[nn.Module] | None:
-    """Linear and activation layers in order, where the module is nothing else; None otherwise."""
-    if _hooked(module):
-        return None
-    if type(module) is nn.Linear:
-        return [module]
-    if type(module) not in _STACKS:
-        return None
-    layers: list[nn.Module] = []
-    for child in module.children():
-        inner = [child] if type(child) in IN_PLACE and not _hooked(child) else plain_layers(child)
-        if inner is None:
-            return None
-        layers += inner
-    alternating = layers and type(layers[0]) is nn.Linear and all(
-        type(a) is nn.Linear or type(b) is nn.Linear for a, b in itertools.pairwise(layers)
-    )  # fmt: skip
-    return layers if alternating and len(set(map(id, layers))) == len(layers) else None
-
-
-def _draw(part: ProbabilisticTensorDictModule, actions: ActionFormat, exploration) -> Draw | None:
-    if _hooked(part) or next(iter(part.out_keys)) != "action":
-        return None
-    family = family_of(part)
+    family = family_of(head)
     if family is None:
         return None
     if actions.encoded:  # the loop works with indices; the one-hot column is written once per batch
@@ -186,13 +135,9 @@ def _draw(part: ProbabilisticTensorDictModule, actions: ActionFormat, exploratio
             return None
     elif family is ONE_HOT or type(family) is MultiOneHotFamily:
         return None
-    keys = [unravel(key) for key in param_keys(part)]
-    log_prob_key = unravel(part.log_prob_key) if part.return_log_prob else None
+    keys = [unravel(key) for key in param_keys(head)]
+    log_prob_key = unravel(head.log_prob_key) if head.return_log_prob else None
     return Draw(family, keys, log_prob_key, mode=exploration is not InteractionType.RANDOM)
-
-
-def _replayed(program: LoweredProgram, key: Key) -> bool:
-    return any(stage.layers is not None and key in stage.in_keys for stage in program.stages)
 
 
 def _same(program: LoweredProgram, example: TensorDictBase, inputs: Schema, batch_size: torch.Size) -> bool:

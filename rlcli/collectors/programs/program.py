@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,10 @@ class Program:
         Keys it writes once per batch, as whole columns.
     log_prob_key : key, optional
         Where it writes log-probabilities.
+    states : sequence of keys
+        Root keys whose next value it writes: row t+1 at step t.
+    rewrites : set of keys
+        Keys that it reads and writes anew at the root; the rows keep what it read.
     """
 
     reads: set[Key]
@@ -50,6 +55,8 @@ class Program:
     once: Schema
 
     log_prob_key: Key | None = None
+    states: Sequence[Key] = ()
+    rewrites: Set[Key] = frozenset()
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
         """Make it ready to act on these rows."""

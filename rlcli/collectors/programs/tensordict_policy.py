@@ -1,8 +1,11 @@
-"""Any callable on a tensordict, called as it is: one tensordict per step, its entries the rows themselves."""
+"""Any callable on a tensordict, called as it is: one tensordict per step, its entries the rows themselves.
+
+A recurrent policy reads `h` and writes `("next", h)`: that output of step t goes into row t+1, where step t+1 reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
@@ -15,9 +18,10 @@ from rlcli.collectors.devices import Placement
 from rlcli.collectors.programs.called import call, loop_action, take
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.collectors.programs.torch_stream import TorchStream
+from rlcli.collectors.recurrent_wiring import no_place
 from rlcli.envs.actions import ActionFormat
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, NEXT, Key, as_tuple, show, unravel
+from rlcli.keys import ACTION, NEXT, Key, as_tuple, show, under_next, unravel
 
 LOG_PROBS = ("sample_log_prob", "action_log_prob")
 
@@ -40,12 +44,13 @@ class TensorDictProgram(Program):
         How its distributions choose; None leaves them their own way.
     example : TensorDict
         What one call of the policy wrote: fixes names, shapes and dtypes of its outputs.
+    rewrites : set of keys
+        The inputs that this call changed.
 
     Raises
     ------
     ArgumentError
-        The policy writes no action, one that does not fit the env, or the next value of a key that it reads (a
-        recurrent state): nothing carries that to the next step yet.
+        The policy writes no action, one that does not fit the env, or a state that no key of the env carries.
     """
 
     def __init__(
@@ -57,7 +62,9 @@ class TensorDictProgram(Program):
         placement: Placement,
         exploration: InteractionType | None,
         example: TensorDictBase,
+        rewrites: Set[Key] = frozenset(),
     ) -> None:
+        self.rewrites = rewrites
         self.policy, self.actions, self.batch_size, self.placement = policy, actions, batch_size, placement
         self.exploration, self.stream = exploration, TorchStream(placement.policy)
         in_keys = getattr(policy, "in_keys", None)
@@ -67,21 +74,31 @@ class TensorDictProgram(Program):
         self.live: Schema = {}
         self.kinds: dict[Key, torch.dtype] = {}  # as the policy writes them: an action's may be narrower than the row's
         self.once: Schema = {}
+        self.states: list[Key] = []
         for key in map(unravel, example.keys(True, True)):
             if key in inputs:
                 continue
-            if as_tuple(key)[0] == NEXT:
-                raise ArgumentError(
-                    f"the policy writes {show(key)}",
-                    why="a state that it hands to its own next step is not carried by this collector",
-                    fix="Recurrent policies are not supported yet.",
-                )
             value = example.get(key)
-            shape = tuple(value.shape[len(batch_size) :])
+            kind = tuple(value.shape[len(batch_size) :]), torch.empty(0, dtype=value.dtype).numpy().dtype
+            if as_tuple(key)[0] == NEXT:
+                self._add_state(unravel(as_tuple(key)[1:]), kind, inputs)
+                continue
             self.kinds[key] = value.dtype
-            self.live[key] = (shape, torch.empty(0, dtype=value.dtype).numpy().dtype)
+            self.live[key] = kind
         self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
         self._check_action()
+
+    def _add_state(self, key: Key, kind: tuple[tuple[int, ...], np.dtype], inputs: Schema) -> None:
+        if key not in inputs:
+            raise no_place(key)
+        if kind != inputs[key]:
+            (shape, dtype), (wanted, wanted_dtype) = kind, inputs[key]
+            raise ArgumentError(
+                f"the policy's next.{show(key)} does not fit the env's {show(key)}",
+                why=f"expected {wanted} {wanted_dtype} a step, got {shape} {dtype}",
+                fix=f"Give the primer of {show(key)} that shape and dtype.",
+            )
+        self.states.append(key)
 
     def _check_action(self) -> None:
         if ACTION not in self.live:
@@ -120,6 +137,9 @@ class _BoundTensorDict(Bound):
         self.outputs = [
             (key, [self._tensor(row) for row in columns.rows[key][: columns.steps]]) for key in program.live
         ]
+        self.successors = [
+            (under_next(key), [self._tensor(row) for row in columns.rows[key][1:]]) for key in program.states
+        ]
         self.action_rows = columns.rows[ACTION]
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
@@ -128,7 +148,9 @@ class _BoundTensorDict(Bound):
     def _input(self, key: Key, t: int) -> torch.Tensor:
         """A fresh alias of row t: a policy that keeps it keeps the memory from being used again."""
         column = self.columns.data.get(key)
-        return self._tensor(self.columns.rows[key][t].copy() if column is None else column[:, t])
+        if column is None or key in self.program.states:  # a state may be updated in place; its row stays as it was
+            return self._tensor(self.columns.rows[key][t].copy())
+        return self._tensor(column[:, t])
 
     def begin(self, rng, first, last) -> None:
         self.program.stream.enter(rng)
@@ -148,6 +170,8 @@ class _BoundTensorDict(Bound):
             out = call(program.policy, td, f"step {t} of the batch")
         for key, rows in self.outputs:
             take(key, out.get(key, None), rows[t], program.kinds[key], t)
+        for key, rows in self.successors:  # row t+1 of a lane that ends here is set to its default by the reset
+            take(key, out.get(key, None), rows[t], rows[t].dtype, t)
         return loop_action(program.actions, self.action_rows[t], t)
 
     def end(self, first: int, last: int) -> None:

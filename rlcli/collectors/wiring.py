@@ -1,0 +1,118 @@
+"""From an env, a policy and where they run to the parts that the engine steps: decided once, before the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict.nn import InteractionType
+
+from rlcli.collectors.devices import Placement
+from rlcli.collectors.keep import ALWAYS, keeper
+from rlcli.collectors.policies import on_device, on_tensordicts
+from rlcli.collectors.programs import Program, RandomProgram, lower
+from rlcli.collectors.recurrent_wiring import missing_transforms
+from rlcli.collectors.tensordict_lanes import TensorDictLanes, array_face
+from rlcli.collectors.weights import FollowedWeights
+from rlcli.envs import EnvBase, TransformedEnv
+from rlcli.envs.lanes import Lanes
+from rlcli.errors import ArgumentError
+from rlcli.keys import POLICY_VERSION, REWARD, Key, under_next
+from rlcli.transforms import Faces, StepCounter, Transform, choose_faces
+
+EnvMaker = EnvBase | Callable[[], EnvBase]
+
+
+@dataclass(frozen=True)
+class Wired:
+    """What one collector steps.
+
+    Attributes
+    ----------
+    lanes : Lanes
+        The env's array face; `transforms` lie over it, innermost first, `faces` says how each is run.
+    policy : callable or None
+        What acts: the very object that was given, or a copy on its device (`is_copy`); `program` runs it.
+    stored : callable
+        Whether a key goes to the consumer.
+    """
+
+    lanes: Lanes
+    transforms: list[Transform]
+    faces: Faces
+    policy: Any
+    is_copy: bool
+    weights: FollowedWeights
+    program: Program
+    random: RandomProgram
+    stored: Callable[[Key], bool]
+
+
+def make_env(
+    create_env_fn: EnvMaker, kwargs: dict[str, Any] | None, policy: Any, max_frames_per_traj: int | None, auto: bool
+) -> EnvBase:
+    """The env, with the transforms that options and policy ask for.
+
+    Raises
+    ------
+    ArgumentError
+        Several envs, or a limit below 1.
+    """
+    if isinstance(create_env_fn, list | tuple):
+        raise ArgumentError(
+            f"a Collector steps one env, and got a list of {len(create_env_fn)}",
+            fix="Put them together: SerialEnv(n, [make_env, ...]).",
+        )
+    if max_frames_per_traj is not None and max_frames_per_traj < 1:
+        raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
+    env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn(**(kwargs or {}))
+    extra: list[Transform] = [] if max_frames_per_traj is None else [StepCounter()]
+    if auto and policy is not None:
+        extra += missing_transforms(env, policy)
+    for transform in extra:
+        env = TransformedEnv(env, transform)
+    return env
+
+
+def wire(
+    env: EnvBase,
+    policy: Any,
+    placement: Placement,
+    *,
+    exploration_type: InteractionType | None,
+    keep_keys: Sequence[Key] | None,
+    max_frames_per_traj: int | None,
+) -> Wired:
+    """See `Wired`.
+
+    Raises
+    ------
+    ArgumentError
+        The policy does not fit the env, or `keep_keys` names what no batch will hold.
+    """
+    base, transforms = (env.base_env, env.transforms) if isinstance(env, TransformedEnv) else (env, [])
+    lanes = array_face(base)
+    if isinstance(lanes, TensorDictLanes) and placement.env not in (None, base.device or torch.device("cpu")):
+        base.to(placement.env)
+    lanes.limit_frames(max_frames_per_traj)
+    reward = {REWARD: ((1,), np.dtype(np.float32))}
+    schema = dict(lanes.schema)
+    for transform in transforms:
+        schema |= transform.plan({**schema, **reward})
+    random = RandomProgram(lanes.actions)
+    program: Program = random
+    used, is_copy, own = None, False, None
+    if policy is not None:
+        called = on_tensordicts(policy, list(schema))
+        used, is_copy = on_device(called, placement.policy)
+        own = used if called is policy else used.module  # type: ignore[union-attr]
+        program = lower(used, lanes.actions, schema, env.batch_size, placement, exploration_type)
+        random = RandomProgram(lanes.actions, program.log_prob_key)
+    faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
+    known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
+    stored = keeper(keep_keys, list(schema), known, program.states)
+    weights = FollowedWeights(policy, own)
+    return Wired(lanes, transforms, faces, used, is_copy, weights, program, random, stored)
