@@ -12,6 +12,7 @@ import warnings
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from rlcli.errors import MissingKeyError
 from rlcli.keys import DONE, MASK, TRAJ_IDS, Key
@@ -50,20 +51,42 @@ def split_trajectories(
     starts = torch.zeros(lanes, steps, dtype=torch.bool)
     starts[:, 0] = True
     if ids is not None:
-        ids = ids.reshape(lanes, steps)
+        ids = ids.reshape(lanes, steps).cpu()
         starts[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     if done is not None:
-        starts[:, 1:] |= done.reshape(lanes, steps)[:, :-1]
+        starts[:, 1:] |= done.reshape(lanes, steps)[:, :-1].cpu()
     if ids is None and done is None:
         raise MissingKeyError(
             "split_trajectories needs trajectory ids or done flags", fix="Collect with track_traj_ids=True."
         )
     first = starts.reshape(-1).nonzero().squeeze(-1)
     lengths = torch.diff(first, append=torch.tensor([lanes * steps]))
-    longest = int(lengths.max())
-    offset = torch.arange(longest)
+    return padded(td.reshape(-1), lengths, MASK)
+
+
+def padded(flat: TensorDictBase, lengths: Tensor, mask_key: Key) -> TensorDictBase:
+    """Trajectories that lie end to end, side by side.
+
+    Parameters
+    ----------
+    flat : TensorDict ``[N]``
+    lengths : int64 ``[trajectories]``
+        Rows of each, in order; N in all.
+    mask_key : key
+        Where to write which rows are real.
+
+    Returns
+    -------
+    TensorDict ``[trajectories, longest]``
+        Zeros after each one's end, whatever lies there in `flat` (NaN too).
+    """
+    offset = torch.arange(int(lengths.max()))
     mask = offset < lengths[:, None]  # [trajectories, longest]
-    source = (first[:, None] + offset).clamp_max(lanes * steps - 1)
-    out = td.reshape(-1)[source.reshape(-1)].reshape(len(first), longest)
-    out = out.apply(lambda x: x * mask.reshape(*mask.shape, *[1] * (x.ndim - 2)).to(x.dtype))
-    return out.set(MASK, mask)
+    first = lengths.cumsum(0) - lengths
+    source = (first[:, None] + offset).clamp_max(len(flat) - 1)
+    device = next(iter(flat.values(True, True))).device
+    mask, source = mask.to(device), source.to(device)
+    out = flat[source.reshape(-1)].reshape(*mask.shape)
+    out = out.apply(lambda x: x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.ndim - 2)), 0))
+    out.names = [None, "time"]
+    return out.set(mask_key, mask)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 from os import PathLike
 from pathlib import Path
-from typing import cast
 
 from rlcli.config import build
-from rlcli.config.resolved import from_dict
-from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
-from rlcli.training import checkpoint
+from rlcli.jobs.saved import newest
 from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
 from rlcli.training.evaluation import evaluate as play
 from rlcli.training.fitting import fitting
-from rlcli.training.run_folder import CHECKPOINTS, open_run
+from rlcli.training.run_folder import open_run
 
 
 def evaluate(
@@ -44,10 +41,11 @@ def evaluate(
     run = open_run(Path(path))
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))
-    cfg = cast(Config, from_dict("train", run.config, where=str(run.path / "config.json")))
-    saved = checkpoint.load_latest(run.path / CHECKPOINTS)
+    saved = newest(run)
+    cfg = build.config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
     state = saved.state
-    env = build.build_env(cfg.env, num=episodes, scale_rewards=False)
+    told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds  # nothing is learned from or kept
+    env = build.build_env(dataclasses.replace(cfg.env, out_of_bounds=told), num=episodes, scale_rewards=False)
     try:
         with fitting(saved.path):
             policy = build.restored_policy(cfg, env, state)

@@ -6,15 +6,19 @@ from typing import Any
 
 import torch
 
-from rlcli.config import build
+from rlcli.config import build, registry
+from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
+from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
 from rlcli.kernels.gae import gae
 from rlcli.report.reporter import Facts, Reporter, Watched
+from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
 from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
 from rlcli.training.fitting import fitting
 from rlcli.training.on_policy import OnPolicy
+from rlcli.training.provenance import surroundings
 from rlcli.training.run_folder import Run
 from rlcli.training.saver import Saver
 from rlcli.training.signals import StopSignals
@@ -35,7 +39,7 @@ class Learner:
 
     def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
-        torch.manual_seed(cfg.seed)
+        random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         self.env = build.build_env(cfg.env, gamma=cfg.value.gamma)
         policy = build.build_policy(cfg, self.env)
@@ -68,8 +72,9 @@ class Learner:
             "reporter": self.reporter,
         }
         self.saver = Saver(
-            run, parts, every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter
-        )
+            run, parts, config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
+            every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter,
+        )  # fmt: skip
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, lambda: self.evaluation(cfg.run.eval_episodes))
         self.loop = OnPolicy(
@@ -83,15 +88,7 @@ class Learner:
             device if device != places["storing_device"] else None,
         )
         self.saver.parts["loop"] = self.loop
-        self.replayable = self._remember_episodes()
-
-    def _remember_episodes(self) -> bool:
-        """Whether open episodes can be replayed after a stop; if so, their actions are kept."""
-        lanes = self.collector.lanes
-        if not self.cfg.run.max_replay_steps or not lanes.is_replayable():
-            return False
-        lanes.history_limit = self.cfg.run.max_replay_steps
-        return True
+        self.replayable = remember_episodes(self.collector, cfg.run.max_replay_steps)
 
     def start(self) -> None:
         """Say what was derived."""
@@ -103,7 +100,7 @@ class Learner:
                 f"whole steps of {collector.lanes.n} envs"
             )
         if not self.replayable:
-            lines.append("this env's episodes cannot be replayed: a resumed run begins new ones")
+            lines.append(NOTICE)
         one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
         gae(one, no, no, one, one, 0.0, 0.0)  # loads the compiler now, not inside the first batch's timing
         self.reporter.start(*lines)
@@ -113,12 +110,16 @@ class Learner:
 
         None if the run was asked to stop meanwhile.
         """
-        env = build.build_env(self.cfg.env, num=episodes, scale_rewards=False)
-        build.copy_transforms(self.env, env)
-        try:
-            return evaluate(env, self.policy.actor, stop=lambda: self.stop.requested)
-        finally:
-            env.close()
+        with random_streams.kept():  # an evaluation that is cut short must not move them
+            env = build.build_env(self.cfg.env, num=episodes, scale_rewards=False)
+            build.copy_transforms(self.env, env)
+            try:
+                found = evaluate(env, self.policy.actor, stop=lambda: self.stop.requested)
+            finally:
+                env.close()
+        if found is not None:
+            self.reporter.out_of_bounds(found.outside.news(), "in evaluations ")
+        return found
 
     def final_evaluation(self) -> dict[str, Any]:
         """Facts for the closing report."""
@@ -152,10 +153,8 @@ class Learner:
         lost = self.collector.load_state_dict(state["collector"], replay=self.replayable)
         if lost:
             self.reporter.episodes.forget_open(lost)
-            self.reporter.warn(
-                "replay", f"{len(lost)} open episodes could not be brought back and count as truncated", len(lost)
-            )
-        torch.set_rng_state(state["torch_rng"]["cpu"])
+            self.reporter.warn("replay", LOST.format(len(lost)), len(lost))
+        random_streams.restore(state["random"])  # replaying may have drawn from them
         self.saver.resumed_at(self.collector.frames)
         if self.loop.evaluation is not None:
             self.loop.evaluation.resumed_at(self.collector.frames)

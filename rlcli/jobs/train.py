@@ -10,6 +10,7 @@ from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.jobs.learner import Learner
+from rlcli.jobs.saved import resumable
 from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import Run, create, taken_back
 from rlcli.training.run_lock import RunLock
@@ -35,7 +36,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
 
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
-    with learner.reporter:
+    with learner.reporter, resumable(learner.run):
         try:
             learner.start()
             learner.loop.run()
@@ -52,7 +53,11 @@ def _close(learner: Learner, status: str, **facts: Any) -> None:
     run = learner.run.path
     commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
     try:
-        learner.reporter.close(status, commands, verb="train", run=str(run), **facts)
+        resumed = learner.run.info.get("resumed", [])
+        outside = learner.collector.lanes.bounds.figures()
+        learner.reporter.close(
+            status, commands, verb="train", run=str(run), resumed=resumed, out_of_bounds=outside, **facts
+        )
     finally:
         learner.collector.shutdown()
 

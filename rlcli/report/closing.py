@@ -77,7 +77,8 @@ def to_markdown(summary: Mapping) -> str:
         parts.append("|" + "|".join([" --- "] + [" ---: "] * (len(header) - 1)) + "|")
         parts += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         parts.append("")
-    for heading, lines in (("Warnings", _warnings(summary)), ("Next", _commands(summary))):
+    sections = (("Resumed", _resumed(summary)), ("Warnings", _warnings(summary)), ("Next", _commands(summary)))
+    for heading, lines in sections:
         if lines:
             parts.append(f"## {heading}\n")
             parts += [f"- {label}: `{text}`" if heading == "Next" else f"- {text}" for label, text in lines]
@@ -101,6 +102,7 @@ def to_terminal(summary: Mapping, *, lines: bool = True) -> RenderableType:
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         parts += [table, Text()]
+    parts += [Text(f"resumed {text}") for _, text in _resumed(summary)]
     parts += [Text(f"! {text}", style="yellow") for _, text in _warnings(summary)]
     parts += [Text.assemble((f"{label:<9}", "dim"), text, overflow="fold") for label, text in _commands(summary)]
     return Group(*parts)
@@ -127,6 +129,8 @@ def _title(summary: Mapping) -> str:
 
 def _tables(summary: Mapping, brief: bool = False) -> Iterator[tuple[str, Table]]:
     yield "Learning", _learning_table(summary["learning"])
+    if summary.get("evaluation") and not brief:  # a terminal was told when the episodes had been played
+        yield "Evaluation", _evaluation_table(summary["evaluation"])
     yield "Throughput", _throughput_table(summary["throughput"])
     yield "Memory", _memory_table(summary["memory"], brief)
 
@@ -134,6 +138,16 @@ def _tables(summary: Mapping, brief: bool = False) -> Iterator[tuple[str, Table]
 def _learning_table(learning: Mapping) -> Table:
     rows = [[name.replace("_", " "), figures.number(value)] for name, value in learning.items()]
     return ["figure", "last"], rows
+
+
+def _evaluation_table(played: Mapping) -> Table:
+    returns, lengths = played["returns"], played["lengths"]
+    rows = [["episodes", figures.count(len(returns))]]
+    rows += [[name.replace("_", " "), figures.number(played[name])] for name in ("mean_return", "std_return")]
+    if returns:
+        rows += [["lowest return", figures.number(min(returns))], ["highest return", figures.number(max(returns))]]
+        rows += [["mean length", figures.number(sum(lengths) / len(lengths))]]
+    return ["figure", "value"], rows
 
 
 def _throughput_table(spent: Mapping) -> Table:
@@ -181,6 +195,14 @@ def _warnings(summary: Mapping) -> list[tuple[str, str]]:
     ]
 
 
+def _resumed(summary: Mapping) -> list[tuple[str, str]]:
+    """What resumes have changed, one line each."""
+    return [
+        (r["when"], f"at {figures.count(r['frames'])} frames{' by force' if r['forced'] else ''}: {r['said']}")
+        for r in summary.get("resumed", [])
+    ]
+
+
 def _commands(summary: Mapping) -> list[tuple[str, str]]:
     return list(summary["commands"].items())
 
@@ -197,5 +219,8 @@ def _replace(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):  # the folder itself may be gone
             draft.unlink()
         raise ResourceError(
-            "cannot write the closing report", where=str(path), why=error.strerror or str(error)
+            "cannot write the closing report",
+            where=str(path),
+            why=error.strerror or str(error),
+            fix="The run itself is saved: `rlcli eval` and `rlcli resume` work once the folder can be written.",
         ) from error

@@ -7,6 +7,7 @@ line in a crash, and is cut back to the checkpoint's frame count when a run resu
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import math
@@ -196,9 +197,13 @@ def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
             yield f"{prefix}{name}", value
 
 
-def _cannot_write(path: Path, error: OSError, needed: int | None = None) -> ResourceError:
+def _cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
     why = error.strerror or str(error)
-    if needed is not None:
+    if error.errno == errno.ENOSPC:
+        from rlcli.data.disk import shortage  # not above: it brings torch, which readers of metrics need not wait for
+
+        why += f": {shortage(path, needed)[0]}"
+    elif needed:
         why += f"; {needed} bytes were to be written"
     return ResourceError(
         "cannot write the metrics",

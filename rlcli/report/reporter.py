@@ -183,6 +183,11 @@ class Reporter:
             self._view.warn(text)
         self._warnings[kind] = text, self._warnings.get(kind, ("", 0))[1] + count
 
+    def out_of_bounds(self, news: Iterable[tuple[str, str, int]], where: str = "") -> None:
+        """Warn of observations outside their bounds: key, sentence and how many, as `Bounds.news` gives them."""
+        for key, text, count in news:
+            self.warn(f"out of bounds {where}{key}", f"{where}{text}", count)
+
     def notice(self, text: str) -> None:
         """Say what happens now ("stopping after this batch")."""
         self._notice = text

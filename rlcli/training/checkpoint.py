@@ -24,7 +24,7 @@ from rlcli.data.tensor_file import decode, encode
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
 from rlcli.training.state_tree import flatten, non_finite, restore
 
-FORMAT, VERSION = "rlcli-checkpoint", 1
+FORMAT, VERSION = "rlcli-checkpoint", 2
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"checkpoint_(\d{6,})")
 _TEMPORARY, _OLD = ".tmp_", ".old_"
@@ -281,7 +281,8 @@ def _sequence(path: Path) -> int:
 
 def _none_of(folder: Path | str, damaged: list[str]) -> DamagedDataError | ResourceError:
     if damaged:
-        return DamagedDataError("no checkpoint can be read", where=str(folder), why="; ".join(damaged))
+        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        return DamagedDataError("no checkpoint can be read", where=str(folder), why="; ".join(damaged[:3]) + more)
     return ResourceError(
         "there is no checkpoint",
         where=str(folder),

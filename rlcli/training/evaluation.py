@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tensordict.nn import InteractionType
 
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
+from rlcli.envs.bounds import Bounds
 from rlcli.keys import DONE, REWARD
 from rlcli.training.threads import one_thread
 
@@ -20,18 +21,24 @@ LONGEST = 30_000  # steps after which an episode that does not end is cut off
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves."""
+    """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves.
+
+    `outside` holds what the env showed outside its declared bounds, where it was made to count that.
+    """
 
     returns: np.ndarray
     lengths: np.ndarray
     cut: int = 0
+    outside: Bounds = field(default_factory=Bounds, compare=False)
 
     def __str__(self) -> str:
         r = self.returns
-        return (
+        text = (
             f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episodes "
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
-        ) + (f"; {self.cut} did not end and were cut off" if self.cut else "")
+        )
+        cut = [f"{self.cut} did not end and were cut off"] if self.cut else []
+        return "; ".join([text, *cut, *self.outside.lines()])
 
     def as_dict(self) -> dict:
         """Plain values for a report."""
@@ -41,6 +48,7 @@ class Evaluation:
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
             "cut": self.cut,
+            "out_of_bounds": self.outside.figures(),
         }
 
 
@@ -120,4 +128,4 @@ def evaluate(
         returns += (reward * first).sum(1)
         lengths += first.sum(1)
         playing &= ~done.any(1)
-    return Evaluation(returns, lengths, cut=int(playing.sum()))
+    return Evaluation(returns, lengths, cut=int(playing.sum()), outside=collector.lanes.bounds)

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from rlcli.collectors import Collector
 from rlcli.data.next_obs import move
 from rlcli.objectives.value import GAE
+from rlcli.report.ledger import Entry
 from rlcli.report.reporter import Reporter
 from rlcli.training.evaluation import PeriodicEvaluation
 from rlcli.training.saver import Saver
@@ -62,11 +63,8 @@ class OnPolicy:
         while self.collector.frames < self.total_frames:
             progress = self.collector.frames / self.total_frames
             with clock("collect"):
-                batch = self.collect()
-            with clock("values"):
-                batch = self.advantage(batch)
-            with clock("update"):
-                learned = self.update(batch, progress)
+                raw = self.collect()
+            batch, learned, approximated = self.learn(raw, progress)
             self.collector.update_policy_weights_()
             self.iteration += 1
             if self.evaluation is not None:
@@ -77,9 +75,12 @@ class OnPolicy:
                 learned,
                 reward=self.collector.raw_reward,
                 done=self.collector.raw_done,
-                approximated=self.advantage.last_approximated,
+                approximated=approximated,
+                others=self.waiting(),
             )
+            self.reporter.out_of_bounds(self.collector.lanes.bounds.news())
             self.saver.after_batch(self.collector.frames)
+        self.tell_leftovers()
 
     def collect(self) -> TensorDictBase:
         """The next batch, on the learner's device; every 16th is timed from within."""
@@ -94,7 +95,44 @@ class OnPolicy:
                 "store": seconds.total - seconds.env - seconds.policy,
             }
             self.reporter.clock.split("collect", of=seconds.total, **parts)
-        return batch if self.device is None else move(batch, self.device)
+        return batch
+
+    def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any], int]:
+        """Estimate and update on what the batch delivers: itself, or the trajectories that it made whole.
+
+        Returns
+        -------
+        batch : TensorDict
+            To be reported: its rows are the raw batch's.
+        learned : dict
+            Of the last update; empty where nothing was delivered.
+        approximated : int
+        """
+        clock, batch = self.reporter.clock, raw
+        learned: dict[str, Any] = {}
+        approximated = 0
+        with clock("collect"):
+            pieces = list(self.collector.pieces(raw))
+        for batch in pieces:
+            with clock("values"):
+                batch = self.advantage(batch if self.device is None else move(batch, self.device))
+            with clock("update"):
+                learned = self.update(batch, progress)
+            approximated += self.advantage.last_approximated
+        cut = self.collector.split_trajs or self.collector.trajectories is not None
+        return raw if cut else batch, learned, approximated
+
+    def waiting(self) -> list[Entry]:
+        """Ledger lines of the rows that wait for their trajectory's end."""
+        held = self.collector.trajectories
+        return [] if held is None else [Entry("trajectories", "held back", held.nbytes)]
+
+    def tell_leftovers(self) -> None:
+        """Report what was collected and not learned from."""
+        held = self.collector.trajectories
+        lost = 0 if held is None else held.leftover_frames + held.dropped_frames
+        if lost:
+            self.reporter.warn("leftovers", f"{lost:,} frames of unfinished trajectories were not learned from")
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

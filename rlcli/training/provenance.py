@@ -1,4 +1,8 @@
-"""What a run was made with: package versions, machine, git commit and diff; nothing is imported for it."""
+"""What a run was made with: package versions, machine, git commit and diff; nothing is imported for it.
+
+`surroundings` is the part of it that a checkpoint keeps and a resume compares: what may decide bits, and a few names
+that only help a person to understand a difference. Which of them matter, `decides_bits` says.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 PACKAGES = (
@@ -23,6 +28,17 @@ PACKAGES = (
     "box2d-py",
     "envpool",
 )
+ALWAYS = ("rlcli", "torch", "tensordict", "numpy", "gymnasium", "numba", "llvmlite")  # every run computes with these
+# module -> the distributions that bring it; they matter to a run that has loaded the module
+IF_LOADED = {
+    "ale_py": ("ale-py",),
+    "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python"),
+    "mujoco": ("mujoco",),
+    "Box2D": ("box2d-py", "box2d"),
+    "envpool": ("envpool",),
+}
+LISTED = ("safetensors", "hydra-core", "omegaconf", "rich", "psutil", "tensorboard")  # named, and harmless
+_HARMLESS = {*LISTED, "platform", "cores"}
 DIFF_LIMIT = 1 << 20
 _GIT_SECONDS = 5.0
 
@@ -34,6 +50,66 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
         "platform": platform.platform(),
         "machine": platform.machine(),
     }
+    return found | _installed(packages)
+
+
+def surroundings(
+    threads: int, devices: Iterable[object] = (), packages: Sequence[str] = (), like: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What a run computes with, in words that can be compared.
+
+    Parameters
+    ----------
+    threads : int
+        Of one torch operation.
+    devices : iterable of torch devices or None
+        Where the run's stages are; None is the CPU.
+    packages : sequence of str
+        The user's own, given by `--import`.
+    like : mapping, optional
+        An earlier answer: the packages that mattered then are looked up, whatever is loaded by now.
+
+    Returns
+    -------
+    dict
+        python, platform, machine, cpu (the vector instructions torch uses), device, threads, cores, and versions.
+    """
+    import torch
+
+    kinds = sorted({"cpu" if device is None else torch.device(str(device)).type for device in devices} or {"cpu"})
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": " and ".join(kinds),
+        "threads": str(threads),
+        "cores": str(os.cpu_count() or 1),
+    }
+    if "cuda" in kinds and torch.cuda.is_available():
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    names = [
+        name
+        for module, names in IF_LOADED.items()
+        for name in names
+        if (module in sys.modules if like is None else name in like)
+    ]
+    roots = [package.partition(".")[0] for package in packages]
+    return found | _installed(dict.fromkeys([*ALWAYS, *names, *roots, *LISTED]))
+
+
+def decides_bits(name: str, was: str | None, now: str | None) -> bool:
+    """Whether a run may come out otherwise because this part of its surroundings changed.
+
+    A bug-fix release of Python computes what the one before did; other cores matter only through `threads`.
+    """
+    if name == "python" and was and now:
+        return was.split(".")[:2] != now.split(".")[:2]
+    return name not in _HARMLESS and was != now
+
+
+def _installed(packages: Iterable[str]) -> dict[str, str]:
+    found = {}
     for name in packages:
         try:
             found[name] = importlib.metadata.version(name)

@@ -1,8 +1,8 @@
 """The run folder: where it is, what it holds before the first step, and how a run is found and read again.
 
     runs/train/ppo_exact/2031-05-06_14-03-59_s1/
-      run.json       verb, recipe, seed, overrides, command, versions, git commit
-      config.json    the resolved config; resume reads this
+      run.json       verb, recipe, seed, overrides, command, versions, git commit; what resumes changed
+      config.json    the resolved config that is in force; resume reads this, and writes what it was told to change
       git.diff       where the working tree differed from the commit
       metrics.jsonl  checkpoints/  summary.json  report.md  lock
 
@@ -12,6 +12,7 @@ A folder that holds anything is never written into as a new run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.report.closing import SUMMARY
@@ -60,7 +62,7 @@ class Run:
 
     @cached_property
     def info(self) -> dict:
-        """run.json: verb, recipe, seed, env, overrides, command, created, versions, git."""
+        """run.json: verb, recipe, seed, env, overrides, command, created, versions, git, resumed."""
         return self._read(RUN)
 
     @cached_property
@@ -180,6 +182,50 @@ def create(
     except OSError as error:
         raise _refused(path, error) from error
     return Run(path)
+
+
+def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) -> Run:
+    """Write down that a resumed run goes on with another configuration; the run, read anew.
+
+    The configuration first: after a crash in between a change that needs `--force` has to be forced again.
+
+    Raises
+    ------
+    ResourceError
+        The folder cannot be written.
+    """
+    when = datetime.now().astimezone().isoformat(timespec="seconds")
+    info = {**run.info, "resumed": [*run.info.get("resumed", []), {"when": when, **record}]}
+    for name, content in ((CONFIG, config), (RUN, info)):
+        try:
+            _replace(run.path / name, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise _refused(run.path, error) from error
+    return Run(run.path)
+
+
+def start_command(run: Run) -> str:
+    """What to type to begin such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`."""
+    words = [word for word in run.info.get("overrides", []) if not word.startswith("run.dir=")]
+    given = [str(word) for word in run.info.get("command", [])]
+    for flag in ("--import", "--recipe-dir"):
+        words += [word for name, value in itertools.pairwise(given) if name == flag for word in (name, value)]
+        words += [word for word in given if word.startswith(f"{flag}=")]
+    return shlex.join(["rlcli", str(run.info.get("verb")), *words])
+
+
+def _replace(path: Path, text: str) -> None:
+    """Another content for a file, whole or not at all."""
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

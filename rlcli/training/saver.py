@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
-
 from rlcli.errors import StoppedSafely
 from rlcli.report.reporter import Reporter
-from rlcli.training import checkpoint
+from rlcli.training import checkpoint, random_streams
 from rlcli.training.run_folder import CHECKPOINTS, Run
 from rlcli.training.signals import StopSignals, resume_command
 
@@ -27,7 +25,9 @@ class Saver:
     ----------
     run : Run
     parts : dict
-        Name -> what is saved under it, by `state_dict()`; torch's random state is added.
+        Name -> what is saved under it, by `state_dict()`; the global random streams are added.
+    config, versions : mapping
+        The configuration that is in force and what the run computes with: sealed with every checkpoint.
     every : int
         Frames between checkpoints.
     keep : int
@@ -38,9 +38,19 @@ class Saver:
     """
 
     def __init__(
-        self, run: Run, parts: Mapping[str, Stateful], *, every: int, keep: int, stop: StopSignals, reporter: Reporter
+        self,
+        run: Run,
+        parts: Mapping[str, Stateful],
+        *,
+        config: Mapping[str, Any],
+        versions: Mapping[str, str],
+        every: int,
+        keep: int,
+        stop: StopSignals,
+        reporter: Reporter,
     ) -> None:
         self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
+        self.config, self.versions = config, versions
         self.stop, self.reporter = stop, reporter
         self._saved_at = 0
 
@@ -75,8 +85,11 @@ class Saver:
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
             state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
-            state["torch_rng"] = {"cpu": torch.get_rng_state()}
-            checkpoint.save(self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep, config=self.run.config)
+            state["random"] = random_streams.state()
+            checkpoint.save(
+                self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep,
+                config=self.config, versions=self.versions,
+            )  # fmt: skip
         self._saved_at = frames
 
     def resumed_at(self, frames: int) -> None:

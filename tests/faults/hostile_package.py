@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -71,6 +72,7 @@ FAULTS = {
     "control_text": lambda r: throw(ValueError("\x1b[2J\x00 \udce9 cleared")),
     "short": lambda r: (r[0][:2], *r[1:]),
     "doubles": lambda r: (r[0].astype(np.float64), *r[1:]),
+    "too_high": lambda r: (r[0] + np.float32(12), *r[1:]),
     "nan": lambda r: (r[0] * np.nan, *r[1:]),
     "no_reward": lambda r: (r[0], None, *r[2:]),
     "huge_reward": lambda r: (r[0], 1e300, *r[2:]),
@@ -102,6 +104,7 @@ env("init_raises", __init__=lambda self: throw(RuntimeError("no port")))
 env("init_exits", __init__=lambda self: sys.exit(0))
 env("unseeded", see=lambda self: np.random.default_rng().random(3).astype(np.float32))
 env("never_ends", length=10**9)
+env("obeys_a_file", see=lambda self: Told.see(self) + np.float32(12 * Path("outside").exists()))
 env("ends_at_once", length=1)
 env("interrupts", fault=lambda self, result: (os.kill(os.getpid(), signal.SIGTERM), result)[1])
 env("interrupts_twice", fault=lambda self, result: ([signal.raise_signal(signal.SIGINT) for _ in range(2)], result)[1])

@@ -227,6 +227,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_4_and_changes_nothing
     for words in (["eval", "r"], ["resume", "r"], ["collect", "policy=checkpoint", "policy.path=r", "run.dir=c"]):
         answer = rlcli(*words)
         is_a_sentence(answer, 4, "no checkpoint can be read", "checkpoint_000003", "checkpoint_000004")
+        assert "or begin anew: rlcli train total_frames=1024 collector.frames_per_batch=128" in answer.err
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     assert all(before[path] == data for path, data in after.items())
 
@@ -241,7 +242,7 @@ def test_frames_may_be_collected_with_one_checkpoint_of_a_run_damaged_ones_are_r
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(rlcli, run):
     shutil.rmtree(run / "checkpoints")
-    is_a_sentence(rlcli("resume", "r"), 5, "there is no checkpoint")
+    is_a_sentence(rlcli("resume", "r"), 5, "there is no checkpoint", "smaller run.checkpoint_every: rlcli train ")
 
 
 @pytest.mark.parametrize(
@@ -302,17 +303,18 @@ def test_a_config_edited_by_hand_is_refused_and_the_checkpoints_stay(rlcli, run,
 
 def test_an_empty_config_does_not_become_the_defaults(rlcli, run):
     (run / "config.json").write_text("{}")
-    is_a_sentence(rlcli("resume", "r"), 2, "would make this another run", "more")
+    is_a_sentence(rlcli("resume", "r"), 2, "would make this another run", "env.num 2 -> 8", "policy.hidden [8] ->")
 
 
-def test_eval_of_a_net_that_does_not_fit_says_so(rlcli, run):
+def test_weights_are_read_with_the_configuration_that_is_sealed_with_them(rlcli, run):
     config = json.loads((run / "config.json").read_text())
     config["policy"]["hidden"] = [16]
     (run / "config.json").write_text(json.dumps(config))
-    is_a_sentence(rlcli("eval", "r"), 4, "does not fit the run's configuration", "Restore config.json")
+    assert rlcli("eval", "r", "--episodes", "2").code == 0
+    assert rlcli("collect", "policy=checkpoint", "policy.path=r", "run.dir=c").code == 0
 
 
-@pytest.mark.parametrize("part", ["policy", "update", "collector", "loop", "reporter", "torch_rng"])
+@pytest.mark.parametrize("part", ["policy", "update", "collector", "loop", "reporter", "random"])
 @pytest.mark.parametrize("value", [None, {}, 3])
 def test_a_checkpoint_with_a_fitting_seal_and_a_wrong_content_is_refused(rlcli, run, part, value):
     for path in checkpoint.list_checkpoints(run / "checkpoints"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 from answers import is_a_sentence
 
+import rlcli.jobs.collect  # noqa: F401  # patched by its name
 from rlcli.data import open_segments
 from rlcli.training.run_folder import open_run
 
@@ -21,6 +24,7 @@ STEPS = {
     "control_text": ["raised in step", r"ValueError: \x1b[2J\x00 \udce9 cleared"],
     "short": ["expected shape (3,), got shape (2,)", "after action"],
     "doubles": ["expected dtype float32, got dtype float64"],
+    "too_high": ["outside its declared bounds", "expected -10..10 at element [", "above", "env.out_of_bounds=count"],
     "nan": ["is not finite", "expected finite numbers, got NaN or infinity"],
     "no_reward": ["the reward is not a number", "expected a float, got None"],
     "huge_reward": ["the reward is too large", "expected what float32 can hold, got 1e+300"],
@@ -42,7 +46,8 @@ def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, v
 
 
 def test_what_was_collected_before_a_fault_is_there_and_whole(hostile):
-    answer = hostile("collect", "env.id=raises", "run.dir=r", "collector.frames_per_batch=32")
+    words = ["run.dir=r", "collector.frames_per_batch=32", "run.max_replay_steps=0"]  # no steps for trying a replay
+    answer = hostile("collect", "env.id=raises", *words)
     assert answer.code == 3
     found = open_segments(Path("r/data"))
     assert [batch.numel() for batch in found] == [32] * 9  # 149 good steps of 2 envs: the tenth batch broke
@@ -54,6 +59,72 @@ def test_the_good_checkpoint_before_a_fault_stays(hostile):
     assert answer.code == 3
     run = open_run("r")
     assert run.summary["status"] == "failed" and run.summary["frames"] >= 64 and len(run.checkpoints) >= 1
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_run_that_its_env_ended_goes_on_with_the_printed_command_to_the_same_end(hostile, verb, monkeypatch):
+    """The env dies of old age, so every session ends in an error, a little later."""
+    monkeypatch.setattr(sys.modules["rlcli.jobs.collect"], "COMMIT_EVERY", 0.0)
+    size = ["collector.frames_per_batch=32", "run.checkpoint_every=32"]
+    size += ["sampler.batch_size=32"] * (verb == "train")
+    assert hostile(verb, "env.id=good", "run.dir=whole", *size).code == 0
+    answer = hostile(verb, "env.id=raises", "run.dir=r", *size)
+    sessions = 1
+    while answer.code:
+        is_a_sentence(answer, 3, "the arm is stuck", "resume r --import hostile_package")
+        command = re.search(r"go on \w+ \w+: rlcli (resume r) --import", answer.err)
+        assert command and sessions < 12, answer.err
+        answer, sessions = hostile(*command[1].split()), sessions + 1
+    assert sessions > 2
+    if verb == "train":
+        ends = [run.checkpoints[-1] / "tensors.safetensors" for run in (open_run("whole"), open_run("r"))]
+        assert ends[0].read_bytes() == ends[1].read_bytes()
+    else:
+        files = sorted(path.name for path in Path("whole/data").glob("0*.safetensors"))
+        assert files == sorted(path.name for path in Path("r/data").glob("0*.safetensors")) and len(files) == 16
+        assert all(Path("whole/data", name).read_bytes() == Path("r/data", name).read_bytes() for name in files)
+
+
+def test_a_run_refused_for_its_bounds_goes_on_counting_them(hostile):
+    answer = hostile(
+        "train", "env.id=too_high", "run.dir=r", "collector.frames_per_batch=64", "run.checkpoint_every=64"
+    )
+    is_a_sentence(answer, 3, "outside its declared bounds")
+    run = open_run("r")
+    saved = len(run.checkpoints)
+    assert run.summary["status"] == "failed" and saved >= 1 and run.summary["out_of_bounds"] == {}
+    assert hostile("resume", "r").code == 3  # its env does the same again
+    answer = hostile("resume", "r", "env.out_of_bounds=count")
+    assert answer.code == 0, answer.err
+    run = open_run("r")
+    found = run.summary["out_of_bounds"]["observation"]
+    assert run.summary["status"] == "done" and run.summary["frames"] == 1024
+    assert found["observations"] == 2 and 1.9 < found["worst"]["excess"] < 3.1  # one in either env
+    text = "the env's observation was outside its declared bounds; the worst: 1"
+    for told in (answer.out, (run.path / "report.md").read_text()):
+        assert text in " ".join(told.split()) and "(2 times)" in told, told
+    assert [warning["count"] for warning in run.summary["warnings"] if "bounds" in warning["kind"]] == [2]
+    played = hostile("eval", "r", "--episodes", "2")
+    assert played.code == 0
+
+
+def test_bounds_are_counted_in_frames_on_the_disk_too(hostile):
+    answer = hostile("collect", "env.id=too_high", "run.dir=r", "env.out_of_bounds=count")
+    assert answer.code == 0 and "2 times" in answer.out
+    assert open_run("r").summary["out_of_bounds"]["observation"]["observations"] == 2
+    seen = [float(batch["observation"].max()) for batch in open_segments(Path("r/data"))]
+    assert max(seen) > 10
+    assert hostile("collect", "env.id=too_high", "run.dir=i", "env.out_of_bounds=ignore").code == 0
+    assert open_run("i").summary["out_of_bounds"] == {}
+
+
+def test_an_evaluation_counts_instead_of_stopping(hostile):
+    assert hostile("train", "env.id=obeys_a_file", "run.dir=r", "total_frames=256").code == 0
+    Path("outside").touch()
+    answer = hostile("eval", "r", "--episodes", "2")
+    assert answer.code == 0, answer.err
+    assert "the env's observation was outside its declared bounds; the worst: 12" in answer.out
+    assert "(136 times)" in answer.out  # two envs, 64 steps and four resets each: an evaluation goes on until all ended
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ TASKS = {
         "env.max_episode_steps=90",
         "collector.max_frames_per_traj=70",
     ],
+    "whole trajectories": ["collector.trajs_per_batch=7", "collector.deliver_leftovers=true"],
+    "whole trajectories compact": ["collector.trajs_per_batch=40", "memory=compact"],
+    "padded trajectories": ["collector.split_trajs=true"],
     "shared net, annealed clip": ["policy.shared=true", "loss.anneal_clip=true", "optim=adamw", "loss.clip_value=0.2"],
 }
 

@@ -89,7 +89,7 @@ def test_a_full_disk_is_refused_with_the_bytes_needed(tmp_path):
     path.symlink_to("/dev/full")
     with (
         MetricsWriter(path) as writer,
-        pytest.raises(ResourceError, match=r"No space left on device; \d+ bytes") as caught,
+        pytest.raises(ResourceError, match=r"No space left on device: \d+ bytes are needed") as caught,
     ):
         writer.write({"frames": 1})
     assert caught.value.exit_code == 5

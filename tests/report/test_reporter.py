@@ -81,6 +81,16 @@ def test_the_closing_files_say_what_the_summary_says(tmp_path):
     assert "`rlcli eval RUN`" in report and "| = rollout |" in report
 
 
+def test_the_report_tells_what_the_last_evaluation_found(tmp_path):
+    _, summary = a_run(None)
+    assert "## Evaluation" not in closing.to_markdown(summary)
+    played = {"mean_return": 487.5, "std_return": 12.5, "returns": [475.0, 500.0], "lengths": [475, 500], "cut": 0}
+    report = closing.to_markdown(summary | {"evaluation": played})
+    for row in ("episodes | 2", "mean return | 488", "std return | 12.5", "lowest return | 475", "mean length | 488"):
+        assert f"| {row} |" in report
+    assert "Evaluation" not in closing.to_text(summary | {"evaluation": played})  # the terminal was told at once
+
+
 def test_a_resumed_run_continues_its_totals(tmp_path):
     first, _ = a_run(tmp_path, batches=2)
     state = json.loads(json.dumps(first.state_dict()))

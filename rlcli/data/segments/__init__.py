@@ -2,8 +2,10 @@
 
 ```
 journal.jsonl          header: format, version, metadata | one record per segment | closed: segments, frames
+                       | cut: lanes whose open episode ends with the segment before
 00000000.safetensors   "observation", "next/reward", ...; exact next obs: "@ends", "@extra/observation"
 00000001.safetensors   ...
+state-00000002.safetensors   what the writer's owner needs to go on after 2 segments; named by their last record
 ```
 A segment is written and synced first, then its name, then its record: what the journal names is there whole.
 Memory does not grow with the number of segments, on either side. Keys are joined by "/", parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -12,9 +13,9 @@ from torch import Tensor
 from rlcli.data.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
 from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.keys import Key, as_tuple, show, unravel
+from rlcli.keys import DONE, TRUNCATED, Key, as_tuple, show, unravel
 
-JOURNAL, SUFFIX = "journal.jsonl", ".safetensors"
+JOURNAL, SUFFIX, STATE = "journal.jsonl", ".safetensors", "state-"
 FORMAT, VERSION = "rlcli-segments", 1
 _ENDS, _EXTRA = "@ends", "@extra/"  # "@" is encoded in keys, so no key is ever called this
 
@@ -22,6 +23,16 @@ _ENDS, _EXTRA = "@ends", "@extra/"  # "@" is encoded in keys, so no key is ever 
 def file_name(sequence: int) -> str:
     """What segment number `sequence` is called."""
     return f"{sequence:08d}{SUFFIX}"
+
+
+def state_name(count: int) -> str:
+    """What the file is called that holds the writer's state after `count` segments."""
+    return f"{STATE}{count:08d}{SUFFIX}"
+
+
+def states(folder: Path) -> list[Path]:
+    """State files, oldest first."""
+    return sorted(path for path in folder.glob(f"{STATE}*{SUFFIX}") if path.stem.removeprefix(STATE).isdigit())
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Any]:
@@ -55,6 +66,14 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
         out[_ENDS] = packed.ends
         out |= {_EXTRA + _name(key): x for key, x in packed.extra.items()}
     return out
+
+
+def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
+    """Flag the last step of these lanes truncated: their episodes were never gone on with."""
+    for key in (TRUNCATED, DONE):
+        flag = batch.get(key, None)
+        if flag is not None:
+            flag[(lanes, -1) if batch.ndim > 1 else -1] = True
 
 
 def batch_of(tensors: dict[str, Tensor], record: Record) -> TensorDictBase:

@@ -11,10 +11,21 @@ from tensordict import TensorDictBase
 
 from rlcli.data.disk import Stamp, digest_of, stamp_of
 from rlcli.data.journal import Record, read_record, records, scan
+from rlcli.data.next_obs.compact import with_next
 from rlcli.data.next_obs.packing import concat
-from rlcli.data.segments.layout import JOURNAL, batch_of, check_header, file_name, unnamed
-from rlcli.data.tensor_file import decode
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.data.segments.layout import (
+    JOURNAL,
+    batch_of,
+    check_header,
+    close_last,
+    file_name,
+    state_name,
+    tensors_of,
+    unnamed,
+)
+from rlcli.data.tensor_file import decode, encode
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.keys import unravel
 
 
 class SegmentReader:
@@ -54,6 +65,7 @@ class SegmentReader:
         self.frames, self.closed = 0, False
         self.notices = [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
         self._offsets = array("q")
+        self._cuts: dict[int, list[int]] = {}  # segment -> lanes whose episode was not gone on with
         for offset, record in zip(found.offsets, records(self._path), strict=False):
             self._take(offset, record, check_sizes)
         if not found.offsets:
@@ -91,7 +103,65 @@ class SegmentReader:
         reason = _unlike(record, Stamp(len(data), digest_of(data)))
         if reason:
             raise _damaged(path, reason)
-        return batch_of(decode(data, str(path)), record)
+        batch = batch_of(decode(data, str(path)), record)
+        if lanes := self._cuts.get(i % len(self)):
+            close_last(batch, lanes)
+        return batch
+
+    def holds(self, i: int, batch: TensorDictBase) -> bool:
+        """Whether segment `i` is this very batch, bit for bit."""
+        return digest_of(*encode(tensors_of(batch))) == self.record(i)["digest"]
+
+    def newest_state(self) -> tuple[int, bytes | None, list[str]]:
+        """The newest of the writer's states that verifies.
+
+        Returns
+        -------
+        count : int
+            Segments before it; 0 where there is none.
+        content : bytes or None
+        skipped : list of str
+            One sentence for each newer one that is damaged.
+        """
+        skipped: list[str] = []
+        for count in range(len(self), 0, -1):
+            stamp, path = self.record(count - 1).get("state"), self.folder / state_name(count)
+            if stamp is None:
+                continue
+            if not path.is_file():
+                if not skipped:  # the newest two are kept
+                    skipped.append(str(_damaged(path, "it is missing")))
+                continue
+            data = path.read_bytes()
+            reason = _unlike(stamp, Stamp(len(data), digest_of(data)))
+            if reason is None:
+                return count, data, skipped
+            skipped.append(str(_damaged(path, reason)))
+        return 0, None, skipped
+
+    def read_with_next(self, i: int, fill_value: float | None = None) -> TensorDictBase:
+        """Batch `i` of a `compact` collection with its next observations, read off the rows that follow.
+
+        Parameters
+        ----------
+        fill_value : float, optional
+            Stands where nobody kept one (episode ends; the very last rows): by default the one it was collected with
+            (`memory.fill_value`), or NaN.
+
+        Raises
+        ------
+        ArgumentError
+            These segments hold their next observations, or an integer observation has no fill value.
+        DamagedDataError
+            As `read`.
+        """
+        if self.metadata.get("next_obs") != "compact" or "observations" not in self.metadata:
+            raise ArgumentError("only segments of memory=compact lack next observations", where=str(self.folder))
+        i = range(len(self))[i]
+        keys = [unravel(tuple(key)) for key in self.metadata["observations"]]
+        value = self.metadata.get("fill_value") if fill_value is None else fill_value
+        after = self.read(i + 1) if i + 1 < len(self) else None
+        return with_next(self.read(i), keys, after=after, fill_value=value)
 
     def concat(self) -> TensorDictBase:
         """All batches one after another in time, in memory."""
@@ -107,7 +177,7 @@ class SegmentReader:
             reason = _unlike(record, stamp_of(path)) if path.is_file() else "it is missing"
             if reason:
                 found.append(str(_damaged(path, reason)))
-        return found
+        return found + self.newest_state()[2]
 
     def _take(self, offset: int, record: Record, check_size: bool) -> None:
         if record["kind"] == "header":
@@ -115,6 +185,8 @@ class SegmentReader:
             self.metadata = record["metadata"]
         elif record["kind"] == "closed":
             self.closed = True
+        elif record["kind"] == "cut":
+            self._cuts.setdefault(record["segment"], []).extend(record["lanes"])
         else:
             self.closed = False
             if record["file"] != file_name(len(self._offsets)):  # a name from a file must not lead elsewhere

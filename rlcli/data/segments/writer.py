@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from rlcli.data.segments.layout import (
     check_header,
     file_name,
     layout_of,
+    state_name,
+    states,
     tensors_of,
     unnamed,
 )
@@ -40,7 +42,8 @@ class SegmentWriter:
     resume : bool
         Go on after the last acknowledged batch; what a crash left behind it is taken away, with a warning.
     commit_seconds : float
-        Acknowledge at most this often: a sync takes milliseconds, so small batches share it. 0: each at once.
+        Acknowledge at most this often: a sync takes milliseconds, so small batches share it. 0: each at once;
+        inf: only when `commit` is called.
     disk : Disk, optional
 
     Attributes
@@ -125,8 +128,19 @@ class SegmentWriter:
             self.commit(synced=1)
         return record
 
-    def commit(self, *, synced: int = 0) -> None:
+    @property
+    def waited(self) -> float:
+        """Seconds since the last commit."""
+        return time.monotonic() - self._committed
+
+    def commit(self, *, synced: int = 0, state: Sequence[bytes | memoryview] | None = None) -> None:
         """Acknowledge all pending segments; the last `synced` of them are known to be on the disk.
+
+        Parameters
+        ----------
+        state : chunks of bytes, optional
+            The content of a file from which the caller can go on after these segments. It is acknowledged with them;
+            the one before it stays until the next.
 
         Raises
         ------
@@ -135,14 +149,17 @@ class SegmentWriter:
         """
         if not self.pending:
             return
+        saved = self.folder / state_name(self.count + len(self.pending))
         try:
             for record in self.pending[: len(self.pending) - synced]:
                 self.disk.sync_file(self.folder / record["file"])
+            if state is not None:
+                self.pending[-1]["state"] = self.disk.write_file(saved, state)._asdict()
             self.disk.sync_folder(self.folder)
             self._journal.append(*self.pending)
         except ResourceError:
-            for record in self.pending:
-                self.disk.remove(self.folder / record["file"])
+            for path in (*(self.folder / record["file"] for record in self.pending), saved):
+                self.disk.remove(path)
             self.pending.clear()
             self._layout = self._layout if self.count else None
             raise
@@ -150,6 +167,17 @@ class SegmentWriter:
             self._count(record)
         self.pending.clear()
         self._committed = time.monotonic()
+        if state is not None:
+            for path in states(self.folder)[:-2]:
+                self.disk.remove(path)
+
+    def cut(self, lanes: Sequence[int]) -> None:
+        """The episodes that are open in these lanes end here: readers see their last step truncated.
+
+        Only between a resume and the first batch after it.
+        """
+        if lanes and self.count:
+            self._journal.append({"kind": "cut", "segment": self.count - 1, "lanes": list(lanes)})
 
     def close(self) -> None:
         """Acknowledge what is pending, say that nothing is missing, and let go of the folder; once."""
@@ -202,6 +230,9 @@ class SegmentWriter:
         for path in unnamed(self.folder, self.count):
             warnings.warn(f"{path} was written but never acknowledged; it is taken away", stacklevel=4)
             self.disk.remove(path)
+        for path in states(self.folder):
+            if path.name > state_name(self.count):
+                self.disk.remove(path)  # the segments that it belongs to were never acknowledged
 
     def _count(self, record: Record) -> None:
         self.count += 1

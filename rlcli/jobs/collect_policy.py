@@ -1,0 +1,88 @@
+"""The policy that collects frames: built, or taken from a training run.
+
+It is kept in the run folder, so that a resumed run acts with the same weights whatever became of the run that they came
+from. What a policy is made of, `rlcli.config.build` knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rlcli.config import build
+from rlcli.config.resolved import to_dict
+from rlcli.config.schemas import CollectConfig
+from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError
+from rlcli.jobs.saved import newest
+from rlcli.modules import ActorCritic
+from rlcli.training import checkpoint
+from rlcli.training.fitting import fitting
+from rlcli.training.run_folder import Run, open_run
+
+KEPT = "policy"  # the folder, and what the weights are called in it
+SEEN = ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")  # decide observations
+
+
+def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
+    """The policy of a collecting run, its saved observation statistics put into `env`; None for random actions."""
+    folder = run.path / KEPT
+    if cfg.policy.kind == "random":
+        return None
+    if checkpoint.list_checkpoints(folder):
+        found = checkpoint.load_latest(folder)
+        return _restored(cfg, env, found)
+    if cfg.policy.kind == "checkpoint":
+        found = _asked_for(cfg)
+        policy = _restored(cfg, env, found)
+        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": _statistics(found.state)}
+        config = found.manifest["config"]
+    else:
+        built = build.build_policy(cfg, env)
+        assert built is not None
+        policy, config = built, to_dict(cfg)
+        state = {KEPT: dict(policy.state_dict())}
+    # whether weights are finite is for the collector to say, in its own words
+    checkpoint.save(folder, state, number=0, config=config, may_be_infinite=tuple(state))
+    return policy
+
+
+def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
+    """The configuration with the policy's path where the run itself keeps it: the training run may be gone."""
+    kept = checkpoint.list_checkpoints(run.path / KEPT)
+    if cfg.policy.kind != "checkpoint" or not kept:
+        return cfg
+    return dataclasses.replace(cfg, policy=dataclasses.replace(cfg.policy, path=str(kept[-1])))
+
+
+def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
+    with fitting(found.path):
+        if cfg.policy.kind == "checkpoint":
+            return build.restored_policy(build.config_of(found.manifest["config"]), env, found.state)
+        policy = build.build_policy(cfg, env)
+        assert policy is not None
+        policy.load_state_dict(found.state[KEPT])
+        return policy
+
+
+def _statistics(state: dict[str, Any]) -> dict[str, Any]:
+    return {"engine": {"transforms": state["collector"]["engine"].get("transforms", [])}}
+
+
+def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
+    """The checkpoint that `policy.path` names, or the newest of the run that it names."""
+    if cfg.policy.path is None:
+        raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
+    path = Path(cfg.policy.path)
+    one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
+    found = checkpoint.load(path) if one else newest(open_run(path))
+    learned = build.config_of(found.manifest["config"])
+    for name in SEEN:
+        mine, theirs = getattr(cfg.env, name), getattr(learned.env, name)
+        if mine != theirs:
+            raise ConfigError(
+                "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
+                why=f"its env.{name} is {theirs}, here it is {mine}", fix=f"Add env.{name}={theirs}.",
+            )  # fmt: skip
+    return found

@@ -1,0 +1,272 @@
+"""Everything one collecting run holds, wired from its configuration; and where a stopped one can go on.
+
+A state stands beside the segments for each of the last two commits, and the journal names it in the record of the last
+segment before it. Going on from an older one, or from none, means collecting the segments after it once more and
+comparing: what is on the disk is never written again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rlcli.config import build, registry
+from rlcli.config.resolved import to_dict
+from rlcli.config.schemas import CollectConfig
+from rlcli.data.next_obs.compact import fill_for
+from rlcli.data.segments import SegmentReader
+from rlcli.data.segments.layout import JOURNAL
+from rlcli.data.tensor_file import decode, encode
+from rlcli.jobs.collect_policy import acting_policy
+from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
+from rlcli.keys import (
+    DONE,
+    REWARD,
+    SAMPLE_LOG_PROB,
+    TERMINATED,
+    TRAJ_IDS,
+    TRUNCATED,
+    Key,
+    as_tuple,
+    under_next,
+    unravel,
+)
+from rlcli.modules import ActorCritic
+from rlcli.report.reporter import Facts, Reporter
+from rlcli.training import random_streams
+from rlcli.training.fitting import fitting
+from rlcli.training.provenance import surroundings
+from rlcli.training.run_folder import Run
+from rlcli.training.signals import StopSignals
+from rlcli.training.state_tree import flatten, restore
+
+SEGMENTS = "data"
+TREE = "@tree"  # the name of the state's JSON among its tensors; no path in a state begins with "@"
+
+
+class Found(NamedTuple):
+    """Where a collecting run stands.
+
+    Attributes
+    ----------
+    segments : SegmentReader or None
+        What is acknowledged; None before the first commit.
+    first : int
+        Segments before the state.
+    frames : int
+        Frames in them.
+    state : dict
+        Empty where there is none.
+    skipped : list of str
+        One sentence for each newer state that is damaged.
+    """
+
+    segments: SegmentReader | None
+    first: int
+    frames: int
+    state: dict[str, Any]
+    skipped: list[str]
+
+    @property
+    def total(self) -> int:
+        """Frames on the disk."""
+        return 0 if self.segments is None else self.segments.frames
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer said that nothing is missing."""
+        return self.segments is not None and self.segments.closed
+
+
+def find_state(run: Run) -> Found:
+    """The newest state of a collecting run that verifies, and what is on the disk.
+
+    Raises
+    ------
+    DamagedDataError
+        The journal or a segment is not as it was written.
+    """
+    folder = run.path / SEGMENTS
+    if not _has_header(folder / JOURNAL):  # killed before it was written
+        return Found(None, 0, 0, {}, [])
+    segments = SegmentReader(folder)
+    first, content, skipped = segments.newest_state()
+    state: dict[str, Any] = {}
+    if content is not None:
+        with fitting(folder):
+            tensors = decode(content, str(folder))
+            state = restore(json.loads(tensors.pop(TREE).numpy().tobytes()), tensors)
+    frames = sum(segments.record(i)["frames"] for i in range(first))
+    return Found(segments, first, frames, state, skipped)
+
+
+def _has_header(journal: Path) -> bool:
+    if not journal.is_file():
+        return False
+    with open(journal, "rb") as file:
+        return file.readline().endswith(b"\n")
+
+
+class Collection:
+    """One run's env, policy, collector and reporter.
+
+    Parameters
+    ----------
+    cfg : CollectConfig
+    run : Run
+        Its folder.
+    stop : StopSignals
+    resume_at : int, optional
+        Frames of the state that is about to be loaded.
+    """
+
+    def __init__(self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
+        self.cfg, self.run, self.stop = cfg, run, stop
+        random_streams.seed(cfg.seed)
+        threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
+        torch.set_num_threads(threads)
+        self.env = build.build_env(cfg.env)
+        self.policy = acting_policy(cfg, self.env, run)
+        self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
+        if cfg.memory.fill_value is not None:
+            for key in observed:
+                fill_for(key, self.env.full_observation_spec[key].dtype, cfg.memory.fill_value)
+        keys = _stored(cfg, observed, _writes_log_prob(self.policy))
+        self.collector = build.build_collector(cfg, self.env, self.policy, keys)
+        facts = Facts(
+            title=cfg.recipe or "collect", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
+            obs_keys=observed, next_obs=cfg.memory.next_obs,
+        )  # fmt: skip
+        self.reporter = Reporter(
+            facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at
+        )
+        stop.in_place = self.reporter.redraws
+        self.replayable: bool | None = None  # unknown until the env was tried
+        self.versions = surroundings(threads, build.devices(cfg).values(), registry.imported)
+        self.resumed: Found | None = None
+        self.cut: list[int] = []  # lanes whose open episode on the disk could not be gone on with
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The header of the segments."""
+        cfg = self.cfg
+        lanes = self.env.batch_size.numel()
+        about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}
+        if cfg.memory.next_obs != "compact":
+            return about
+        return about | {"fill_value": cfg.memory.fill_value, "observations": [list(as_tuple(k)) for k in self.observed]}
+
+    def start(self) -> None:
+        """Say what was derived, and bring a resumed run to the last frame on the disk."""
+        collector = self.collector
+        lines = [f"run {self.run.path}"]
+        if collector.frames_in_batch != self.cfg.collector.frames_per_batch:
+            lines.append(f"frames_per_batch rounded up to {collector.frames_in_batch}: whole steps of all envs")
+        if self.resumed is None:
+            self._try_replaying()
+        if not self.replayable:
+            lines.append(NOTICE)
+        self.reporter.start(*lines)
+        if self.resumed is not None and self.resumed.segments is not None:
+            self._catch_up(self.resumed.segments, self.resumed.first)
+
+    # ---- states ------------------------------------------------------------------------------------------------
+    def state(self) -> list[bytes | memoryview]:
+        """What it takes to go on after the last batch, as the content of a safetensors file."""
+        tree, tensors = flatten(
+            {
+                "collector": self.collector.state_dict(),
+                "reporter": self.reporter.state_dict(),
+                "random": random_streams.state(),
+                "buffers": {} if self.policy is None else dict(self.policy.named_buffers()),
+                "config": to_dict(self.cfg),
+                "versions": self.versions,
+            }
+        )
+        text = json.dumps(tree, allow_nan=False).encode()
+        return encode({**tensors, TREE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})
+
+    def load(self, found: Found) -> None:
+        """Go on from a state; damaged ones that were passed over are named.
+
+        Raises
+        ------
+        DamagedDataError
+            It does not fit this configuration.
+        """
+        self.resumed = found
+        self._try_replaying()
+        if found.skipped:
+            self.reporter.warn("state", f"passed over: {'; '.join(found.skipped)}", len(found.skipped))
+        if found.state:
+            with fitting(self.run.path / SEGMENTS):
+                self._take_over(found.state)
+
+    def _try_replaying(self) -> None:
+        self.replayable = remember_episodes(self.collector, self.cfg.run.max_replay_steps)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        if self.policy is not None:
+            for name, buffer in self.policy.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        self.reporter.load_state_dict(state["reporter"])
+        self._lose(self.collector.load_state_dict(state["collector"], replay=bool(self.replayable)))
+        random_streams.restore(state["random"])  # replaying may have drawn from them
+
+    def _catch_up(self, segments: SegmentReader, first: int) -> None:
+        """Collect segments `first...` again without writing them; where that gives others, begin new episodes."""
+        exact = bool(self.replayable) and not self.cut
+        for i in range(first, len(segments)):
+            reward = done = None
+            if exact:
+                batch = self.collector.rollout(segments.record(i)["batch_size"][-1])
+                exact = segments.holds(i, batch)
+                reward, done = self.collector.raw_reward, self.collector.raw_done
+            if not exact:
+                batch, reward, done = segments.read(i), None, None
+            self.reporter.batch(batch, reward=reward, done=done)
+        if not exact and first < len(segments):
+            self._begin_anew(segments, first)
+
+    def _begin_anew(self, segments: SegmentReader, first: int) -> None:
+        """After the last frame on the disk: new episodes in all lanes, under ids that are not there yet."""
+        collector = self.collector
+        collector.frames = segments.frames
+        collector.engine.begun = False
+        ids = [
+            int(x.max()) for i in range(first, len(segments)) if (x := segments.read(i).get(TRAJ_IDS, None)) is not None
+        ]
+        collector.ids.restart_at(max([collector.ids.next_id - 1, *ids]) + 1)
+        self.cut = []
+        self._lose(list(range(collector.lanes.n)))
+
+    def _lose(self, lanes: list[int]) -> None:
+        if not lanes:
+            return
+        self.cut = lanes
+        self.reporter.episodes.forget_open(lanes)
+        self.reporter.warn("replay", LOST.format(len(lanes)), len(lanes))
+
+
+def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
+    """Those of the lanes whose episode is open after the last row on the disk."""
+    if not lanes:
+        return []
+    done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]
+    return [lane for lane in lanes if not done[lane]]
+
+
+def _stored(cfg: CollectConfig, observed: list[Key], log_prob: bool) -> list[Key]:
+    """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
+    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
+    keep += [SAMPLE_LOG_PROB] if log_prob else []
+    keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
+    return [*keep, *build.keys_of(cfg.memory.keep)]
+
+
+def _writes_log_prob(policy: ActorCritic | None) -> bool:
+    return policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ())
