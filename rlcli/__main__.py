@@ -1,7 +1,5 @@
 """`python -m rlcli` is `rlcli`."""
 
-import sys
+from rlcli.cli.main import command
 
-from rlcli.cli.main import main
-
-sys.exit(main())
+command()

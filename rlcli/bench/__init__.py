@@ -14,7 +14,10 @@ NAMES = {
 
 def run(name: str, overrides: list[str]) -> int:
     """Measure, print the tables, and write `bench.json` in the working folder."""
-    from rlcli.bench.harness import publish
+    from rlcli.bench.harness import claim, publish
+    from rlcli.bench.settings import SETTINGS, read
 
+    read(SETTINGS[name], overrides)  # every mistake, before what is measured is loaded
+    claim()
     publish(import_module(f"rlcli.bench.{name}").measure(overrides))
     return 0

@@ -15,26 +15,18 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.bench import collect_loops as by_hand
-from rlcli.bench.harness import Report, interleave, ratio, settings
+from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.peers import collectors as peers
+from rlcli.bench.settings import SETTINGS, env_problems, read
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.envs.make import make_gym
-from rlcli.errors import NumericsError
+from rlcli.errors import ConfigError, NumericsError
 from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, under_next
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
 
-DEFAULTS: dict[str, Any] = {
-    "env.id": "CartPole-v1",
-    "continuous": "HalfCheetah-v5",  # "" leaves it out
-    "frames_per_batch": 2048,
-    "rounds": 9,
-    "threads": 1,
-    "peers": True,
-    "faces": True,  # tensordict policies, bookkeeping, dict observations
-}
 BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
 FLAGS = [REWARD, DONE, TERMINATED, TRUNCATED]
 
@@ -46,15 +38,21 @@ def run(overrides: list[str]) -> dict[str, Any]:
 
 def measure(overrides: list[str]) -> Report:
     """All comparisons, one after the other; within each the sides take turns."""
-    given = settings(DEFAULTS, overrides)
+    given = read(SETTINGS["collect"], overrides)
     torch.set_num_threads(given["threads"])
     report = Report("collect", given, unit="frame")
+    _check_env("env.id", given["env.id"], gym.spaces.Discrete)
+    continuous = given["continuous"]
+    if continuous and (problems := env_problems(continuous)):
+        report.notes.append(f"continuous={continuous} is left out: {problems[0]}")
+    elif continuous:
+        _check_env("continuous", continuous, gym.spaces.Box)
     for lanes, bar in BARS.items():
         _against_hand(report, given, given["env.id"], lanes, bar)
     _against_bare_and_peers(report, given)
-    if given["continuous"]:
+    if continuous and not problems:
         for lanes in (1, 8):
-            _against_hand(report, given, given["continuous"], lanes, ">= 1.0")
+            _against_hand(report, given, continuous, lanes, ">= 1.0")
     if given["faces"]:
         _faces(report, given)
     return report
@@ -68,6 +66,19 @@ def _ours(env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any =
         env, policy or pair.actor, frames_per_batch=frames, next_obs=mode, keep_keys=keep, seed=0, track_traj_ids=False
     )
     return collector.rollout
+
+
+def _check_env(key: str, env_id: str, action: type[gym.Space]) -> None:
+    """The hand-written loops are for vectors and one kind of action."""
+    env = make_gym(env_id)
+    seen, acted = env.observation_space, env.action_space
+    env.close()
+    if not (isinstance(seen, gym.spaces.Box) and len(seen.shape) == 1 and isinstance(acted, action)):
+        raise ConfigError(
+            f"this bench cannot measure {env_id}",
+            where=key,
+            why=f"it needs a vector observed and {action.__name__} actions, and finds {seen} and {acted}",
+        )
 
 
 def _envs(make: Callable[[], gym.Env], lanes: int) -> EnvBase:

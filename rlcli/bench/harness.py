@@ -5,20 +5,18 @@ Two times from different moments of a shared machine cannot be compared; a ratio
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.problem import Problem, raise_all
-from rlcli.config.suggest import did_you_mean
-
-MIN_ROUNDS = 7
+from rlcli.bench.settings import MIN_ROUNDS
+from rlcli.errors import ResourceError
 
 
 @dataclass
@@ -125,27 +123,6 @@ def ratio(sides: list[Side], over: str, under: str, bar: str = "") -> Ratio:
     return Ratio(over, under, [a / by[over].per / (b / by[under].per) for a, b in pairs], bar)
 
 
-def settings(defaults: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """Defaults with `key=value` overrides in the types of the defaults; all mistakes at once."""
-    result, problems = dict(defaults), []
-    for word in overrides:
-        key, _, text = word.partition("=")
-        if key not in defaults:
-            problems.append(Problem(f"this bench has no setting '{key}'", did_you_mean(key, defaults)))
-            continue
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = text
-        wanted = type(defaults[key])
-        value = float(value) if wanted is float and isinstance(value, int) else value
-        if not isinstance(value, wanted) or isinstance(value, bool) is not (wanted is bool):
-            problems.append(Problem(f"{key} must be {wanted.__name__}, got '{text}'"))
-        result[key] = value
-    raise_all(problems)
-    return result
-
-
 def machine() -> dict[str, Any]:
     """Versions, processor and threads."""
     import torch
@@ -187,8 +164,34 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
         console.print(f"checked: {name}: {x}", markup=False)
     for note in report.notes:
         console.print(note, markup=False)
-    Path(path).write_text(json.dumps(report.as_dict(), indent=1))
+    with _written(path):
+        Path(path).write_text(json.dumps(report.as_dict(), indent=1))
     console.print(f"every round is in {path}")
+
+
+def claim(path: Path | str = "bench.json") -> None:
+    """Refuse now what could not be written after minutes of measuring; what is in the file stays.
+
+    Raises
+    ------
+    ResourceError
+        The file cannot be written.
+    """
+    with _written(path), open(path, "a", encoding="utf-8"):
+        pass
+
+
+@contextmanager
+def _written(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {path}",
+            where=str(Path(path).absolute().parent),
+            why=error.strerror or str(error),
+            fix="Run the bench in a folder that can be written.",
+        ) from None
 
 
 def _duration(seconds: float) -> str:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlcli.bench.harness import Report, Side, interleave, settings
+from rlcli.bench.harness import Report, Side, interleave
+from rlcli.bench.settings import SETTINGS, read
 
-DEFAULTS: dict[str, Any] = {"rounds": 9}
 COMMANDS = {
     "rlcli --help": (["--help"], 0, 0.15),
     "rlcli train --help": (["train", "--help"], 0, None),
@@ -25,7 +25,7 @@ def run(overrides: list[str]) -> dict[str, Any]:
 
 def measure(overrides: list[str]) -> Report:
     """Start each command in turns; its exit code is checked every time."""
-    given = settings(DEFAULTS, overrides)
+    given = read(SETTINGS["start"], overrides)
     report = Report("start", given, unit="command")
     report.sides = interleave({name: _start(*spec[:2]) for name, spec in COMMANDS.items()}, given["rounds"])
     for side in report.sides:

@@ -12,26 +12,12 @@ from typing import Any, cast
 
 import torch
 
-from rlcli.bench.harness import Report, interleave, ratio, settings
+from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.peers import sb3_train
+from rlcli.bench.settings import SETTINGS, read
+from rlcli.cli.compose import configure
+from rlcli.config.schemas import Config
 
-DEFAULTS: dict[str, Any] = {
-    "env.id": "CartPole-v1",
-    "env.num": 8,
-    "total_frames": 100_000,
-    "collector.frames_per_batch": 256,
-    "sampler.batch_size": 256,
-    "optim.epochs": 20,
-    "optim.lr": 1e-3,
-    "value.gamma": 0.98,
-    "value.lmbda": 0.8,
-    "loss.entropy_coeff": 0.0,
-    "policy.hidden": [64, 64],
-    "memory": "exact",
-    "rounds": 7,
-    "threads": 1,
-    "peers": True,
-}
 OURS, SB3 = "rlcli train", "stable-baselines3 learn"
 
 
@@ -42,7 +28,8 @@ def run(overrides: list[str]) -> dict[str, Any]:
 
 def measure(overrides: list[str]) -> Report:
     """Whole runs in turns, a new seed each; the mean returns at their ends are reported beside the times."""
-    given = settings(DEFAULTS, overrides)
+    given = read(SETTINGS["train"], overrides)
+    _configured(given, Path("run"), 0)  # what cannot be run is refused before the first side runs
     torch.set_num_threads(given["threads"])
     report = Report("train", given, unit="run")
     returns: dict[str, list[float]] = {OURS: [], SB3: []}
@@ -50,7 +37,7 @@ def measure(overrides: list[str]) -> Report:
         sides = {OURS: lambda: returns[OURS].append(_train(given, Path(folder), len(returns[OURS])))}
         if given["peers"] and sb3_train.train(given, 0) is not None:
             sides[SB3] = lambda: returns[SB3].append(_peer(given, len(returns[SB3])))
-        else:
+        elif given["peers"]:
             report.notes.append('stable-baselines3 is left out (pip install "rlcli[peers]")')
         report.sides = interleave(sides, given["rounds"], warmup=1)
     if SB3 in sides:
@@ -67,14 +54,18 @@ def _peer(given: dict[str, Any], seed: int) -> float:
     return learn()
 
 
-def _train(given: dict[str, Any], folder: Path, seed: int) -> float:
-    from rlcli.cli.compose import configure
-    from rlcli.config.schemas import Config
-    from rlcli.jobs import train
-
+def _configured(given: dict[str, Any], folder: Path, seed: int) -> tuple[Config, list[str]]:
+    """Our run of the settings, and the overrides that say the same."""
     own = {key: value for key, value in given.items() if key not in ("rounds", "peers")}
     words = [f"{key}={value}".replace(" ", "") for key, value in own.items()]
     words += [f"seed={seed}", f"run.dir={folder / str(seed)}", "run.eval_episodes=0", "console=off", "logger=none"]
+    return cast(Config, configure("train", words)), words
+
+
+def _train(given: dict[str, Any], folder: Path, seed: int) -> float:
+    from rlcli.jobs import train
+
     with contextlib.redirect_stdout(None):
-        finished = train(cast(Config, configure("train", words)), words)
-    return float(finished.summary["learning"]["return"])
+        finished = train(*_configured(given, folder, seed))
+    ended = finished.summary["learning"]["return"]
+    return float("nan") if ended is None else float(ended)

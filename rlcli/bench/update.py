@@ -13,7 +13,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.bench import update_loops
-from rlcli.bench.harness import Report, interleave, ratio, settings
+from rlcli.bench.harness import Report, interleave, ratio
+from rlcli.bench.settings import SETTINGS, read
 from rlcli.errors import NumericsError
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives import ClipPPOLoss
@@ -21,19 +22,6 @@ from rlcli.objectives.value import GAE
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 from rlcli.training.update import Update
 
-DEFAULTS: dict[str, Any] = {
-    "sampler.batch_size": 256,
-    "collector.frames_per_batch": 2048,
-    "policy.hidden": [64, 64],
-    "policy.activation": "tanh",
-    "optim.epochs": 2,
-    "observation": 4,  # features
-    "action": "discrete",  # or "box"
-    "actions": 2,  # options, or dims of the box
-    "threads": 1,
-    "rounds": 9,
-    "peers": True,
-}
 TOLERANCE = 1e-5  # of the weights after one epoch, in float32
 HAND, FUSED, OURS, GENERAL = "plain torch, foreach Adam", "plain torch, fused Adam", "rlcli", "rlcli, autograd"
 
@@ -45,7 +33,7 @@ def run(overrides: list[str]) -> dict[str, Any]:
 
 def measure(overrides: list[str]) -> Report:
     """Check that all sides do the same, then time them in turns."""
-    given = settings(DEFAULTS, overrides)
+    given = read(SETTINGS["update"], overrides)
     torch.set_num_threads(given["threads"])
     policy = _policy(given)
     batch = _batch(policy, given)

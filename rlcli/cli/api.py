@@ -42,11 +42,11 @@ def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = ()) -> A
     return start(configure("collect", overrides, recipe_dirs), list(overrides))
 
 
-def resume(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Any:
-    """Go on with the run in a folder as `rlcli resume PATH OVERRIDES` does, and return it."""
+def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: bool = False) -> Any:
+    """Go on with the run in a folder as `rlcli resume PATH OVERRIDES` does (`force`: `--force`), and return it."""
     from rlcli.jobs import resume as start
 
-    return start(path, list(overrides))
+    return start(path, list(overrides), force=force)
 
 
 def evaluate(path: str | PathLike[str], episodes: int = 20, **options: Any) -> Any:

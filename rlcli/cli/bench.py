@@ -1,8 +1,8 @@
-"""`rlcli bench NAME [overrides]`: measure this machine, beside hand-written loops and installed peers."""
+"""`rlcli bench NAME [key=value ...]`: measure this machine, beside hand-written loops and installed peers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rlcli.config.problem import raise_all
 from rlcli.config.suggest import unknown
@@ -12,13 +12,37 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
     from rlcli import bench
 
-    names = tuple(bench.NAMES)
-    if not words or words[0] in ("-h", "--help"):
-        print("usage: rlcli bench NAME [key=value ...]\n\nbenches")
-        about = bench.NAMES if isinstance(bench.NAMES, dict) else {}
-        for name in names:
-            print(f"  {name:<10} {about.get(name, '')}".rstrip())
+    asked = [word for word in words if word not in ("-h", "--help")]
+    if asked and asked[0] not in bench.NAMES:
+        raise_all([unknown("bench", asked[0], bench.NAMES)])
+    if len(asked) < len(words) or not asked:
+        print("\n".join(_page_of(asked[0]) if asked else _overview()))
         return 0
-    if words[0] not in names:
-        raise_all([unknown("bench", words[0], names)])
-    return bench.run(words[0], list(words[1:])) or 0
+    return bench.run(asked[0], asked[1:])
+
+
+def _overview() -> Iterator[str]:
+    from rlcli.bench import NAMES
+
+    yield "usage: rlcli bench NAME [key=value ...]"
+    yield ""
+    yield "benches"
+    yield from (f"  {name:<10} {about}" for name, about in NAMES.items())
+    yield ""
+    yield "rlcli bench NAME --help lists its settings. Every round is written to ./bench.json."
+
+
+def _page_of(name: str) -> Iterator[str]:
+    from rlcli.bench import NAMES
+    from rlcli.bench.settings import SETTINGS, allowed
+    from rlcli.cli.help import entry, page_width, spell
+
+    yield f"usage: rlcli bench {name} [key=value ...]"
+    yield ""
+    yield f"Measures {NAMES[name]}. Every round is written to ./bench.json."
+    yield ""
+    yield "settings"
+    for key, setting in SETTINGS[name].items():
+        limits = allowed(setting)
+        text = setting.meaning + (f" [{limits}]" if limits else "")
+        yield from entry(f"{key}={spell(setting.default)}", text, page_width())

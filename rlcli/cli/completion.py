@@ -102,6 +102,10 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
         from rlcli.bench import NAMES
 
         return NAMES
+    if verb == "bench":
+        from rlcli.bench.settings import SETTINGS
+
+        return [f"{name}=" for name in SETTINGS.get(before[1], ())]
     return _SCRIPTS if verb == "completion" else ()
 
 

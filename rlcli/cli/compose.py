@@ -6,6 +6,7 @@ problem is reported at once: of overrides, of recipes, and of the composed value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from rlcli.cli.overrides import Checked, check_overrides, expand
+from rlcli.cli.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config import registry
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped
@@ -42,12 +43,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked command: verb, overrides for Hydra, recipes as they were read; no job if it sweeps."""
+    """A checked command: verb, overrides for Hydra, recipes as they were read; a job, or the overrides of a sweep."""
 
     verb: str
     checked: tuple[Checked, ...]
     contents: Mapping[str, Mapping[str, Any]]
     job: Job | None = None
+    sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
 
     @property
     def overrides(self) -> list[str]:
@@ -99,7 +101,9 @@ def plan(
         contents = {}
     _store(schema, verb, contents)
     ready = Plan(verb, tuple(checked), contents)
-    jobs = _jobs(ready, recipes, problems) if multirun else [ready.overrides]
+    if multirun:
+        ready = replace(ready, sweep=_sweep(ready, recipes, problems))
+    jobs = expand(ready.sweep) if multirun else [ready.overrides]
     job = None
     for texts in jobs[:_JOBS_CHECKED_AHEAD]:
         try:
@@ -140,11 +144,12 @@ def _as_object(node: DictConfig) -> CollectConfig:
     try:
         return OmegaConf.to_object(node)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise ConfigError(" ".join(str(error).splitlines()[0].split())) from None
+        reason = " ".join(str(error).splitlines()[0].split())
+        raise ConfigError(f"{error.full_key} has no value: {reason}" if error.full_key else reason) from None
 
 
-def _jobs(ready: Plan, recipes: Any, problems: list[Problem]) -> list[list[str]]:
-    """Override lists of a sweep's jobs, those included that a recipe asks for in `hydra.sweeper.params`."""
+def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
+    """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
     asked: dict[str, Any] = {}
     for data in ready.contents.values():
         asked |= (data.get("hydra", {}).get("sweeper", {}) or {}).get("params", {}) or {}
@@ -155,7 +160,10 @@ def _jobs(ready: Plan, recipes: Any, problems: list[Problem]) -> list[list[str]]
     for item in ready.checked:
         if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
             problems.append(Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=..."))
-    return expand((*params, *ready.checked))
+    if (jobs := math.prod(map(len, axes((*params, *ready.checked))))) > MAX_JOBS:
+        problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
+        return ready.checked[:0]
+    return (*params, *ready.checked)
 
 
 def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[dict[str, Any], list[Problem]]:

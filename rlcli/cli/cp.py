@@ -1,12 +1,19 @@
-"""`rlcli cp RECIPE FILE`: a copy of a recipe to edit."""
+"""`rlcli cp RECIPE FILE`: a copy of a recipe to edit, whose header says where it is from and how to run it.
+
+What the original measured stays behind: the copy has measured nothing yet.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlcli.config import guard
 from rlcli.config.problem import raise_all
-from rlcli.config.recipes import find_recipes, unknown_recipe
+from rlcli.config.recipes import Recipe, find_recipes, unknown_recipe
 from rlcli.errors import ConfigError, ResourceError
 
 USAGE = """\
@@ -26,20 +33,69 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     name, recipes = words[0].removeprefix("recipe="), find_recipes(recipe_dirs)
     if name not in recipes:
         raise_all([unknown_recipe(name, recipes)])
-    target = Path(words[1])
-    if target.is_dir():
-        target = target / f"{name}.yaml"
-    elif target.suffix != ".yaml":
-        target = target.with_name(target.name + ".yaml")
+    target = _target(words[1], name)
+    command = _command(recipes[name], target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("x", encoding="utf-8") as file:
-            file.write(recipes[name].path.read_text(encoding="utf-8"))
+            file.write(copied(recipes[name], command))
     except FileExistsError:
         raise ConfigError(f"{target} exists", fix="Choose another file; nothing is overwritten.") from None
     except OSError as error:
-        raise ResourceError(f"cannot write {target}", why=error.strerror) from None
-    folder = target.parent
-    where = "" if folder.resolve() == Path("recipes").resolve() else f" --recipe-dir {folder}"
-    print(f"{target}\nrun it with: rlcli {recipes[name].verb} recipe={target.stem}{where}")
+        raise ResourceError(f"cannot write {target}", why=error.strerror, fix="Choose another file.") from None
+    print(f"{target}\nrun it with: {command}")
     return 0
+
+
+def _target(text: str, name: str) -> Path:
+    """The file to write: of the recipe's name in a folder, and ending in .yaml."""
+    target = Path(text)
+    if target.is_dir() or text.endswith("/"):
+        target = target / f"{name}.yaml"
+    elif target.suffix != ".yaml":
+        target = target.with_suffix(".yaml") if target.suffix == ".yml" else target.with_name(target.name + ".yaml")
+    if not re.fullmatch(r"[A-Za-z_][\w-]*", target.stem):
+        raise ConfigError(
+            f"{target.stem!r} cannot be typed after recipe=",
+            fix="Name the file with letters, digits, _ and -, for example mine.yaml.",
+        )
+    return target
+
+
+def _command(recipe: Recipe, target: Path) -> str:
+    """What runs the copy: the command of the original's header, with the copy's name."""
+    found = [line.removeprefix("command:").split() for line in recipe.header if line.startswith("command:")]
+    own = f"recipe={recipe.name}"
+    words = found[0] if found and own in found[0] else ["rlcli", recipe.verb, own]
+    words = [f"recipe={target.stem}" if word == own else word for word in words]
+    if target.parent.resolve() != Path("recipes").resolve():
+        words += ["--recipe-dir", shlex.quote(str(target.parent))]
+    return " ".join(words)
+
+
+def copied(recipe: Recipe, command: str) -> str:
+    """The text of a copy: a header of its own, and the rest as it is.
+
+    The header keeps what the original's says about the recipe, but not its command and figures.
+    """
+    lines = guard.read_text(recipe.path).splitlines()
+    header = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    body = lines[len(header) :]
+    about = [line for label, block in _blocks(header) if label not in ("command", "figures") for line in block]
+    first = re.sub(r"^# *(Copied from \S+: )?", "", about[0]) if about else ""
+    opening = f"# Copied from {recipe.name}: {first}" if first else f"# Copied from {recipe.name}."
+    while about and about[-1].strip() == "#":
+        about.pop()
+    return "\n".join([opening, *about[1:], "#", f"# command: {command}", "# figures: not measured", *body]) + "\n"
+
+
+def _blocks(header: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The lines of a header, each with those below it that are further to the right, and the label it begins with."""
+    blocks: list[tuple[str, list[str]]] = []
+    for line in header:
+        if blocks and re.match(r"#\s{2,}\S", line):
+            blocks[-1][1].append(line)
+        else:
+            label = re.match(r"#\s*(\w+):", line)
+            blocks.append((label[1] if label else "", [line]))
+    return blocks

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlcli import __version__
+from rlcli.errors import ConfigError
 
 CORE = "rlcli torch tensordict gymnasium hydra-core omegaconf numpy numba rich psutil safetensors triton"
 # extra -> the packages it brings, by distribution name
@@ -20,6 +21,7 @@ EXTRAS = {
     "box2d": ("box2d",),
     "envpool": ("envpool",),
     "tensorboard": ("tensorboard",),
+    "video": ("imageio", "imageio-ffmpeg"),
     "peers": ("torchrl", "stable-baselines3"),
 }
 
@@ -29,6 +31,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print("usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.")
         return 0
+    if words:
+        raise ConfigError(f"doctor takes no words, and was given {words[0]!r}", fix="Write rlcli doctor.")
     for line in _report():
         print(line)
     return 0
@@ -80,7 +84,7 @@ def _machine() -> Iterator[str]:
 def _devices() -> Iterator[str]:
     import torch
 
-    yield f"  {'cpu':<24} {torch.get_num_threads()} threads by default; runs choose their own (threads=auto)"
+    yield f"  {'cpu':<24} torch threads by default: {torch.get_num_threads()}; runs choose their own (threads=auto)"
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)

@@ -14,7 +14,7 @@ from rlcli.config.tree import Leaf, choices, doc, groups, leaves
 
 _FLAGS = """\
 flags
-  -m, --multirun            run every combination of key=a,b,c or key=range(0,5)
+  -m, --multirun            run every combination of key=a,b,c or 'key=range(0,5)'
   -c, --cfg job|hydra|all   print the composed configuration and stop
   --resolve                 with --cfg: references replaced by their values
   -p, --package KEY         with --cfg: only this key
@@ -26,8 +26,12 @@ flags
 
 def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
     """Print the page of a verb, as wide as the terminal."""
-    width = max(72, min(120, shutil.get_terminal_size().columns))
-    sys.stdout.write("\n".join(_page(verb, recipe_dirs, width)) + "\n")
+    sys.stdout.write("\n".join(_page(verb, recipe_dirs, page_width())) + "\n")
+
+
+def page_width() -> int:
+    """Columns of a page: the terminal's, within reason."""
+    return max(72, min(120, shutil.get_terminal_size().columns))
 
 
 def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
@@ -61,7 +65,12 @@ def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:
 def _describe(leaf: Leaf, width: int) -> list[str]:
     allowed = leaf.option.allowed()
     text = leaf.option.help + (f" [{allowed}]" if allowed else "")
-    head = f"  {leaf.key}={spell(leaf.default)}"
+    return entry(f"{leaf.key}={spell(leaf.default)}", text, width)
+
+
+def entry(head: str, text: str, width: int) -> list[str]:
+    """The lines of one key: `key=default`, and its meaning in a column of its own."""
+    head = f"  {head}"
     lines = textwrap.wrap(text, max(30, width - 42), break_on_hyphens=False, break_long_words=False)
     if len(head) > 40:
         return [head, *(" " * 42 + line for line in lines)]

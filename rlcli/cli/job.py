@@ -1,14 +1,12 @@
-"""What `train` and `collect` share: flags, one job or a sweep, and `--cfg`."""
+"""What `train` and `collect` share: flags, `--cfg`, and whether it is one job or a sweep (`sweep.py`)."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlcli.errors import ConfigError, RlcliError, StoppedSafely
+from rlcli.errors import ConfigError
 
 Start = Callable[[Any, list[str]], Any]
 
@@ -48,69 +46,21 @@ def run_job(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: 
         return 0
     if args.resolve and not args.cfg:
         raise ConfigError("--resolve goes with --cfg", fix="Write --cfg job --resolve.")
+    if args.cfg and args.multirun:
+        raise ConfigError("--cfg prints one configuration, and -m asks for several", fix="Leave out one of them.")
 
     from rlcli.cli import compose
 
-    ready = compose.plan(
-        verb, args.overrides, recipe_dirs, multirun=args.multirun and not args.cfg, look=bool(args.cfg)
-    )
+    ready = compose.plan(verb, args.overrides, recipe_dirs, multirun=args.multirun, look=bool(args.cfg))
     if args.cfg:
         print_cfg(ready, args.cfg, args.package, args.resolve)
     elif args.multirun:
-        sweep(ready, start)
+        from rlcli.cli.sweep import sweep
+
+        sweep(ready, start, recipe_dirs)
     elif ready.job is not None:
         start(ready.job.cfg, list(args.overrides))
     return 0
-
-
-def sweep(ready: Any, start: Start) -> None:
-    """Run every job of a sweep through Hydra's sweeper and launcher.
-
-    A job that fails does not stop the others; its error is raised at the end. A safe stop ends the sweep.
-    """
-    import hydra
-
-    from rlcli.cli.compose import HYDRA_VERSION_BASE
-    from rlcli.config.recipes import shipped
-
-    task = _Task(start)
-    arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlcli", "--multirun", *ready.overrides]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
-    try:
-        hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()
-    finally:
-        sys.argv = arguments
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
-class _Task:
-    """One job of a sweep, in whatever process its launcher runs it."""
-
-    def __init__(self, start: Start) -> None:
-        self.start = start
-
-    def __call__(self, node: Any) -> Any:
-        from hydra.core.hydra_config import HydraConfig
-
-        from rlcli.cli.compose import typed
-
-        job = HydraConfig.get()
-        print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
-        try:
-            cfg = typed(node)
-            if cfg.run.dir is None:
-                cfg.run.dir = job.runtime.output_dir
-            return self.start(cfg, list(job.overrides.task))
-        except StoppedSafely as stop:
-            print(stop, file=sys.stderr)
-            raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
-        except RlcliError as error:
-            print(f"job {job.job.num} failed: {error}", file=sys.stderr, flush=True)
-            raise
 
 
 def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve: bool = True) -> None:

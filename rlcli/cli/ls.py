@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from rlcli.config.problem import raise_all
 from rlcli.config.suggest import unknown
+from rlcli.errors import ConfigError
 
 USAGE = """\
 usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies]
@@ -57,8 +59,13 @@ def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
     width = shutil.get_terminal_size((110, 24)).columns
     yield "recipes (rlcli train recipe=NAME, rlcli cp NAME FILE)"
     for recipe in find_recipes(recipe_dirs).values():
-        header = recipe.header
-        yield f"  {recipe.name:<18} {recipe.verb:<8} {header[0] if header else ''}"[: max(width, 60)].rstrip()
+        try:
+            verb, about = recipe.verb, " ".join(recipe.header[:1])
+        except ConfigError as error:
+            verb, about = "", str(error)
+        opening = f"  {recipe.name:<18} {verb:<8} "
+        about = shorten(about, max(width - len(opening), 30), placeholder=" ...")
+        yield f"{opening}{about}".rstrip()
 
 
 def _runs(root: Path) -> Iterator[str]:
@@ -74,7 +81,7 @@ def _runs(root: Path) -> Iterator[str]:
 
 
 def _summary(path: Path) -> str:
-    """The plain numbers of a run's summary, or that it has not ended."""
+    """What a run was and what came of it, or that it has not ended."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -82,8 +89,13 @@ def _summary(path: Path) -> str:
     except (OSError, ValueError):
         return "summary cannot be read"
     if not isinstance(data, dict):
-        return ""
-    scalars = [(key, value) for key, value in data.items() if isinstance(value, int | float | str)]
+        return "summary cannot be read"
+    learned, evaluated = (data.get(part) for part in ("learning", "evaluation"))
+    figures = {key: data.get(key) for key in ("status", "env", "seed", "frames")}
+    figures["return"] = learned.get("return") if isinstance(learned, dict) else None
+    figures["evaluation"] = evaluated.get("mean_return") if isinstance(evaluated, dict) else None
     return " ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in scalars[:5]
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in figures.items()
+        if isinstance(value, int | float | str)
     )

@@ -5,7 +5,11 @@ Imports neither Hydra nor rich nor torch, so that `rlcli --help` answers at once
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import gc
+import io
 import os
 import sys
 import warnings
@@ -50,6 +54,12 @@ exit codes: 0 done, 2 configuration, 3 environment, 4 damaged data, 5 resources,
 """
 
 
+def command() -> None:
+    """What the shell calls: one command in a process of its own."""
+    atexit.register(gc.freeze)  # else Python walks every object of torch once more at its end, for a second
+    sys.exit(main())
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
@@ -63,13 +73,14 @@ def main(argv: list[str] | None = None) -> int:
     int
         The exit code.
     """
+    _make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     verb = ""
     try:
         words = [word for word in words if word != "--debug"]
-        packages, words = _take(words, "--import")
-        recipe_dirs, words = _take(words, "--recipe-dir")
+        packages, words = _take(words, "--import", "PACKAGE")
+        recipe_dirs, words = _take(words, "--recipe-dir", "FOLDER")
         if not words or words[0] in ("-h", "--help", "help"):
             print(HELP, end="")
             return 0
@@ -92,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except BrokenPipeError:  # `rlcli ls | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 0
     except KeyboardInterrupt:
         if debug:
@@ -109,11 +120,30 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # the last stop: nothing goes on after it
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _silence()  # or Python complains again at its end
+            print(f"rlcli {verb}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
+            return ResourceError.exit_code
         if _is_memory(error):
             print(f"rlcli {verb}: there is not enough memory: {told(error)}\n{_SMALLER}", file=sys.stderr)
             return ResourceError.exit_code
         print(f"rlcli {verb}: an error that rlcli did not foresee: {told(error)}\n{_DEBUG}", file=sys.stderr)
         return 1
+
+
+def _make_streams_safe() -> None:
+    """Output that was closed goes nowhere, and what a terminal cannot spell is spelled out."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _silence() -> None:
+    """Nobody takes the output any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_memory(error: Exception) -> bool:
@@ -143,7 +173,7 @@ def _in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _take(words: list[str], flag: str) -> tuple[list[str], list[str]]:
+def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:
     """The values of a flag that may stand anywhere and be repeated, and the words that are left."""
     values, rest = [], []
     stream = iter(words)
@@ -151,7 +181,7 @@ def _take(words: list[str], flag: str) -> tuple[list[str], list[str]]:
         if word == flag:
             value = next(stream, None)
             if value is None:
-                raise ConfigError(f"{flag} needs a value", fix=f"Write {flag} NAME.")
+                raise ConfigError(f"{flag} needs a value", fix=f"Write {flag} {value_name}.")
             values.append(value)
         elif word.startswith(flag + "="):
             values.append(word.partition("=")[2])
@@ -166,7 +196,7 @@ def _unknown_verb(verb: str) -> ConfigError:
     if "=" in verb:
         return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")
     hint = did_you_mean(verb, VERBS)
-    return ConfigError("; ".join(filter(None, (f"{verb!r} is not a verb", hint))), fix="See rlcli --help.")
+    return ConfigError(f"{verb!r} is not a verb{'; ' if hint else ''}{hint} (rlcli --help lists them)")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def check_overrides(
         text = waiting.pop(0)
         try:
             (override,) = OverridesParser.create().parse_overrides([text])
-        except HydraException as error:
-            problems.append(_unreadable(text, error, recipes))
+        except HydraException:
+            problems.append(_unreadable(text, recipes))
             continue
         if parts := _spread(schema, override):
             waiting = [*parts, *waiting]
@@ -74,12 +74,21 @@ def check_overrides(
 
 def expand(checked: Sequence[Checked]) -> list[list[str]]:
     """The override lists of every job of a sweep, in Hydra's order."""
+    return [list(job) for job in itertools.product(*axes(checked))]
+
+
+def axes(checked: Sequence[Checked]) -> list[list[str]]:
+    """The overrides that each key takes in a sweep, one by one; of two overrides of a key, the last one's."""
     last = {item.key: item for item in checked}
-    texts = [
-        [f"{item.key}={_spell(value)}" for value in item.values] if item.sweeps else [item.text]
+    return [
+        [f"{_key_of(item.text)}={_spell(value)}" for value in item.values] if item.sweeps else [item.text]
         for item in last.values()
     ]
-    return [list(job) for job in itertools.islice(itertools.product(*texts), MAX_JOBS)]
+
+
+def _key_of(text: str) -> str:
+    """The key of an override as it was typed, with the `+` or `++` that Hydra needs."""
+    return text.partition("=")[0].strip()
 
 
 def _spread(schema: type, override: Override) -> list[str]:
@@ -93,12 +102,14 @@ def _spread(schema: type, override: Override) -> list[str]:
     return [f"{override.key_or_group}.{_plain(name)}={_spell(_plain(entry))}" for name, entry in value.items()]
 
 
-def _unreadable(text: str, error: HydraException, recipes: list[str]) -> Problem:
-    if "=" not in text and text.lstrip("-") == text:
-        if text in recipes:
-            return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
-        return Problem(f"cannot read {text!r}", "write key=value")
-    return Problem(f"cannot read {text!r}: {' '.join(str(error).splitlines()[0].split())}", "quote it for the shell?")
+def _unreadable(text: str, recipes: list[str]) -> Problem:
+    key, equals, value = text.partition("=")
+    if text in recipes:
+        return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
+    if equals and value and re.fullmatch(r"[+~]{0,2}[\w/]+([.@][\w/]+)*", key):
+        shown = value if value.isprintable() and not set(value) & set("'\"\\") else "TEXT"
+        return Problem(f"cannot read {text!r}", f"if its value is a text, quote it twice: '{key}=\"{shown}\"'")
+    return Problem(f"cannot read {text!r}", "write key=value")
 
 
 def _check_one(schema: type, override: Override, recipes: list[str], multirun: bool) -> Checked | list[Problem]:
@@ -107,16 +118,18 @@ def _check_one(schema: type, override: Override, recipes: list[str], multirun: b
     if override.package is not None:
         return [Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")]
     if override.type == OverrideType.DEL:
-        return [Problem(f"{text!r}: a key cannot be deleted", f"set it: {key}=null")]
+        return [Problem(f"{text!r}: a key cannot be deleted", f"give it another value: {key}=...")]
     names = tuple(recipes) if key == "recipe" else choices(schema, key) if key in groups(schema) else ()
     value = override.value()
     if isinstance(value, IntervalSweep):
-        return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write {key}=range(a,b,step)")]
+        return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write '{key}=range(a,b,step)'")]
     if override.is_sweep_override():
         if not multirun:
             return [Problem(f"{text!r} is a sweep over several values", "add -m to run them all, or quote the value")]
         raw = value.filter(list(names)) if isinstance(value, Glob) else override.sweep_iterator()
         values = tuple(_plain(v) for v in itertools.islice(raw, MAX_JOBS + 1))
+        if not values:
+            return [Problem(f"{text!r} sweeps over no value at all", f"write {key}=a,b,c")]
         if len(values) > MAX_JOBS:
             return [Problem(f"{text!r} sweeps over more than {MAX_JOBS} values")]
     else:
@@ -161,10 +174,11 @@ def _check_value(schema: type, override: Override, key: str, value: Any, names: 
 
 def _retyped(schema: type, override: Override, key: str, text: str) -> str:
     """The text that Hydra needs: `+` only for what is new, `++` below a mapping with free keys."""
-    leaf = find(schema, key)
+    leaf, bare = find(schema, key), text.lstrip("+")
+    if key in groups(schema):
+        return bare
     if leaf is None:
         return text
-    bare = text.lstrip("+")
     return bare if key in leaves(schema) else f"++{bare}"
 
 
@@ -190,10 +204,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"
+
+
 def _spell(value: Any) -> str:
     """A value in the grammar of overrides."""
     if isinstance(value, str):
-        return value if re.fullmatch(r"[\w.\-/:]+", value) else "'" + value.replace("'", "\\'") + "'"
+        return value if re.fullmatch(r"[\w.\-/:]+", value) else _quoted(value)
     if isinstance(value, list):
         return "[" + ",".join(map(_spell, value)) + "]"
     if isinstance(value, dict):

@@ -9,10 +9,11 @@ from rlcli.cli.job import Flags
 USAGE = """\
 usage: rlcli resume RUN [key=value ...] [--force]
 
-Go on with the run in the folder RUN from its newest checkpoint that verifies. On a CPU the result equals, bit
-for bit, that of a run that was never interrupted, as far as its environment can be restored; the report says
-so if not. Overrides change the configuration from here on, such as total_frames=1_000_000; those that
-would make it another run need --force.
+Go on with the run in the folder RUN: a training run from its newest checkpoint that verifies, a collection
+after its last frame on the disk. On a CPU the result equals, bit for bit, that of a run that was never
+interrupted, as far as its environment can be restored; the report says so if not. Overrides change the
+configuration from here on, such as total_frames=1_000_000, and the run keeps them. What would make it another
+run is refused and listed, other versions of torch and the like too; --force goes on all the same.
 """
 
 

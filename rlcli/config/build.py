@@ -24,6 +24,7 @@ from rlcli.keys import (
     REWARD,
     STATE_VALUE,
     TERMINATED,
+    TRAJ_IDS,
     TRUNCATED,
     VALUE_TARGET,
     Key,
@@ -73,7 +74,10 @@ def build_env(
 
 
 def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
-    return SerialEnv(lanes, lambda: GymEnv(_gym(cfg), categorical_action_encoding=True, narrow=True))
+    return SerialEnv(
+        lanes,
+        lambda: GymEnv(_gym(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds),
+    )
 
 
 def _wants_native(cfg: EnvConfig, lanes: int) -> bool:
@@ -99,7 +103,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
         }  # fmt: skip
     if cfg.max_episode_steps is not None:
         kwargs["max_episode_steps"] = cfg.max_episode_steps
-    return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", **kwargs)
+    return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, **kwargs)
 
 
 def _gym(cfg: EnvConfig) -> gym.Env:
@@ -225,8 +229,9 @@ def build_collector(
         env, None if policy is None else policy.actor,
         frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
-        reset_at_each_iter=c.reset_at_each_iter, set_truncated=c.set_truncated,
-        track_traj_ids=c.track_traj_ids,
+        reset_at_each_iter=c.reset_at_each_iter, split_trajs=c.split_trajs, set_truncated=c.set_truncated,
+        trajs_per_batch=c.trajs_per_batch, traj_format="cat" if c.trajs_per_batch else None,
+        deliver_leftovers=c.deliver_leftovers, track_traj_ids=c.track_traj_ids,
         exploration_type=EXPLORATION[cfg.policy.exploration],
         env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
         no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
@@ -270,6 +275,7 @@ def keys_to_keep(cfg: Config, loss: ClipPPOLoss, env: EnvBase) -> list[Key]:
     read = [key for key in map(unravel, loss.in_keys) if key not in later]
     keep: list[Key] = [*read, REWARD, DONE, TERMINATED, TRUNCATED]
     keep += [under_next(key) for key in read if key in observed]
+    keep += [TRAJ_IDS] if cfg.collector.trajs_per_batch else []
     return [*keep, *keys_of(cfg.memory.keep)]
 
 
@@ -283,7 +289,8 @@ def build_ppo(cfg: Config, policy: ActorCritic) -> tuple[GAE, ClipPPOLoss]:
     v, o = cfg.value, cfg.loss
     advantage = GAE(
         gamma=v.gamma, lmbda=v.lmbda, value_network=policy.critic, backend=v.backend, two_calls=v.two_calls,
-        average_gae=v.average and v.average_over == "batch",
+        average_gae=v.average and v.average_over == "batch", num_chunks=v.num_chunks,
+        value_chunk_size=v.value_chunk_size,
     )  # fmt: skip
     loss = ClipPPOLoss(
         policy.actor, policy.critic, clip_epsilon=o.clip_epsilon, clip_value=o.clip_value, entropy_bonus=True,

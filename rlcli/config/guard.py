@@ -28,6 +28,24 @@ _REFERENCE = re.compile(
 _SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|str|bool)\(")
 
 
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a plain file, cannot be read, or is not UTF-8.
+    """
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"cannot read {path}", why="it is not a plain file")  # opening a pipe would wait
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}", why=error.strerror) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8") from None
+
+
 def read_yaml(path: Path, *, colon_in_env_id: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file, after every check of this module.
 
@@ -36,14 +54,7 @@ def read_yaml(path: Path, *, colon_in_env_id: bool = False) -> dict[str, Any]:
     ConfigError
         If the file cannot be read, is not YAML, is not a mapping, or holds something that could run.
     """
-    try:
-        raw = path.read_bytes()
-        text = raw.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=error.strerror) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text in UTF-8") from None
-    data = parse_yaml(text, str(path))
+    data = parse_yaml(read_text(path), str(path))
     raise_all(check(data, str(path), colon_in_env_id=colon_in_env_id))
     return data
 

@@ -21,7 +21,9 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}; {self.fix}" if self.fix else text
+        if self.fix:
+            text += f" {self.fix}" if self.fix.startswith("(") else f"; {self.fix}"
+        return text
 
 
 def raise_all(problems: Iterable[Problem]) -> None:

@@ -47,9 +47,9 @@ class Recipe:
 
     @property
     def header(self) -> list[str]:
-        """The comment lines that open the file, without their `#`."""
+        """The comment lines that open the file, without their `#`; `ConfigError` if it cannot be read."""
         lines = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in guard.read_text(self.path).splitlines():
             if not line.startswith("#"):
                 break
             lines.append(line.lstrip("#").strip())

@@ -72,7 +72,7 @@ class CollectConfig:
     """Everything `rlcli collect` reads."""
 
     seed: int = option(0, "every random number of the run derives from it", ge=0, le=2**32 - 1)
-    total_frames: int = option(100_000, "frames to collect, exactly", ge=1)
+    total_frames: int = option(100_000, "frames to collect, exactly", ge=1, le=10**15)
     threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
     env: EnvConfig = option(EnvConfig, "the world")

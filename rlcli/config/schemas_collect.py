@@ -17,7 +17,14 @@ class CollectorConfig:
     max_frames_per_traj: int | None = option(None, "truncate trajectories at this length", ge=1)
     init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
     reset_at_each_iter: bool = option(False, "reset every env when a batch begins")
+    split_trajs: bool = option(False, "learn from each batch's trajectories side by side, padded (discouraged)")
     set_truncated: bool = option(False, "mark the last row of each batch as truncated")
+    trajs_per_batch: int | None = option(
+        None, "learn from whole trajectories only, so many at a time; null: from each batch as it is", ge=1
+    )
+    deliver_leftovers: bool = option(
+        False, "trajs_per_batch: learn from trajectories that the run's end or a reset cuts short too, as truncated"
+    )
     track_traj_ids: bool = option(True, "number the trajectories")
 
 
@@ -30,6 +37,9 @@ class MemoryConfig:
         "exact",
         "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it",
         choices=("full", "compact", "exact"),
+    )
+    fill_value: float | None = option(
+        None, "compact, on the disk: read where nobody kept the next observation; null: NaN, which integers lack"
     )
     keep: list[Any] = option([], "further policy outputs to store, by key")
 

@@ -26,7 +26,7 @@ class EnvConfig:
 
     kind: str = option("gym", "which env choice this is", choices=("gym", "atari", "mujoco", "envpool"))
     id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
-    num: int = option(8, "environments stepped together in this process", ge=1)
+    num: int = option(8, "environments stepped together in this process", ge=1, le=1_000_000)
     mode: str = option(
         "auto",
         "serial: one by one; native: the env's own vector engine; auto: the faster that resumes exactly",
@@ -38,6 +38,11 @@ class EnvConfig:
     normalize_observation: bool = option(False, "scale observations by their running mean and deviation")
     normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
     reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
+    out_of_bounds: str = option(
+        "refuse",
+        "an observation outside the declared space: refuse: stop there; count: go on and report; ignore: do not look",
+        choices=("refuse", "count", "ignore"),
+    )
     wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")

@@ -17,6 +17,8 @@ class ValueConfig:
     average: bool = option(True, "normalise advantages to mean 0, deviation 1")
     average_over: str = option("minibatch", "rows the normalisation runs over", choices=("batch", "minibatch"))
     two_calls: bool = option(False, "value net on observations and on next observations, one call each")
+    num_chunks: int | None = option(None, "call the value net on so many parts of a batch: less memory", ge=1)
+    value_chunk_size: int | None = option(None, "the same by size: envs, or rows of a flat batch, in a part", ge=1)
     backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu"))
 
 

@@ -28,9 +28,9 @@ def validate(cfg: Any) -> list[Problem]:
         Empty when the configuration can be used.
     """
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
-    checks = [check_memory, check_policy, check_modes, check_wrappers, check_logger, check_run]
+    checks = [check_memory, check_collector, check_policy, check_modes, check_wrappers, check_logger, check_run]
     if isinstance(cfg, Config):
-        checks += [check_batches, check_optim]
+        checks += [check_batches, check_value, check_optim]
     for check in (*checks, check_env, check_devices):
         found += check(cfg)
     return found
@@ -64,10 +64,50 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
             f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
             f"choose one: memory={memory.kind} or memory={memory.next_obs}",
         )
+    if memory.fill_value is not None and memory.next_obs != "compact":
+        yield Problem(
+            f"memory.fill_value has no meaning with memory={memory.next_obs}, which keeps every next observation",
+            "leave it out, or use memory=compact",
+        )
+    elif memory.fill_value is not None and isinstance(cfg, Config):
+        yield Problem(
+            "memory.fill_value has no meaning for rlcli train: it never reads the next observations that compact drops",
+            "leave it out",
+        )
     for entry in memory.keep:
         parts = entry if isinstance(entry, list) and entry else [entry]
         if not all(isinstance(part, str) and part for part in parts):
             yield Problem(f"memory.keep holds {entry!r}, which is not a key", "write memory.keep=[logits,[a,b]]")
+
+
+def check_collector(cfg: Any) -> Iterator[Problem]:
+    c = cfg.collector
+    if not isinstance(cfg, Config):
+        for key in ("split_trajs", "trajs_per_batch", "deliver_leftovers"):
+            if getattr(c, key):
+                yield Problem(
+                    f"collector.{key} has no meaning for rlcli collect, which puts every frame on the disk as it comes",
+                    "leave it out, and cut what you read: rlcli.data.split_trajectories(batch)",
+                )
+        return
+    if c.deliver_leftovers and not c.trajs_per_batch:
+        yield Problem("collector.deliver_leftovers needs collector.trajs_per_batch", "give both, or neither")
+    if c.split_trajs and c.trajs_per_batch:
+        yield Problem("collector.split_trajs and collector.trajs_per_batch both cut trajectories", "give one of them")
+    if c.trajs_per_batch and not c.track_traj_ids:
+        yield Problem("collector.trajs_per_batch needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+    if c.trajs_per_batch and c.set_truncated and not c.reset_at_each_iter:
+        yield Problem(
+            "collector.set_truncated ends every trajectory with its batch, collector.trajs_per_batch wants whole ones",
+            "give one of them, or collector.reset_at_each_iter=true as well",
+        )
+    if c.split_trajs and not c.track_traj_ids:
+        yield Problem("collector.split_trajs needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+
+
+def check_value(cfg: Config) -> Iterator[Problem]:
+    if cfg.value.num_chunks is not None and cfg.value.value_chunk_size is not None:
+        yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
 
 
 def check_policy(cfg: Any) -> Iterator[Problem]:
@@ -143,7 +183,7 @@ def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str
 
 def check_batches(cfg: Config) -> Iterator[Problem]:
     rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
-    if batch > rows >= 1:
+    if batch > rows >= 1 and not cfg.collector.trajs_per_batch:
         yield Problem(
             f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
             f"use sampler.batch_size <= {rows}",

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from rlcli.errors import ResourceError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ = 1 << 20
 
 
@@ -34,7 +33,8 @@ class Disk:
     Raises
     ------
     ResourceError
-        From every method: the disk is full (the text names the bytes needed), read-only, or gone.
+        From every method: the disk is full (the text names the bytes needed, or that no file more fits), read-only, or
+        gone.
     """
 
     piece = 1 << 22  # bytes per write call
@@ -130,7 +130,7 @@ class Disk:
         with _explained(folder):
             free = shutil.disk_usage(folder).free
         if free < needed:
-            raise _full(folder, needed, free)
+            raise _sentence(folder, needed, OSError(errno.ENOSPC, ""))
 
     def _sync(self, call: str, path: Path, flags: int) -> None:
         with _explained(path):
@@ -157,7 +157,7 @@ def stamp_of(path: Path) -> Stamp:
     return Stamp(size, digest.hexdigest())
 
 
-def digest_of(*parts: bytes) -> str:
+def digest_of(*parts: bytes | memoryview) -> str:
     """The checksum of bytes at hand."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -171,29 +171,82 @@ def _pieces(path: Path) -> Iterable[bytes]:
             yield part
 
 
+def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
+    """Why a file system took no more, and what to do about it: it has run out of bytes, or of files.
+
+    Parameters
+    ----------
+    path : Path
+        What was to be written; it need not exist.
+    needed : int
+        Bytes that were to be written, where they are known.
+    """
+    free = _free(path)
+    if free is not None and free.files == 0:
+        why = f"it holds as many files as it can: 0 of {free.all_files:,} inodes are free, and {free.bytes:,} bytes"
+        return why, f"Delete files that you do not need (df -i {_there(path)} counts them), or {_ELSEWHERE}."
+    counted = "" if free is None else f"{free.bytes:,} are free"
+    if not needed:
+        return counted.replace(" are", " bytes are") or "no more fits", f"Free some space, or {_ELSEWHERE}."
+    if free is not None and free.bytes >= needed:
+        counted = f"{counted}, but the file system does not give them"
+    why = f"{needed:,} bytes are needed" + (f" and {counted}" if counted else "")
+    return why, f"Free some space, or {_ELSEWHERE}."
+
+
+_ELSEWHERE = "choose a folder on another disk, for a run with run.dir=FOLDER"
+
+
+class _Free(NamedTuple):
+    bytes: int
+    files: int | None  # None where the file system does not count them
+    all_files: int
+
+
 @contextlib.contextmanager
 def _explained(path: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise _full(path, needed, _free(path)) from error
-        raise ResourceError(
-            "cannot write",
-            where=str(path),
-            why=error.strerror or str(error),
-            fix="Give write permission, or choose a folder on a disk that can be written.",
-        ) from error
+        raise _sentence(path, needed, error) from error
 
 
-def _full(path: Path, needed: int, free: int | None) -> ResourceError:
-    room = f"{needed:,} bytes are needed" + ("" if free is None else f" and {free:,} are free")
-    return ResourceError("the disk is full", where=str(path), why=room, fix="Free some space, or choose another disk.")
+def _sentence(path: Path, needed: int, error: OSError) -> ResourceError:
+    where = str(path)
+    if error.errno == errno.ENOSPC:
+        why, fix = shortage(path, needed)
+        return ResourceError("the disk is full", where=where, why=why, fix=fix)
+    if error.errno == errno.EDQUOT:
+        why = f"{needed:,} bytes are needed, and your quota there is used up" if needed else "your quota is used up"
+        return ResourceError("the disk is full", where=where, why=why, fix=f"Free some of it, or {_ELSEWHERE}.")
+    if error.errno == errno.EFBIG:
+        why = f"{needed:,} bytes are needed, which is more than a file may hold here"
+        return ResourceError("the disk is full", where=where, why=why, fix="Raise the limit (ulimit -f unlimited).")
+    why, fix = _REFUSALS.get(error.errno or 0, (error.strerror or str(error), f"Mend that, or {_ELSEWHERE}."))
+    return ResourceError("cannot write", where=where, why=why, fix=fix)
 
 
-def _free(path: Path) -> int | None:
-    for folder in (path, *path.parents):
-        if folder.is_dir():
-            with contextlib.suppress(OSError):
-                return shutil.disk_usage(folder).free
+_REFUSALS = {
+    errno.EACCES: ("Permission denied", f"Give yourself write permission there, or {_ELSEWHERE}."),
+    errno.EPERM: ("Operation not permitted", f"Give yourself write permission there, or {_ELSEWHERE}."),
+    errno.EROFS: ("Read-only file system", f"Mount it for writing, or {_ELSEWHERE}."),
+    errno.ENOENT: ("its folder is gone", "Put it back, or begin a new run."),
+    errno.ENOTDIR: ("Not a directory: a file stands where a folder should be", "Move the file away."),
+    errno.EEXIST: ("it is there already", "Move it away; nothing is overwritten."),
+    errno.EIO: ("Input/output error: the disk itself fails", "Copy what you can to another disk."),
+    errno.EMFILE: ("too many files are open in this process", "Raise the limit (ulimit -n 4096)."),
+    errno.ENFILE: ("too many files are open on this machine", "End some programs."),
+    errno.ENAMETOOLONG: ("the name is too long", "Choose a shorter run.dir."),
+}
+
+
+def _free(path: Path) -> _Free | None:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(_there(path))
+        return _Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None, found.f_files)
     return None
+
+
+def _there(path: Path) -> Path:
+    """The folder of a path, or the nearest above it that exists."""
+    return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rlcli.bench.harness import Ratio, Report, Side, interleave, publish, ratio, settings
-from rlcli.errors import ConfigError
+from rlcli.bench.harness import Ratio, Report, Side, claim, interleave, publish, ratio
+from rlcli.errors import ResourceError
 
 
 def test_sides_alternate_and_warm_up_rounds_do_not_count():
@@ -27,16 +27,6 @@ def test_ratios_pair_the_rounds_and_count_units_of_work():
     assert not Ratio("a", "b", [2.0], ">= 2.2").met and Ratio("a", "b", [2.0]).met is None
 
 
-def test_settings_keep_their_types_and_name_every_mistake():
-    defaults = {"rounds": 9, "lr": 0.1, "policy.hidden": [64], "action": "discrete", "peers": True}
-    given = settings(defaults, ["lr=1", "policy.hidden=[8,8]", "action=box", "peers=False"])
-    assert given == defaults | {"lr": 1.0, "policy.hidden": [8, 8], "action": "box", "peers": False}
-    with pytest.raises(ConfigError) as error:
-        settings(defaults, ["ruonds=3", "peers=maybe", "policy.hidden=8"])
-    text = str(error.value)
-    assert "rounds" in text and "peers must be bool" in text and "policy.hidden must be list" in text
-
-
 def test_the_file_holds_every_round_and_the_machine(tmp_path, capsys):
     sides = [Side("a", [1e-6, 2e-3, 3.0]), Side("b", [1.0, 1.0, 1.0])]
     report = Report("x", {"n": 1}, "step", sides, [ratio(sides, "a", "b", "<= 1")], {"equal": "yes"}, ["a note"])
@@ -46,3 +36,12 @@ def test_the_file_holds_every_round_and_the_machine(tmp_path, capsys):
     assert {"torch", "cpu", "torch_threads"} <= set(data["machine"])
     shown = capsys.readouterr().out
     assert "met" in shown and "2 ms" in shown and "a note" in shown
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path):
+    for write in (lambda path: claim(path), lambda path: publish(Report("x", {}, "step"), path)):
+        with pytest.raises(ResourceError, match=r"cannot write .*gone/bench.json"):
+            write(tmp_path / "gone" / "bench.json")
+    (tmp_path / "bench.json").write_text("the last one")
+    claim(tmp_path / "bench.json")
+    assert (tmp_path / "bench.json").read_text() == "the last one"

@@ -45,7 +45,10 @@ def complaints(*overrides: str) -> str:
         ("seed=1,2", "add -m"),
         ("optim.lr=interval(0,1)", "range(a,b,step)"),
         ("seed=[1", "cannot read 'seed=[1'"),
-        ("collector=multi_sync", "unknown collector 'multi_sync' (choices: sync)".replace(" (", "; (")),
+        ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
+        ("env..num=3", "cannot read 'env..num=3'; write key=value"),
+        ("~env", "give it another value: env=..."),
+        ("collector=multi_sync", "unknown collector 'multi_sync' (choices: sync)"),
     ],
 )
 def test_a_wrong_override_is_a_sentence(override, words):
@@ -126,3 +129,14 @@ def test_whatever_is_typed_is_composed_or_refused_in_a_sentence(key, value):
 @given(st.text(st.characters(codec="ascii"), max_size=30))
 def test_no_text_at_all_breaks_the_reader(text):
     check_overrides(Config, [text], ["ppo_exact"])
+
+
+@pytest.mark.parametrize("text", ["seed=range(0,0)", "memory=glob(z*)", "seed=glob(*)"])
+def test_a_sweep_over_nothing_is_refused(text):
+    checked, problems = check_overrides(Config, [text], ["ppo_exact"], multirun=True)
+    assert not checked and "sweeps over no value at all" in str(problems[0])
+
+
+def test_a_group_may_be_typed_with_a_plus():
+    (checked,), problems = check_overrides(Config, ["+env=gym"], [])
+    assert (checked.text, problems) == ("env=gym", [])

@@ -1,11 +1,15 @@
 """Looking at a configuration and at what there is to choose from, without running anything."""
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
 
 from rlcli.cli.completion import candidates
+from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
 from rlcli.config.tree import leaves
 
@@ -49,15 +53,26 @@ def test_ls_lists_recipes_with_their_verb_and_first_line(rlcli):
     assert "ppo_exact" in out and "collect_random     collect" in out and "none under runs/ yet" in out
 
 
+def test_ls_ends_a_line_that_is_too_long_with_dots_and_a_whole_word(rlcli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    lines = rlcli("ls recipes")[1].splitlines()
+    assert all(len(line) <= 70 for line in lines[1:])
+    abouts = {line.split()[0]: line[30:].removesuffix(" ...") for line in lines[1:]}
+    for name, recipe in find_recipes().items():
+        assert f"{recipe.header[0]} ".startswith(f"{abouts[name]} ")
+
+
 def test_ls_lists_runs_with_their_summary(rlcli, tmp_path):
-    for name, summary in [("a", {"frames": 10, "return": 1.25}), ("b", None)]:
+    ended = {"title": "x", "frames": 10, "learning": {"return": 1.25}, "evaluation": {"mean_return": 500.0}}
+    for name, summary in [("a", ended), ("b", None), ("c", []), ("d", {"learning": 3, "frames": None})]:
         folder = tmp_path / "runs" / "train" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
-        if summary:
+        if summary is not None:
             (folder / "summary.json").write_text(json.dumps(summary))
     _, out, _ = rlcli("ls runs")
-    assert "runs/train/a  frames=10 return=1.25" in out and "runs/train/b  not finished" in out
+    assert "runs/train/a  frames=10 return=1.25 evaluation=500\n" in out and "runs/train/b  not finished" in out
+    assert "runs/train/c  summary cannot be read" in out and "runs/train/d\n" in out
 
 
 def test_ls_lists_envs_wrappers_and_policies(rlcli):
@@ -72,6 +87,47 @@ def test_cp_copies_a_recipe_that_then_runs_and_never_overwrites(rlcli, tmp_path,
     assert started[0][1][0].recipe == "mine"
     code, _, err = rlcli("cp ppo_full recipes/mine.yaml")
     assert code == 2 and "exists" in err
+
+
+@pytest.mark.parametrize("name", sorted(find_recipes()))
+def test_a_copy_says_where_it_is_from_and_claims_no_figures(rlcli, tmp_path, started, name):
+    code, out, _ = rlcli(f"cp {name} own/mine.yml")
+    text = (tmp_path / "own" / "mine.yaml").read_text()
+    original = find_recipes()[name].path.read_text()
+    header, body = re.fullmatch(r"((?:#[^\n]*\n)*)(.*)", text, re.S).groups()
+    assert code == 0 and header.startswith(f"# Copied from {name}: ") and original.endswith(body)
+    assert "frames/s" not in header and "bytes a frame" not in header.replace("next observations", "")
+    assert ("Needs: pip" in original) == ("Needs: pip" in header)
+    (command,) = re.findall("^# command: (.*)$", header, re.M)
+    assert f"run it with: {command}\n" in out
+    assert header.count("command:") == 1 and header.endswith("# figures: not measured\n")
+    assert "recipe=mine" in command and "--recipe-dir own" in command and command.split()[1] in original
+    words = command.removeprefix("rlcli ").replace("runs/train/ppo_exact/...", "run")
+    (tmp_path / "run").mkdir()
+    assert rlcli(f"{words} --cfg job")[0] == 0
+    assert f"recipes/{name}" not in rlcli("ls recipes --recipe-dir own")[1]
+
+
+def test_a_copy_of_a_copy_and_of_a_recipe_without_a_header(rlcli, tmp_path, started):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "bare.yaml").write_text("seed: 3")
+    assert rlcli("cp ppo_full recipes/first")[0] == rlcli("cp first recipes/second")[0] == 0
+    assert rlcli("cp bare recipes/third")[0] == 0
+    first, second, third = (
+        (tmp_path / "recipes" / f"{name}.yaml").read_text() for name in ("first", "second", "third")
+    )
+    assert second == first.replace("Copied from ppo_full", "Copied from first").replace("recipe=first", "recipe=second")
+    assert third == "# Copied from bare.\n#\n# command: rlcli train recipe=third\n# figures: not measured\nseed: 3\n"
+    assert rlcli("train recipe=third")[0] == 0 and started[0][1][0].seed == 3
+
+
+@pytest.mark.parametrize("name", ["a b", "1", "a=b", "über,c", "-x", ".yaml", "x.v2"])
+def test_a_copy_whose_name_could_not_be_typed_is_refused(tmp_path, monkeypatch, capsys, name):
+    from rlcli.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["cp", "ppo_full", f"./{name}"]) == 2
+    assert "letters, digits" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +163,13 @@ def test_the_bash_script_completes_in_a_real_bash(process):
         '_rlcli 2>/dev/null; echo "${COMPREPLY[@]}"'
     )
     assert process("bash", "-c", script).stdout.strip() == "exact"
+
+
+def test_doctor_knows_every_extra_that_a_user_can_install():
+    from rlcli.cli.doctor import EXTRAS
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(EXTRAS) == set(project["project"]["optional-dependencies"]) - {"test"}
 
 
 def test_doctor_names_versions_and_what_to_install(rlcli):

@@ -46,6 +46,18 @@ def test_the_defaults_have_no_problem():
         ({"collector__frames_per_batch": 0}, ("frames_per_batch is 0", ">= 1")),
         ({"sampler__batch_size": 4096}, ("4096", "2048", "sampler.batch_size <= 2048")),
         ({"sampler__batch_size": 1}, ("one row has no deviation",)),
+        ({"collector__trajs_per_batch": 0}, ("collector.trajs_per_batch is 0", ">= 1")),
+        ({"collector__trajs_per_batch": 2, "collector__split_trajs": True}, ("both cut trajectories",)),
+        ({"collector__trajs_per_batch": 2, "collector__track_traj_ids": False}, ("track_traj_ids=true",)),
+        ({"collector__trajs_per_batch": 2, "collector__set_truncated": True}, ("reset_at_each_iter=true",)),
+        ({"collector__split_trajs": True, "collector__track_traj_ids": False}, ("split_trajs", "track_traj_ids=true")),
+        ({"collector__deliver_leftovers": True}, ("deliver_leftovers needs", "trajs_per_batch")),
+        ({"memory__fill_value": 0.0}, ("memory.fill_value has no meaning with memory=exact", "memory=compact")),
+        (
+            {"memory__fill_value": 0.0, "memory__kind": "compact", "memory__next_obs": "compact"},
+            ("memory.fill_value has no meaning for rlcli train",),
+        ),
+        ({"value__num_chunks": 2, "value__value_chunk_size": 2}, ("value.num_chunks and value.value_chunk_size",)),
         ({"value__gamma": 1.01}, ("value.gamma is 1.01", ">= 0 and <= 1")),
         ({"value__gamma": float("nan")}, ("value.gamma is nan",)),
         ({"optim__lr": float("inf")}, ("optim.lr is inf", "> 0")),
@@ -72,6 +84,25 @@ def test_a_problem_names_the_option_and_its_remedy(values, words, monkeypatch):
     assert found, "no problem was reported"
     for word in words:
         assert word in found
+
+
+@pytest.mark.parametrize("setting", [{"split_trajs": True}, {"trajs_per_batch": 2}])
+def test_collecting_to_disk_does_not_hold_rows_back_nor_pad_them(setting):
+    cfg = from_dict("collect", {"policy": {"kind": "random"}, "collector": setting})
+    (text,) = texts(cfg)
+    assert f"collector.{next(iter(setting))} has no meaning for rlcli collect" in text and "split_trajectories" in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"collector__trajs_per_batch": 2, "collector__deliver_leftovers": True, "sampler__batch_size": 4096},
+        {"collector__trajs_per_batch": 2, "collector__set_truncated": True, "collector__reset_at_each_iter": True},
+        {"collector__split_trajs": True},
+    ],
+)
+def test_whole_and_padded_trajectories_are_legal_in_training(values):
+    assert texts(changed(**values)) == []
 
 
 def test_all_problems_are_reported_at_once():

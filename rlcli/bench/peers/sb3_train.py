@@ -33,6 +33,6 @@ def train(given: dict[str, Any], seed: int) -> Callable[[], float] | None:
         )
         model.learn(given["total_frames"])
         episodes = [episode["r"] for episode in model.ep_info_buffer or ()]
-        return sum(episodes) / len(episodes)
+        return sum(episodes) / len(episodes) if episodes else float("nan")
 
     return run

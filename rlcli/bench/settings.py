@@ -1,0 +1,155 @@
+"""What each bench can be told: names, defaults, meanings and limits, and how `key=value` words become values.
+
+Imports nothing heavy: help and mistakes are answered before a bench loads what it measures.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from rlcli.config.installed import check_env
+from rlcli.config.problem import Problem, raise_all
+from rlcli.config.suggest import did_you_mean
+
+MIN_ROUNDS = 7  # a median of fewer says little on a shared machine
+
+
+class Setting(NamedTuple):
+    """One setting; `least` and `most` bound a number, or every entry of a list."""
+
+    default: Any
+    meaning: str
+    least: float = -math.inf
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+    is_env: bool = False
+
+
+Settings = Mapping[str, Setting]
+
+_ENV = Setting("CartPole-v1", "the env, by its gymnasium id", is_env=True)
+_ROUNDS = Setting(9, "how often every side is timed; medians over rounds are reported", MIN_ROUNDS)
+_THREADS = Setting(1, "torch's threads", 1, 1024)
+_ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu", "sigmoid")
+_HIDDEN = Setting([64, 64], "sizes of the hidden layers", 1, 2**16)
+
+SETTINGS: dict[str, Settings] = {
+    "collect": {
+        "env.id": _ENV._replace(meaning=f"{_ENV.meaning}: vectors observed, discrete actions"),
+        "continuous": Setting("HalfCheetah-v5", "a second env, with box actions; continuous= leaves it out"),
+        "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
+        "faces": Setting(True, "measure tensordict policies, bookkeeping and dict observations too"),
+    },
+    "update": {
+        "sampler.batch_size": Setting(256, "rows of a minibatch", 1, 10**8),
+        "collector.frames_per_batch": Setting(2048, "rows of the batch", 2, 10**8),
+        "policy.hidden": _HIDDEN,
+        "policy.activation": Setting("tanh", "between the layers", choices=_ACTIVATIONS),
+        "optim.epochs": Setting(2, "passes over the batch in a round", 1),
+        "observation": Setting(4, "features of an observation", 1, 10**6),
+        "action": Setting("discrete", "kind of the action", choices=("discrete", "box")),
+        "actions": Setting(2, "choices of a discrete action, or dimensions of a box", 1, 10**6),
+        "threads": _THREADS,
+        "rounds": _ROUNDS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
+    "train": {
+        "env.id": _ENV,
+        "env.num": Setting(8, "envs that are stepped in turns", 1, 2**16),
+        "total_frames": Setting(100_000, "frames of a run", 1),
+        "collector.frames_per_batch": Setting(256, "frames of a batch, over all envs", 1, 10**8),
+        "sampler.batch_size": Setting(256, "rows of a minibatch", 1, 10**8),
+        "optim.epochs": Setting(20, "passes over a batch", 1),
+        "optim.lr": Setting(1e-3, "learning rate at the start; it falls to 0", 0),
+        "value.gamma": Setting(0.98, "discount", 0, 1),
+        "value.lmbda": Setting(0.8, "lambda of GAE", 0, 1),
+        "loss.entropy_coeff": Setting(0.0, "weight of the entropy", 0),
+        "policy.hidden": _HIDDEN,
+        "memory": Setting("exact", "how ours keeps next observations", choices=("full", "exact", "compact")),
+        "rounds": Setting(7, "runs of every side; medians over them are reported", MIN_ROUNDS),
+        "threads": _THREADS,
+        "peers": Setting(True, "run SB3 too, where it is installed"),
+    },
+    "start": {"rounds": _ROUNDS},
+}
+
+
+def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:
+    """The value of every setting: those of the `key=value` words, and the defaults of the others.
+
+    Raises
+    ------
+    ConfigError
+        Listing every mistake.
+    """
+    values, problems = {name: setting.default for name, setting in known.items()}, []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name not in known:
+            problems.append(Problem(f"this bench has no setting {name!r}", did_you_mean(name, known)))
+        elif not equals:
+            problems.append(Problem(f"cannot read {word!r}", "write key=value"))
+        else:
+            values[name] = _value(text, type(known[name].default))
+            problems += _wrong(name, known[name], values[name], text)
+    raise_all(problems)
+    return values
+
+
+def _value(text: str, wanted: type) -> Any:
+    if wanted is str:
+        return text
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return float(value) if wanted is float and type(value) is int and abs(value) < 2**1000 else value
+
+
+def _wrong(name: str, setting: Setting, value: Any, text: str) -> Iterator[Problem]:
+    wanted = type(setting.default)
+    if setting.is_env:
+        yield from env_problems(value)
+    numbers = value if isinstance(value, list) else [value]
+    if type(value) is not wanted or (wanted is list and not all(type(entry) is int for entry in value)):
+        yield Problem(f"{name} is {_KINDS[wanted]}, not {text[:40]!r}")
+    elif setting.choices and value not in setting.choices:
+        yield Problem(f"{name} is one of {', '.join(setting.choices)}, not {text[:40]!r}")
+    elif wanted in (int, float, list) and not all(setting.least <= number <= setting.most for number in numbers):
+        yield Problem(f"{name} is {text[:40]}", f"it must be {_bounds(setting)}")
+    elif wanted is float and not math.isfinite(value):
+        yield Problem(f"{name} is {text[:40]}", "it must be finite")
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    list: "a list of whole numbers",
+}
+
+
+def _bounds(setting: Setting) -> str:
+    """`at least 7`, `between 0 and 1`."""
+    least, most = f"{setting.least:,}", f"{setting.most:,}"
+    return f"at least {least}" if math.isinf(setting.most) else f"between {least} and {most}"
+
+
+def env_problems(env_id: str) -> list[Problem]:
+    """Why an env cannot be made here: no such id, or a package that is missing."""
+    return check_env(SimpleNamespace(env=SimpleNamespace(id=env_id, kind="gym")))
+
+
+def allowed(setting: Setting) -> str:
+    """What a setting accepts, for a help page; "" where its default says it."""
+    if setting.choices:
+        return " | ".join(setting.choices)
+    return "" if math.isinf(setting.least) else _bounds(setting)

@@ -1,0 +1,138 @@
+"""A sweep: every job through Hydra's sweeper and launcher, and, when it is stopped, the command for the jobs left.
+
+Which values a sweep takes is `overrides.py`'s; what one job does is `rlcli.jobs`'.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rlcli.cli.overrides import Checked, axes
+from rlcli.errors import RlcliError, StoppedSafely
+
+Start = Callable[[Any, list[str]], Any]
+_NAMED = 8  # jobs that are listed one by one
+
+
+def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
+    """Run every job of a sweep through Hydra's sweeper and launcher.
+
+    A job that fails does not stop the others; its error is raised at the end. A stop ends the sweep, and the jobs
+    that never ran are named with the commands that run them.
+    """
+    import hydra
+
+    from rlcli.cli.compose import HYDRA_VERSION_BASE
+    from rlcli.config.recipes import shipped
+
+    task = _Task(start)
+    arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["rlcli", "--multirun", *ready.overrides]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
+    try:
+        hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()
+    except (KeyboardInterrupt, SystemExit):
+        if task.begun:  # else a launcher ran the jobs in other processes, or there was none yet
+            for line in left_over(ready.verb, ready.sweep, task.begun, recipe_dirs):
+                print(line, file=sys.stderr)
+        raise
+    finally:
+        sys.argv = arguments
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+class _Task:
+    """One job of a sweep, in whatever process its launcher runs it. `begun` counts the jobs of this process."""
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self.begun = 0
+
+    def __call__(self, node: Any) -> Any:
+        from hydra.core.hydra_config import HydraConfig
+
+        from rlcli.cli.compose import typed
+
+        job = HydraConfig.get()
+        self.begun = job.job.num + 1
+        print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
+        try:
+            cfg = typed(node)
+            if cfg.run.dir is None:
+                cfg.run.dir = job.runtime.output_dir
+            return self.start(cfg, list(job.overrides.task))
+        except StoppedSafely as stop:
+            print(stop, file=sys.stderr)
+            raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
+        except RlcliError as error:
+            print(f"job {job.job.num} failed: {error}", file=sys.stderr, flush=True)
+            raise
+
+
+def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:
+    """What to tell when a sweep ends after its first `begun` jobs: those left, and what to type to run them."""
+    from rlcli.cli.overrides import expand
+    from rlcli.config import registry
+
+    jobs, commands = expand(checked), rest(checked, begun)
+    if not commands:
+        return
+    swept = [number for number, values in enumerate(axes(checked)) if len(values) > 1]
+    yield f"{len(jobs) - begun} of {len(jobs)} jobs did not run:"
+    for number in range(begun, len(jobs))[:_NAMED]:
+        yield f"  job {number}: {' '.join(jobs[number][axis] for axis in swept)}"
+    if len(jobs) - begun > _NAMED:
+        yield f"  ... and those up to job {len(jobs) - 1}"
+    yield "Run them with:"
+    flags = [word for package in registry.imported for word in ("--import", package)]
+    flags += [word for folder in recipe_dirs for word in ("--recipe-dir", str(folder))]
+    for words in commands:
+        yield f"  {shlex.join(['rlcli', verb, '-m', *words, *flags])}"
+
+
+def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
+    """Overrides of the sweeps, one for each swept key at most, that together run all jobs but the first `begun`.
+
+    The last key turns fastest. So the jobs left are: what remains of the last key beside the values it was stopped
+    at, then what remains of the key before it with all values of the last, and so on.
+
+    Parameters
+    ----------
+    checked : sequence of Checked
+        The overrides of the sweep.
+    begun : int
+        Jobs that are done or have a run folder to resume; at least 1.
+    """
+    last = {item.key: item for item in checked}
+    values, texts = axes(checked), [item.text for item in last.values()]
+    sizes = [len(axis) for axis in values]
+    number, at = begun - 1, list[int]()  # where on each axis the last job stood
+    for size in reversed(sizes):
+        at.insert(0, number % size)
+        number //= size
+    commands = []
+    for turned in reversed(range(len(values))):
+        if not values[turned][at[turned] + 1 :]:
+            continue
+        words = [axis[where] for axis, where in zip(values[:turned], at[:turned], strict=True)]
+        words += [_joined(values[turned][at[turned] + 1 :]), *texts[turned + 1 :]]
+        commands.append([_elsewhere(word, f"{begun}_{turned}") for word in words])
+    return commands
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """`seed=1` and `seed=2` as `seed=1,2`."""
+    key = texts[0].partition("=")[0]
+    return f"{key}={','.join(text.partition('=')[2] for text in texts)}"
+
+
+def _elsewhere(text: str, name: str) -> str:
+    """Jobs are numbered from 0 again: a sweep folder that was given is taken by those that ran."""
+    return f"{text.rstrip('/')}/rest_{name}" if text.startswith("hydra.sweep.dir=") else text

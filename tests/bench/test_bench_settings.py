@@ -1,0 +1,111 @@
+"""What benches can be told: every word is a value or a sentence, and help shows what there is."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.bench import NAMES
+from rlcli.bench.settings import SETTINGS, Setting, read
+from rlcli.cli.completion import candidates
+from rlcli.cli.main import main
+from rlcli.errors import ConfigError, RlcliError
+from rlcli.modules import ACTIVATIONS
+
+
+def test_every_bench_has_settings_whose_defaults_are_accepted():
+    assert set(SETTINGS) == set(NAMES)
+    for known in SETTINGS.values():
+        spelled = [f"{key}={setting.default}" for key, setting in known.items()]
+        assert read(known, spelled) == read(known, []) == {key: setting.default for key, setting in known.items()}
+    assert set(SETTINGS["update"]["policy.activation"].choices) == set(ACTIVATIONS)
+
+
+def test_values_are_read_as_the_command_line_spells_them():
+    known = SETTINGS["update"] | {"lr": Setting(0.1, "rate")}
+    words = ["lr=1", "policy.hidden=[8, 8]", "action=box", "peers=false", "rounds=1_0"]
+    assert (
+        read(known, words).items()
+        >= {
+            "lr": 1.0,
+            "policy.hidden": [8, 8],
+            "action": "box",
+            "peers": False,
+            "rounds": 10,
+        }.items()
+    )
+
+
+def test_every_mistake_is_named_at_once():
+    words = ["ruonds=9", "peers=maybe", "policy.hidden=[8,a]", "policy.hidden=8", "rounds=3", "action=bx", "threads"]
+    with pytest.raises(ConfigError) as error:
+        read(SETTINGS["update"], words)
+    text = str(error.value)
+    assert text.count("\n") == 7
+    for part in (
+        "no setting 'ruonds'; did you mean rounds?",
+        "peers is true or false, not 'maybe'",
+        "policy.hidden is a list of whole numbers, not '8'",
+        "rounds is 3; it must be at least 7",
+        "action is one of discrete, box, not 'bx'",
+        "cannot read 'threads'; write key=value",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "nan", "inf", "1e999", "1e18", "[1]", "", "true", "'7'", "9" * 400, "[" * 999]
+)
+def test_absurd_numbers_are_sentences(text):
+    with pytest.raises(ConfigError):
+        read({"optim.lr": Setting(1e-3, "rate", 1e-9, 1)}, [f"optim.lr={text}"])
+
+
+@given(st.sampled_from([(bench, key) for bench, known in SETTINGS.items() for key in known]), st.text(max_size=12))
+def test_whatever_is_typed_is_a_value_or_a_sentence(setting, text):
+    bench, key = setting
+    try:
+        value = read(SETTINGS[bench], [f"{key}={text}"])[key]
+    except RlcliError as error:
+        assert str(error)
+    else:
+        assert type(value) is type(SETTINGS[bench][key].default)
+
+
+@pytest.mark.parametrize("words", ["{} --help", "--help {}", "{} -h rounds=9"])
+@pytest.mark.parametrize("bench", NAMES)
+def test_help_lists_every_setting(bench, words, capsys):
+    assert main(["bench", *words.format(bench).split()]) == 0
+    page = capsys.readouterr().out
+    for key, setting in SETTINGS[bench].items():
+        assert f"  {key}=" in page and setting.meaning.split()[0] in page
+    assert "bench.json" in page
+
+
+def test_the_help_of_benches_and_their_mistakes_load_nothing_heavy():
+    program = """
+import sys
+from rlcli.cli.main import main
+codes = [main(["bench", *words.split()]) for words in ("", "collect --help", "train env.id=CartPoel-v1 ruonds=1")]
+assert codes == [0, 0, 2], codes
+assert not {"torch", "tensordict", "numba"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "did you mean CartPole-v" in done.stderr and "did you mean rounds?" in done.stderr
+
+
+def test_a_tab_offers_the_settings():
+    assert "optim.epochs=" in candidates("rlcli bench update opt")
+    assert candidates("rlcli bench nothing r") == []
+
+
+def test_an_env_that_the_loops_are_not_for_is_refused():
+    from rlcli.bench import collect
+
+    with pytest.raises(ConfigError, match=r"cannot measure Pendulum-v1.*Discrete"):
+        collect.measure(["env.id=Pendulum-v1"])
+    with pytest.raises(ConfigError, match=r"cannot measure CartPole-v1 \(continuous\)"):
+        collect.measure(["continuous=CartPole-v1"])

@@ -1,0 +1,78 @@
+"""What no user means and some type: files that cannot be read, streams that are closed or full, odd terminals."""
+
+import os
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["binary", "folder", "pipe", "gone"])
+def test_a_recipe_that_cannot_be_read_hides_no_other(rlcli, tmp_path, started, name):
+    (tmp_path / "recipes").mkdir()
+    path = tmp_path / "recipes" / f"{name}.yaml"
+    if name == "binary":
+        path.write_bytes(b"\xff\xfe\x00")
+    elif name == "folder":
+        path.mkdir()
+    elif name == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    code, out, _ = rlcli("ls recipes")
+    assert code == 0 and "ppo_exact" in out and f"  {name} " in out
+    assert f"recipes/{name}.yaml" in out
+    for line in (f"cp {name} copy.yaml", f"train recipe={name}"):
+        code, _, err = rlcli(line)
+        assert code == 2 and f"recipes/{name}.yaml" in err and err.count("\n") == 1
+    assert not (tmp_path / "copy.yaml").exists() and started == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("line", ["ls envs", "train --help", "train --cfg job", "bench start --help"])
+def test_output_that_cannot_be_written_is_a_sentence(process, line):
+    done = process("sh", "-c", f"rlcli {line} > /dev/full")
+    assert done.returncode == 5 and "cannot write the output: No space left" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(process, closed):
+    assert process("sh", "-c", f"rlcli ls recipes {closed}").returncode == 0
+    assert process("sh", "-c", f"rlcli train env.nm=3 {closed}").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["train --help", "show train --why", "ls envs", "train --cfg job", "bench start --help"]
+)
+def test_a_reader_that_leaves_early_hears_nothing(process, line):
+    done = process("bash", "-c", f"rlcli {line} | head -n 1; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_cannot_spell_a_name_gets_it_spelled_out(process, tmp_path):
+    recipes = tmp_path / "work" / "recipes"
+    recipes.mkdir()
+    (recipes / "own.yaml").write_text("# \xdcn\xefcode\nseed: 3\n", encoding="utf-8")
+    done = process("rlcli", "ls", "recipes", PYTHONIOENCODING="ascii:strict")
+    assert done.returncode == 0 and r"\xdcn\xefcode" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20", "wide", "100000"])
+def test_help_is_a_page_at_any_width(process, columns):
+    done = process("rlcli", "bench", "update", "--help", COLUMNS=columns, TERM="")
+    assert done.returncode == 0 and 10 < done.stdout.count("\n") < 60
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train --cfg job -m seed=1,2", "Leave out one of them"),
+        ("train env.id=${nope}", "env.id has no value"),
+        ("doctor nope", "doctor takes no words"),
+        ("trian", "'trian' is not a verb; did you mean train? (rlcli --help lists them)"),
+        ("train --recipe-dir", "--recipe-dir FOLDER"),
+        ("bench start ruonds=9", "did you mean rounds?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(rlcli, started, line, words):
+    code, out, err = rlcli(line)
+    assert (code, out, started) == (2, "", []) and words in err and err.count("\n") == 1

@@ -1,0 +1,147 @@
+"""A sweep that is stopped says which jobs never ran, and what runs them runs exactly those."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.cli.overrides import check_overrides, expand
+from rlcli.cli.sweep import left_over, rest
+from rlcli.config.recipes import find_recipes
+from rlcli.config.schemas import VERBS
+from rlcli.errors import StoppedSafely
+
+AXES = {
+    "recipe": ["ppo_full", "ppo_exact", "ppo_compact"],
+    "seed": ["0", "1", "7", "30"],
+    "memory": ["full", "exact"],
+    "policy.hidden": ["[32]", "[64,64]", "[]"],
+    "env.kwargs.render": ["a", "'b c'", "null"],
+    "env.id": ["ALE/Pong-v5", "CartPole-v1"],
+    "value.gamma": ["0.9", "1e-3"],
+}
+
+
+def checked_of(words):
+    found, problems = check_overrides(VERBS["train"], words, find_recipes(), multirun=True)
+    assert not problems
+    return found
+
+
+@given(st.permutations(list(AXES)), st.lists(st.integers(1, 4), min_size=4, max_size=4), st.data())
+def test_the_commands_for_the_rest_run_each_job_left_once_and_in_order(keys, sizes, data):
+    words = [f"{key}={','.join(AXES[key][:size])}" for key, size in zip(keys, sizes, strict=False)]
+    checked = checked_of(words)
+    jobs = expand(checked)
+    begun = data.draw(st.integers(1, len(jobs)))
+    again = [job for command in rest(checked, begun) for job in expand(checked_of(command))]
+    assert [sorted(job) for job in again] == [sorted(job) for job in jobs[begun:]]
+    assert len(rest(checked, begun)) <= sum(size > 1 for size in sizes)
+
+
+def test_a_plain_sweep_is_left_with_a_plain_command(monkeypatch):
+    monkeypatch.setattr("rlcli.config.registry.imported", ["my_rl"])
+    lines = list(left_over("train", checked_of(["seed=range(0,3)", "total_frames=1_000"]), 1, ["my recipes"]))
+    assert lines == [
+        "2 of 3 jobs did not run:",
+        "  job 1: seed=1",
+        "  job 2: seed=2",
+        "Run them with:",
+        "  rlcli train -m seed=1,2 total_frames=1_000 --import my_rl --recipe-dir 'my recipes'",
+    ]
+    assert list(left_over("train", checked_of(["seed=0,1"]), 2)) == []
+
+
+def test_many_jobs_stay_on_one_page():
+    lines = list(left_over("train", checked_of(["seed=range(0,5000)"]), 1))
+    assert len(lines) == 12 and "... and those up to job 4999" in lines[9]
+
+
+def stop_on(monkeypatch, seed, error):
+    def train(cfg, overrides):
+        if cfg.seed == seed:
+            raise error
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+
+
+@pytest.mark.parametrize(("error", "code"), [(StoppedSafely("saved"), 75), (KeyboardInterrupt(), 130)])
+def test_a_stopped_sweep_names_what_never_ran(started, monkeypatch, tmp_path, capsys, error, code):
+    monkeypatch.chdir(tmp_path)
+    stop_on(monkeypatch, 4, error)
+    from rlcli.cli.main import main
+
+    try:
+        got = main(["train", "-m", "seed=3,4,5", "memory=full,exact", "hydra.sweep.dir=sw"])
+    except SystemExit as stop:
+        got = stop.code
+    err = capsys.readouterr().err
+    assert got == code and "3 of 6 jobs did not run:" in err
+    assert "  job 3: seed=4 memory=exact\n" in err and "Traceback" not in err
+    commands = re.findall(r"^  (rlcli train -m .*)$", err, re.M)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    monkeypatch.setattr("rlcli.cli.train.start", lambda cfg, overrides: ran.append((cfg.seed, cfg.memory.next_obs)))
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+    assert ran == [(4, "exact"), (5, "full"), (5, "exact")]
+    assert len(list(tmp_path.glob("sw/rest*/multirun.yaml"))) == len(commands)  # not into the folders of the first
+
+
+def test_a_sweep_of_a_recipe_is_continued_by_its_values(started, monkeypatch, tmp_path, capsys):
+    from rlcli.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "three.yaml").write_text("hydra: {sweeper: {params: {seed: '1,2,3'}}}")
+    stop_on(monkeypatch, 1, StoppedSafely("saved"))
+    with pytest.raises(SystemExit):
+        main(["train", "-m", "recipe=three"])
+    err = capsys.readouterr().err
+    (command,) = re.findall(r"^  rlcli (train -m .*)$", err, re.M)
+    ran = []
+    monkeypatch.setattr("rlcli.cli.train.start", lambda cfg, overrides: ran.append(cfg.seed))
+    assert main(shlex.split(command)) == 0
+    assert ran == [2, 3]
+
+
+def test_ctrl_c_in_a_real_sweep(tmp_path):
+    words = [sys.executable, "-m", "rlcli", "train", "-m", "seed=0,1,2", "total_frames=100_000_000", "console=plain"]
+    here = {"PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"}
+    job = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env={**os.environ, **here},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job has it ignored
+    )
+    try:
+        until = time.monotonic() + 120
+        while not list(tmp_path.glob("runs/**/metrics.jsonl")) and time.monotonic() < until:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGINT)
+        err = job.communicate(timeout=120)[1]
+    finally:
+        job.kill()
+    assert job.returncode == 75, err
+    assert "rlcli resume runs/train/sweep_" in err
+    assert err.endswith(
+        "2 of 3 jobs did not run:\n  job 1: seed=1\n  job 2: seed=2\n"
+        "Run them with:\n  rlcli train -m seed=1,2 total_frames=100_000_000 console=plain\n"
+    )
+
+
+def test_a_sweep_of_more_jobs_than_anyone_runs_is_refused_at_once(rlcli, started):
+    code, _, err = rlcli("train -m seed=range(0,300) env.num=range(1,300) env.nmu=3")
+    assert (code, started) == (2, []) and "89,700 jobs" in err and "env.nmu" in err
