@@ -1,5 +1,7 @@
 """`python -m rlcli` is `rlcli`."""
 
-from rlcli.cli.main import command
+import sys
 
-command()
+from rlcli.cli.main import main
+
+sys.exit(main())

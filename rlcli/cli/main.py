@@ -5,10 +5,8 @@ Imports neither Hydra nor rich nor torch, so that `rlcli --help` answers at once
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
-import gc
 import io
 import os
 import sys
@@ -52,12 +50,6 @@ flags of every verb
 exit codes: 0 done, 2 configuration, 3 environment, 4 damaged data, 5 resources, 6 numerics,
             75 stopped safely, 130 interrupted
 """
-
-
-def command() -> None:
-    """What the shell calls: one command in a process of its own."""
-    atexit.register(gc.freeze)  # else Python walks every object of torch once more at its end, for a second
-    sys.exit(main())
 
 
 def main(argv: list[str] | None = None) -> int:
