@@ -192,46 +192,37 @@ def test_a_second_ctrl_c_within_a_checkpoint_leaves_the_one_before(rlcli, monkey
 
 
 # ---- at any moment -----------------------------------------------------------------------------------------------
-def send_after(seconds: float, number: int) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
-    timer.start()
-    return timer
-
-
-def test_stopped_at_ten_random_moments_ten_runs_end_with_the_same_weights(rlcli, whole):
-    expected, seconds = whole
+def test_stopped_at_ten_random_moments_ten_runs_end_with_the_same_weights(rlcli, monkeypatch, whole):
+    """Moments are drawn as "the k-th batch, update step or checkpoint": a clock would hit another place under load."""
     moments = random.Random(SEED)
+    often = {"in the first batch": 8, "between two steps of an update": 32, "while a checkpoint is written": 4}
     stopped = []
     for k in range(10):
-        timer = send_after(seconds * moments.uniform(0.05, 0.9), moments.choice(list(STOPS)))
-        try:
+        place = moments.choice(list(often))
+        owner, name, _ = PLACES[place]
+        monkeypatch.setitem(PLACES, place, (owner, name, moments.randint(1, often[place])))
+        with monkeypatch.context() as patch:
+            raise_within(patch, place, moments.choice(list(STOPS)))
             code = rlcli("train", f"run.dir=r{k}").code
-        finally:
-            timer.cancel()
-            timer.join()
-        if not Path(f"r{k}/config.json").exists():  # before there was a run
-            assert code in (75, 130)
-            assert rlcli("train", f"run.dir=r{k}").code == 0
         stopped.append(statuses(f"r{k}")[1])
         assert statuses(f"r{k}")[0] == {75: "stopped"}.get(code, "done"), f"moment {k} of seed {SEED}: {code}"
         assert rlcli("resume", f"r{k}").code == 0
-        assert learned(f"r{k}") == expected, f"moment {k} of seed {SEED}, stopped at {stopped[-1]} frames"
-    assert len(set(stopped)) >= 3, f"the moments must differ: {stopped}"
+        assert learned(f"r{k}") == whole[0], f"moment {k} of seed {SEED}, stopped at {stopped[-1]} frames"
+    assert len(set(stopped)) >= 4, f"the moments must differ: {stopped}"
 
 
-def test_one_run_stopped_again_and_again_ends_with_the_same_weights(rlcli, whole):
-    expected, seconds = whole
+def test_one_run_stopped_again_and_again_ends_with_the_same_weights(rlcli, monkeypatch, whole):
     moments, code, stops = random.Random(SEED + 1), 75, 0
     while code == 75:
-        timer = send_after(seconds * moments.uniform(0.2, 0.7), signal.SIGTERM)
-        try:
+        place = ("in the first batch", "between two steps of an update")[moments.randrange(2)]
+        owner, name, _ = PLACES[place]
+        monkeypatch.setitem(PLACES, place, (owner, name, moments.randint(1, 2 if "batch" in place else 8)))
+        with monkeypatch.context() as patch:
+            raise_within(patch, place, signal.SIGTERM)
             code = rlcli(*(["resume", "r"] if Path("r/config.json").exists() else ["train", "run.dir=r"])).code
-        finally:
-            timer.cancel()
-            timer.join()
         stops += code == 75
-        assert code in (0, 75) and stops < 60
-    assert learned("r") == expected and stops >= 1
+        assert code in (0, 75) and stops <= 8
+    assert learned("r") == whole[0] and stops >= 3
     assert [record["frames"] for record in open_run("r").metrics()] == [128 * k for k in range(1, 9)]
 
 
@@ -295,7 +286,8 @@ def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypa
 # ---- collecting --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
 def test_a_stopped_collection_has_whole_frames_on_the_disk(hostile, number):
-    timer = send_after(0.6, number)
+    timer = threading.Timer(0.6, os.kill, (os.getpid(), number))
+    timer.start()
     answer = hostile("collect", "env.id=slow", "run.dir=r", "total_frames=100000", "collector.frames_per_batch=32")
     timer.join()
     assert answer.code == 75 and f"stopped by {STOPS[number]}" in answer.err and "all of them are on disk" in answer.err
@@ -399,7 +391,7 @@ def test_ctrl_c_twice_on_a_terminal_ends_with_130_at_once(tmp_path):
     asked = time.monotonic()
     os.write(ours, b"\x03")
     read_until(lambda: process.poll() is not None, 10)
-    assert process.wait(10) == 130 and time.monotonic() - asked < 3
+    assert process.wait(10) == 130 and time.monotonic() - asked < 10, "the update would have taken minutes"
     os.close(ours)
     assert b"Traceback" not in written and open_run(tmp_path / "r").status == "interrupted"
 
