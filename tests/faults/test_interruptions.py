@@ -286,10 +286,17 @@ def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypa
 # ---- collecting --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
 def test_a_stopped_collection_has_whole_frames_on_the_disk(hostile, number):
-    timer = threading.Timer(0.6, os.kill, (os.getpid(), number))
-    timer.start()
+    journal = Path.cwd() / "r" / "data" / "journal.jsonl"
+
+    def stop_once_frames_are_there() -> None:
+        while not (journal.exists() and b'"segment"' in journal.read_bytes()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    watcher = threading.Thread(target=stop_once_frames_are_there, daemon=True)
+    watcher.start()
     answer = hostile("collect", "env.id=slow", "run.dir=r", "total_frames=100000", "collector.frames_per_batch=32")
-    timer.join()
+    watcher.join(10)
     assert answer.code == 75 and f"stopped by {STOPS[number]}" in answer.err and "all of them are on disk" in answer.err
     found = open_segments(Path("r/data"))
     frames = sum(batch.numel() for batch in found)
