@@ -1,13 +1,45 @@
-"""Batches: how next observations are kept, trajectories, and what is written to disk."""
+"""Batches and buffers: how next observations are kept, where rows lie, how they are drawn, and what goes to disk."""
 
+from rlcli.data.buffers import (
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from rlcli.data.next_obs import Rows, full_next_obs
+from rlcli.data.samplers import (
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
 from rlcli.data.segments import SegmentReader, SegmentWriter, open_segments, verify_segments
 from rlcli.data.split_trajectories import split_trajectories
+from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
 
 __all__ = [
+    "CompressedStorage",
+    "LazyMemmapStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
+    "RandomSampler",
+    "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "Rows",
+    "SamplerWithoutReplacement",
     "SegmentReader",
     "SegmentWriter",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "Storage",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
     "full_next_obs",
     "open_segments",
     "split_trajectories",

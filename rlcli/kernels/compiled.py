@@ -7,6 +7,8 @@ Import a module that uses this inside the function that needs it: numba takes ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -23,8 +25,21 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
 
     def decorate(loop: Callable) -> Any:
         try:
-            return numba.njit(cache=True, nogil=True, **options)(loop)
+            return _watching_all(numba.njit(cache=True, nogil=True, **options)(loop))
         except RuntimeError:  # there is no folder that numba may write its cache to: compile in every process
             return numba.njit(nogil=True, **options)(loop)
 
     return decorate
+
+
+def _watching_all(kernel: Any) -> Any:
+    """Numba compiles anew when a loop's own file changed; ours call each other, so any kernel's file counts."""
+    file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    if file is not None:
+        file._source_stamp = (file._source_stamp, _newest_source())
+    return kernel
+
+
+@cache
+def _newest_source() -> int:
+    return max(path.stat().st_mtime_ns for path in Path(__file__).parent.rglob("*.py"))

@@ -84,3 +84,33 @@ def test_only_plain_stacks_are_replayed():
     ):
         assert layers_of(net) is None
     assert [layer.activation for layer in layers_of(stack(nn.ReLU))] == [nn.ReLU, nn.ReLU, None]
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid])
+@pytest.mark.parametrize("rows", [1, 32, 256])
+def test_wide_layers_agree_with_autograd_to_rounding(activation, rows):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 160), activation(), nn.Linear(160, 144), activation(), nn.Linear(144, 2))
+    x, grad = torch.randn(rows, 6, requires_grad=True), torch.randn(rows, 2)
+    expected = net(x)
+    expected.backward(grad)
+    wanted = [p.grad.clone() for p in net.parameters()]
+    for p in net.parameters():
+        p.grad.fill_(float("nan"))
+    replay = Replay(layers_of(net))
+    assert torch.allclose(replay.forward(x.detach()), expected, atol=1e-5)
+    got = replay.backward(grad.clone(), inputs=True)
+    for p, w in zip([*(p.grad for p in net.parameters()), got], [*wanted, x.grad], strict=True):
+        assert (p - w).abs().max() <= 1e-5 * (1 + w.abs().max())
+
+
+def test_the_gradient_of_the_inputs_can_be_had_alone():
+    net = stack(nn.ReLU)
+    x, grad = torch.randn(7, 5, requires_grad=True), torch.randn(7, 3)
+    net(x).backward(grad)
+    for p in net.parameters():
+        p.grad = None
+    replay = Replay(layers_of(net), trained=False)
+    replay.forward(x.detach())
+    got = replay.backward(grad.clone(), weights=False, inputs=True)
+    assert torch.allclose(got, x.grad, atol=1e-6) and all(p.grad is None for p in net.parameters())

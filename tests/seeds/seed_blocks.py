@@ -16,6 +16,7 @@ import itertools
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,28 +37,36 @@ class Block:
         How its first line begins.
     after : str
         Text (a heading, say) after which it is looked for; needed where several blocks begin alike.
+    until : str
+        How the first line begins that is left to other blocks; the end of what is Python by default.
     needs : tuple of Block
         Blocks that a reader has run before, in the same namespace.
     preamble : str
         Code for names that the document leaves to its reader.
     ellipsis : str
         What a literal `...` among a call's arguments stands for (arguments, as code).
+    swap : (str, str)
+        A piece of the block's code and what is run in its place, where a choice that rlcli makes otherwise is to be
+        made as the document's library makes it; printed with the other changes.
     """
 
     seed: str
     starts: str
     after: str = ""
+    until: str = ""
     needs: tuple[Block, ...] = ()
     preamble: str = ""
     ellipsis: str = ""
+    swap: tuple[str, str] | None = None
 
 
 @dataclass
 class Ran:
-    """What a block printed, and the text that its document shows below it."""
+    """What a block printed, the text that its document shows below it, and the names that it leaves."""
 
     printed: str
     shown: str
+    names: dict[str, Any]
 
 
 def read_seed(number: str) -> str:
@@ -68,12 +77,15 @@ def read_seed(number: str) -> str:
     return found[0].read_text(encoding="utf-8")
 
 
-def cut(text: str, starts: str, after: str = "") -> tuple[str, str]:
+def cut(text: str, starts: str, after: str = "", until: str = "") -> tuple[str, str]:
     """A block's code, without prompts and indentation, and the text below it."""
     lines = text[text.index(after) :].splitlines()
     first = next((i for i, line in enumerate(lines) if _code(line).startswith(starts)), None)
     assert first is not None, f"no line begins with {starts!r} after {after!r}"
-    ends = [end for end in range(first + 1, len(lines) + 1) if _is_code(lines[first:end])]
+    last = next(
+        (i for i, line in enumerate(lines) if until and i > first and _code(line).startswith(until)), len(lines)
+    )
+    ends = [end for end in range(first + 1, last + 1) if _is_code(lines[first:end])]
     assert ends, f"the text at {starts!r} is not Python"
     return _source(lines[first : ends[-1]]), "\n".join(lines[ends[-1] :])
 
@@ -170,11 +182,15 @@ def run(block: Block) -> Ran:
     space = {"stopped": lambda loop: itertools.islice(loop, LOOPS)}
     for part in [*block.needs, block]:
         text = read_seed(part.seed)
-        code, below = cut(text, part.starts, part.after)
+        code, below = cut(text, part.starts, part.after, part.until)
+        if part.swap is not None:
+            assert part.swap[0] in code
+            print("# {} -> {}".format(*part.swap))
+            code = code.replace(*part.swap)
         whole = "\n".join([part.preamble, imports_for(text, code), code])
         print(f"# preamble: {part.preamble or 'none'}")
         to_run = compile(changed(whole, part.ellipsis), f"seed {part.seed}: {part.starts}", "exec")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(to_run, space)
-    return Ran(printed.getvalue(), below)
+    return Ran(printed.getvalue(), below, space)

@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
-from rlcli.keys import DONE, TRAJ_IDS, Key, show, under_next
+from rlcli.keys import DONE, TRAJ_IDS, Key, under_next
+from rlcli.specs.fill import fill_for
 
 
 def with_next(
@@ -57,25 +57,6 @@ def with_next(
         following = torch.cat((x.narrow(time, 1, x.shape[time] - 1), last), time)
         out.set(under_next(key), following.masked_fill(_like(~known, x), fill_for(key, x.dtype, fill_value)))
     return out
-
-
-def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int | bool:
-    """What stands for an unknown observation of this dtype; see `with_next`."""
-    if dtype.is_floating_point:
-        return float("nan") if value is None else value
-    if value is None:
-        raise ArgumentError(
-            f"{show(key)} is {str(dtype).removeprefix('torch.')}, which has no NaN to stand for what nobody kept",
-            why="next_obs=compact drops next observations",
-            fix="Name a fill_value (memory.fill_value=0), or keep them with next_obs=exact.",
-        )
-    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if value != int(value) or not low <= value <= high:
-        raise ArgumentError(
-            f"fill_value={value:g} is no {str(dtype).removeprefix('torch.')}", where=show(key),
-            fix=f"Use a whole number from {low} to {high}.",
-        )  # fmt: skip
-    return int(value)
 
 
 def _like(rows: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,343 @@
+"""Frame stacks stored once: a row keeps its newest frame, and older ones are read off the rows above it.
+
+```
+stacks   aaaa aaab aabc abcd|eeee eeef|cdgg        rows  a b c d|e f|g      heads  repeat a | repeat e | slot cdg
+```
+That a stack is its upper neighbour's, shifted by one frame, is not believed but compared, byte for byte; a row where
+it is not so begins a new stretch, whose older frames are the first one repeated, those of another stored row, or a
+copy in a slot. Before rows are written over, the frames that live rows still need of them are copied.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.data.next_obs.side_pool import bytes_of
+from rlcli.data.storages import Storage
+from rlcli.errors import ArgumentError
+from rlcli.keys import NEXT, Key, as_tuple, show, unravel
+
+_MANY = 64  # rows of which something can be said
+
+
+class Promoted(NamedTuple):
+    """Frames copied before they are written over: one row of bytes for each place."""
+
+    fronts: list[tuple[int, np.ndarray]]  # (lane, frames before the new oldest step)
+    links: list[tuple[int, int, np.ndarray]]  # (lane, number of the head, frames before it)
+
+
+class FrameStacks:
+    """The stacks of one key.
+
+    Parameters
+    ----------
+    key : Key
+    field : Field
+        Of a whole stack: the first dim of a row holds `frames` frames, oldest first.
+    frames : int
+    steps, lanes : int
+        Of the ring.
+
+    Attributes
+    ----------
+    frame : Field
+        What is stored of a row.
+
+    Raises
+    ------
+    ArgumentError
+        The first dim is no multiple of `frames`.
+    """
+
+    def __init__(self, key: Key, field: Field, frames: int, steps: int, lanes: int) -> None:
+        if frames < 2 or not field.shape or field.shape[0] % frames:
+            raise ArgumentError(
+                "these are no stacks of frames",
+                where=show(key),
+                why=f"frame_stack={frames}, and a row is {field}",
+                fix="The first dim of a row must hold 2 or more frames, oldest first.",
+            )
+        each = field.shape[0] // frames
+        self.key, self.field, self.frames, self.steps, self.lanes = key, field, frames, steps, lanes
+        self.frame = Field(field.dtype, field.shape[1:] if each == 1 else torch.Size((each, *field.shape[1:])))
+        self.heads = np.zeros((2, lanes, 16), np.int64)
+        self.ends = np.zeros((2, lanes), np.int64)
+        self.tails = np.zeros((lanes, field.width), np.uint8)
+        self.memory = np.empty((0, (frames - 1) * self.frame.width), np.uint8)
+        self._free: list[int] = []
+        self._tips: dict[int, int] = {}  # trajectory -> the newest step of it, where a stretch may be linked to
+        self._seen = self._whole = 0
+        self._told = False
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def newest(self, stacks: Tensor) -> Tensor:
+        """Of whole stacks `[N, *F]` what is stored."""
+        split = stacks.view(len(stacks), self.frames, *self.frame.shape)
+        return split[:, -1].contiguous()
+
+    def promote(self, storage: Storage, base: int, cursor: int, new_base: int) -> Promoted:
+        """Copy what live rows still need of rows below `new_base`, which are about to be written over."""
+        fronts, links = [], []
+        if new_base > base and new_base < cursor:
+            for lane in range(self.lanes):
+                numbers = range(*self.ends[:, lane].tolist())
+                starts = self.heads[0, lane, np.array(numbers) & self._mask]
+                if not (starts == new_base).any():
+                    fronts.append((lane, self._older(storage, base, lane, new_base)))
+                before = self.heads[1, lane, np.array(numbers) & self._mask]
+                for i in np.flatnonzero((starts >= new_base) & (before <= -2) & (-2 - before < new_base)).tolist():
+                    links.append((lane, numbers[i], self._older(storage, base, lane, int(starts[i]))))
+        return Promoted(fronts, links)
+
+    def _older(self, storage: Storage, base: int, lane: int, step: int) -> np.ndarray:
+        """The frames before the newest one of a stored row."""
+        row = np.array([step % self.steps * self.lanes + lane])
+        return bytes_of(self.read(storage, base, row)[:, : self.field.shape[0] // self.frames * (self.frames - 1)])[
+            0
+        ].numpy()
+
+    def follow(
+        self, storage: Storage, stacks: Tensor, index: Any, cursor: int, length: int, seam: int, start: int, stop: int,
+        promoted: Promoted,
+    ) -> None:  # fmt: skip
+        """Note the steps `[start, stop)` of a batch, which were just written from step `cursor` on.
+
+        Parameters
+        ----------
+        stacks : Tensor ``[lanes * length, *F]``
+            The whole batch, contiguous.
+        index : TrajectoryIndex
+            Knows the new rows already.
+        seam : int
+            Rows of one env in a flat batch.
+        """
+        from rlcli.kernels.stacks.cpu import NEW, REPEAT, SAME_FRAMES, shifted
+
+        stacks = stacks if stacks.is_cpu else stacks.cpu()
+        survives = index.base < cursor  # some row above the new ones is still there
+        notes = np.empty(self.lanes * length, np.uint8)
+        flat = stacks.reshape(len(stacks), -1)
+        shifted(
+            stacks.data_ptr(), self.tails.ctypes.data, cursor > 0 and start == 0, self.lanes, length, start, stop,
+            self.frames, self.frame.width, notes,
+        )  # fmt: skip
+        self._take(promoted, index.base)
+        new = []
+        for lane in range(self.lanes):
+            mine = notes[lane * length + start : lane * length + stop]
+            steps = np.flatnonzero(mine & NEW).tolist()
+            if not survives and (not steps or steps[0] != 0):
+                steps.insert(0, 0)
+            for t in steps:
+                row, own = lane * length + start + t, bool(mine[t] & SAME_FRAMES)
+                new.append((lane, cursor + t, row, own, (start + t) % seam == 0))
+        tips = self._linkable(index, new)
+        for lane, step, row, own, _ in new:
+            older = None if own else bytes_of(flat[row : row + 1])[0, : -self.frame.width].numpy()
+            before = REPEAT if own else self._found(storage, index.base, lane, tips.get(step), older)
+            self._append(lane, step, before)
+            self._whole += before >= 0
+        last = np.arange(self.lanes) * length + stop - 1
+        self.tails[:] = bytes_of(flat[torch.from_numpy(last)]).numpy()
+        self._note_tips(index, cursor, length, seam, start, stop)
+        self._tell((stop - start) * self.lanes)
+
+    def _take(self, promoted: Promoted, base: int) -> None:
+        """Forget heads below `base`; put promoted frames in their place."""
+        for lane, number, frames in promoted.links:
+            self.heads[1, lane, number & self._mask] = self._slot(frames)
+        fronts = dict(promoted.fronts)
+        for lane in range(self.lanes):
+            head, tail = self.ends[:, lane].tolist()
+            while head < tail and self.heads[0, lane, head & self._mask] < base:
+                before = int(self.heads[1, lane, head & self._mask])
+                if before >= 0:
+                    self._free.append(before)
+                head += 1
+            if lane in fronts:
+                head -= 1
+                self.heads[:, lane, head & self._mask] = base, self._slot(fronts[lane])
+            self.ends[0, lane] = head
+
+    def _linkable(self, index: Any, new: list[tuple]) -> dict[int, int]:
+        """For a new stretch at the seam of a flat ring the newest step, before this write, of its trajectory."""
+        seams = [step for _, step, _, own, between in new if between and not own]
+        if self.lanes > 1 or not seams:
+            return {}
+        numbers = index.numbers(np.array(seams) % self.steps).tolist()
+        found = {step: self._tips.get(number, -1) for step, number in zip(seams, numbers, strict=True)}
+        return {step: tip for step, tip in found.items() if index.base <= tip < step}
+
+    def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
+        """A link to a stored row whose stack, shifted, is the new one; else a slot."""
+        if tip is not None and older is not None:
+            row = np.array([tip % self.steps * self.lanes + lane])
+            if (bytes_of(self.read(storage, base, row))[0, self.frame.width :].numpy() == older).all():
+                return -2 - tip
+        assert older is not None
+        return self._slot(older)
+
+    def _note_tips(self, index: Any, cursor: int, length: int, seam: int, start: int, stop: int) -> None:
+        if self.lanes > 1:
+            return
+        last = np.array([t for t in range(seam - 1, length, seam) if start <= t < stop] or [stop - 1])
+        steps = cursor + last - start
+        for number, step in zip(index.numbers(steps % self.steps).tolist(), steps.tolist(), strict=True):
+            self._tips[number] = step
+        if len(self._tips) > 4 * (index.count + 16):
+            self._tips = {number: step for number, step in self._tips.items() if step >= index.base}
+
+    @property
+    def _mask(self) -> int:
+        return self.heads.shape[2] - 1
+
+    def _append(self, lane: int, step: int, before: int) -> None:
+        head, tail = self.ends[:, lane].tolist()
+        if tail - head + 1 >= self.heads.shape[2]:  # one place stays free, for a front
+            heads = np.zeros((2, self.lanes, 2 * self.heads.shape[2]), np.int64)
+            for other in range(self.lanes):
+                numbers = np.arange(*self.ends[:, other])
+                heads[:, other, numbers & (2 * self._mask + 1)] = self.heads[:, other, numbers & self._mask]
+            self.heads = heads
+        self.heads[:, lane, tail & self._mask] = step, before
+        self.ends[1, lane] = tail + 1
+
+    def _slot(self, frames: np.ndarray) -> int:
+        if not self._free:
+            memory = np.empty((max(4, 2 * len(self.memory)), self.memory.shape[1]), np.uint8)
+            memory[: len(self.memory)] = self.memory
+            self._free = list(range(len(memory) - 1, len(self.memory) - 1, -1))
+            self.memory = memory
+        slot = self._free.pop()
+        self.memory[slot] = frames
+        return slot
+
+    def _tell(self, rows: int) -> None:
+        self._seen += rows
+        if self._told or self._seen < _MANY:
+            return
+        if 4 * self._whole > self._seen:
+            self._told = True
+            warnings.warn(
+                f"{self._whole} of {self._seen} rows of {show(self.key)} are not the stack above them shifted by one "
+                f"frame, so they are stored whole: frame_stack={self.frames} saves little here. Frames must lie "
+                "oldest first along the first dim; a batch must not be shuffled.",
+                stacklevel=5,
+            )
+        self._seen = self._whole = 0
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def read(self, storage: Storage, base: int, rows: np.ndarray) -> Tensor:
+        """Whole stacks `[N, *F]` of live rows."""
+        from rlcli.kernels.stacks.cpu import places
+
+        where = np.empty((len(rows), self.frames), np.int64)
+        patched = places(self.heads, self.ends, base, self.steps, self.lanes, rows, self.frames, where)
+        flat = where.reshape(-1)
+        frames = storage.gather(np.maximum(flat, 0) if patched else flat, [self.key])[self.key]
+        if patched:
+            at = np.flatnonzero(flat < 0)
+            kept = self.memory.reshape(-1, self.frame.width)[-1 - flat[at]]
+            values = torch.from_numpy(kept).view(self.field.dtype).view(len(at), *self.frame.shape)
+            frames[torch.from_numpy(at).to(frames.device)] = values.to(frames.device)
+        return frames.view(len(rows), *self.field.shape)
+
+    # ---- single rows, checkpoints ------------------------------------------------------------------------------
+    def overwrite(self, storage: Storage, index: Any, rows: np.ndarray, stacks: Tensor) -> None:
+        """Rows int64 `[N]`, each once, are about to get other stacks: keep what their neighbours read from them."""
+        steps = index.base + (rows // self.lanes - index.base) % self.steps
+        heads: dict[tuple[int, int], np.ndarray] = {}
+        whole = bytes_of(stacks.reshape(len(rows), -1)).numpy()
+        for row, step in zip(rows.tolist(), steps.tolist(), strict=True):
+            lane = row % self.lanes
+            if step + 1 < index.cursor:
+                heads[lane, step + 1] = self._older(storage, index.base, lane, step + 1)
+            numbers = np.arange(*self.ends[:, lane])
+            linked = numbers[self.heads[1, lane, numbers & self._mask] == -2 - step]
+            for start in self.heads[0, lane, linked & self._mask].tolist():
+                heads[lane, start] = self._older(storage, index.base, lane, start)
+        for row, step, stack in zip(rows.tolist(), steps.tolist(), whole, strict=True):
+            heads[row % self.lanes, step] = stack[: -self.frame.width]
+            if step == index.cursor - 1:
+                self.tails[row % self.lanes] = stack
+        for lane in {lane for lane, _ in heads}:
+            self._insert(lane, {step: frames for (other, step), frames in heads.items() if other == lane})
+
+    def _insert(self, lane: int, new: Mapping[int, np.ndarray]) -> None:
+        numbers = np.arange(*self.ends[:, lane])
+        held = dict(zip(*self.heads[:, lane, numbers & self._mask].tolist(), strict=True))
+        self.ends[:, lane] = 0
+        for step, frames in new.items():
+            if held.get(step, -1) >= 0:
+                self._free.append(held[step])
+            held[step] = self._slot(frames)
+        for step in sorted(held):
+            self._append(lane, step, held[step])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes beside the rows."""
+        return self.memory.nbytes + self.heads.nbytes + self.tails.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        listed = [self.heads[:, lane, np.arange(*self.ends[:, lane]) & self._mask] for lane in range(self.lanes)]
+        heads = np.concatenate(listed, 1)
+        held = np.flatnonzero(heads[1] >= 0)
+        slots = self.memory[heads[1, held]]
+        heads[1, held] = np.arange(len(held))
+        tips = np.array(list(self._tips.items()), np.int64).reshape(-1, 2)
+        return {
+            "heads": torch.from_numpy(heads),
+            "sizes": torch.tensor([part.shape[1] for part in listed]),
+            "slots": torch.from_numpy(slots),
+            "tails": torch.from_numpy(self.tails.copy()),
+            "tips": torch.from_numpy(tips),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        heads, taken = state["heads"].numpy(), 0
+        self.ends[:] = 0
+        self.memory, self._free = state["slots"].numpy().copy(), []
+        for lane, size in enumerate(state["sizes"].tolist()):
+            for step, before in heads[:, taken : taken + size].T.tolist():
+                self._append(lane, step, before)
+            taken += size
+        self.tails[:] = state["tails"].numpy()
+        self._tips = dict(state["tips"].tolist())
+
+
+def stacked_keys(
+    fields: Mapping[Key, Field], observations: Sequence[Key], frame_stack: int | Mapping[Key, int] | None
+) -> dict[Key, int]:
+    """The keys that are stored one frame a row, and how many frames a stack of theirs has.
+
+    Raises
+    ------
+    ArgumentError
+        A key that is not in the batch, or a number that fits no observation.
+    """
+    if frame_stack is None:
+        return {}
+    if isinstance(frame_stack, Mapping):
+        for key in frame_stack:
+            if unravel(key) not in fields:
+                raise ArgumentError(f"frame_stack names {show(key)}, which is not in the batch")
+        return {unravel(key): frames for key, frames in frame_stack.items()}
+    among = observations or [key for key in fields if as_tuple(key)[0] != NEXT]
+    fit = [key for key in among if len(fields[key].shape) > 1 and fields[key].shape[0] % frame_stack == 0]
+    if not fit:
+        raise ArgumentError(
+            f"no observation is a stack of {frame_stack} frames",
+            where="frame_stack",
+            why=", ".join(f"{show(key)} is {fields[key]} a row" for key in among),
+            fix="The first dim must hold the frames; name the key: frame_stack={'pixels': 4}.",
+        )
+    return dict.fromkeys(fit, frame_stack)

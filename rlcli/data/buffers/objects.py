@@ -1,0 +1,77 @@
+"""A ring of objects that have no columns: what a buffer over a `ListStorage` writes to and reads from.
+
+It has the part of `Ring`'s face that samplers of single rows use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from rlcli.data.storages import ListStorage
+from rlcli.data.storages.list_storage import collate
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+
+
+class ObjectRing:
+    """Objects in the order of writing; the oldest make room for new ones.
+
+    Parameters
+    ----------
+    storage : ListStorage
+    """
+
+    lanes = 1
+
+    def __init__(self, storage: ListStorage) -> None:
+        self.storage, self.steps, self.cursor = storage, storage.max_size, 0
+
+    @property
+    def base(self) -> int:
+        """The oldest live write."""
+        return max(0, self.cursor - self.steps)
+
+    def __len__(self) -> int:
+        return self.cursor - self.base
+
+    def extend(self, items: Sequence[Any]) -> np.ndarray:
+        """Write objects after the newest one; their rows."""
+        rows = np.arange(self.cursor, self.cursor + len(items)) % self.steps
+        fit = self.steps - self.cursor % self.steps
+        self.storage.put(self.cursor % self.steps, items[:fit])
+        if len(items) > fit:
+            self.storage.put(0, items[fit:])
+        self.cursor += len(items)
+        return rows
+
+    def overwrite(self, rows: np.ndarray, items: Sequence[Any]) -> None:
+        """Put other objects in the place of stored ones."""
+        self.storage.put_at(rows, items)
+
+    def read(self, rows: np.ndarray) -> Any:
+        """The objects of rows, stacked where they are tensors or TensorDicts of one shape."""
+        return collate(self.storage.take(rows))
+
+    def clear(self, *, fields: bool = False) -> None:
+        """Forget all objects."""
+        self.storage.clear()
+        self.cursor = 0
+
+    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> NoReturn:
+        raise ArgumentError(
+            "a list of objects has no trajectories", fix="Use LazyTensorStorage, or a sampler that draws single rows."
+        )
+
+    def state_dict(self) -> NoReturn:
+        raise ArgumentError("objects have no place in a file", fix="Use LazyTensorStorage, or another tensor storage.")
+
+
+def items_of(batch: Any) -> list[Any]:
+    """The objects of a batch: rows of a TensorDict or tensor, or the elements of a sequence."""
+    if isinstance(batch, TensorDictBase):
+        return list(batch.unbind(0)) if batch.ndim else [batch]
+    return list(batch)

@@ -1,0 +1,79 @@
+"""Samples made ahead by a thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Prefetcher(Generic[Item]):
+    """Keeps `depth` items ready.
+
+    One thread makes them, one after the other, so they come in the order of the random stream.
+
+    Parameters
+    ----------
+    make : callable
+        From a batch size to an item.
+    depth : int
+
+    Attributes
+    ----------
+    size : int
+        The batch size of the items; 0 before the first.
+    """
+
+    def __init__(self, make: Callable[[int], Item], depth: int) -> None:
+        self._make, self._depth, self.size = make, depth, 0
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
+        self._waiting: deque[Future[Item]] = deque()
+
+    def next(self, size: int) -> Item:
+        """The oldest item of this batch size; what its thread raised is raised here, and the next call starts anew."""
+        if size != self.size:
+            self.drop()
+            self.size = size
+        self._fill()
+        try:
+            item = self._waiting.popleft().result()
+        except BaseException:
+            self.drop()
+            raise
+        self._fill()
+        return item
+
+    def _fill(self) -> None:
+        while len(self._waiting) < self._depth:
+            self._waiting.append(self._threads.submit(self._make, self.size))
+
+    def take(self) -> list[Item]:
+        """All that is made or being made, oldest first; nothing is made after that until it is asked for."""
+        return [future.result() for future in self._take()]
+
+    def put_back(self, items: list[Item], size: int) -> None:
+        """Hand these out first, as samples of this batch size."""
+        self.size = size
+        for item in reversed(items):
+            ready: Future[Item] = Future()
+            ready.set_result(item)
+            self._waiting.appendleft(ready)
+
+    def drop(self) -> None:
+        """Throw away what is ready, and wait for what is being made."""
+        for future in self._take():
+            if not future.cancel():
+                future.exception()
+
+    def _take(self) -> list[Future[Item]]:
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken
+
+    def close(self) -> None:
+        """End the thread."""
+        self.drop()
+        self._threads.shutdown()

@@ -1,0 +1,107 @@
+"""Buffers whose samples say where their rows lie, so that errors can come back as priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.buffers.replay_buffer import ReplayBuffer
+from rlcli.data.samplers import PrioritizedSampler
+from rlcli.data.storages import Storage
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import Key, show, unravel
+
+INDEX = "index"
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` whose samples hold `index` int64 ``[M]`` and, by priority, `priority_weight` float32 ``[M]``.
+
+    Parameters
+    ----------
+    priority_key : key
+        Where a batch or sample holds priorities, if it does.
+    **options
+        As for `ReplayBuffer`.
+    """
+
+    def __init__(self, *, priority_key: Key = "td_error", **options: Any) -> None:
+        super().__init__(**options)
+        self.priority_key = unravel(priority_key)
+
+    def extend(self, batch: Any) -> Tensor:
+        rows = super().extend(batch)
+        if isinstance(batch, TensorDictBase) and self.sampler.has_priorities:
+            priority = batch.get(self.priority_key, None)
+            if priority is not None:
+                self.update_priority(rows, priority.reshape(len(rows), *priority.shape[batch.ndim :]))
+        return rows
+
+    def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
+        for name, value in info.items():
+            columns[name] = value.to(self.storage.device)
+
+    def update_tensordict_priority(self, sample: TensorDictBase) -> None:
+        """Give the rows of a sample the priorities that it now holds under `priority_key`.
+
+        Raises
+        ------
+        MissingKeyError
+            It holds no priorities, or does not say where its rows lie.
+        """
+        for key, who in ((self.priority_key, "the loss writes it"), (INDEX, "samples of this buffer hold it")):
+            if sample.get(key, None) is None:
+                raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why=who)
+        index, priority = sample.get(INDEX), sample.get(self.priority_key)
+        self.update_priority(index.reshape(-1), priority.reshape(index.numel(), *priority.shape[index.ndim :]))
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+
+    Parameters
+    ----------
+    alpha, beta, eps : float
+        See `PrioritizedSampler`.
+    storage, **options
+        As for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Storage | None = None, **options: Any
+    ) -> None:
+        super().__init__(storage=storage, sampler=_by_priority(storage, alpha, beta, eps, "max"), **options)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+
+    Parameters
+    ----------
+    alpha, beta, eps, reduction
+        See `PrioritizedSampler`.
+    storage, priority_key, **options
+        As for `TensorDictReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: Key = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | None = None,
+        reduction: str = "max",
+        **options: Any,
+    ) -> None:
+        sampler = _by_priority(storage, alpha, beta, eps, reduction)
+        super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **options)
+
+
+def _by_priority(storage: Any, alpha: float, beta: float, eps: float, reduction: str) -> PrioritizedSampler:
+    if not isinstance(storage, Storage):
+        raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
+    return PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction)

@@ -1,0 +1,248 @@
+"""Trajectories of a ring of rows, kept while rows are written: O(new rows) a write, whatever is stored.
+
+```
+lane 0   a0 a1 a2|b0 b1|a3 a4 a5 c0|     a goes on in another run, because b came between
+```
+A row goes on in the next one of its lane if both have the same id and the first is no end. Over a seam (two writes,
+or two env rows of a batch in a flat ring) its next observation must also be, bit for bit, the observation there,
+wherever next observations are known. Where the bytes lie and whose they are stay two questions: equal bytes of
+another trajectory are read, never followed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.data.index.arrays import IndexArrays
+from rlcli.data.index.drawing import RandomStream, Slices, check_request
+from rlcli.errors import ArgumentError
+from rlcli.kernels.index import layout
+from rlcli.kernels.index.layout import HAS_IDS
+
+_NO_TABLE = np.empty(0, np.int64)
+
+
+class TrajectoryIndex(IndexArrays):
+    """See the module.
+
+    Parameters
+    ----------
+    steps, lanes : int
+        Of the ring.
+    has_ids : bool
+        Rows carry trajectory ids.
+    pool : SidePool, optional
+        Where next observations are kept that no row stands for; without one they are not known.
+    exact : bool
+        Every row's next observation must be found again, not only those of open trajectories.
+
+    Attributes
+    ----------
+    version : int
+        Counts changes; what was derived from the index holds while it is the same.
+    paired, loose : int
+        Of the last write in `exact`: rows above another one of their lane, and how many of those it does not follow.
+    """
+
+    _table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def record(
+        self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
+        length: int, seam: int, start: int, stop: int,
+    ) -> None:  # fmt: skip
+        """Follow the steps ``[start, stop)`` of a batch ``[lanes, length]``; at most as many as the ring has.
+
+        Parameters
+        ----------
+        pairs : int64 array ``[6, K]``
+            Addresses of observations and next observations, see `rlcli.kernels.index.write`.
+        form : int
+            How next observations are given; `where` is int32 and belongs to the form.
+        ids, done : int64 and bool array ``[lanes * length]``
+        seam : int
+            Rows of one env in a flat batch; `length` elsewhere.
+        """
+        from rlcli.kernels.index.write import record
+
+        if len(self._notes) < len(done):
+            self._notes = np.empty(len(done), np.uint8)
+        compared = False
+        while not record(
+            self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits, self._notes,
+            pairs, form, where, ids, done, length, seam, start, stop, compared,
+        ):  # fmt: skip
+            self._grow()
+            compared = True
+        self.version += 1
+
+    @property
+    def paired(self) -> int:
+        return int(self._scalars[layout.PAIRED])
+
+    @property
+    def loose(self) -> int:
+        return int(self._scalars[layout.LOOSE])
+
+    def cut(self) -> None:
+        """What is written next goes on with no trajectory that has no id."""
+        from rlcli.kernels.index.read import cut_nameless
+
+        cut_nameless(self._scalars, self._runs, self._trajs, self._slots)
+
+    # ---- rows --------------------------------------------------------------------------------------------------
+    def successors(self, rows: np.ndarray) -> np.ndarray:
+        """The row in which each row's trajectory goes on, int64; -1 where no such row is stored."""
+        from rlcli.kernels.index.read import successors
+
+        out = np.empty(len(rows), np.int64)
+        successors(self._scalars, self._runs, self._lanes, self._bits, rows, out)
+        return out
+
+    def is_end(self, rows: np.ndarray) -> np.ndarray:
+        """Whether no stored row continues each row's trajectory, bool."""
+        return self.successors(rows) < 0
+
+    def next_places(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        """In `exact`: the row that holds each row's next observation, or -1 - slot; and how many slots there are."""
+        from rlcli.kernels.index.read import next_places
+
+        out = np.empty(len(rows), np.int64)
+        return out, next_places(self._scalars, self._runs, self._lanes, self._bits, rows, out)
+
+    def ids(self, rows: np.ndarray) -> np.ndarray:
+        """Each row's trajectory id, int64; where rows carry no ids, a number that no two stored trajectories share."""
+        ids, _, numbers = self._whose(rows)
+        return ids if self._scalars[HAS_IDS] else numbers
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """Each row's place in its trajectory, counted from the first row ever stored of it, int64."""
+        return self._whose(rows)[1]
+
+    def numbers(self, rows: np.ndarray) -> np.ndarray:
+        """A number for each row's trajectory that no two stored trajectories share, int64; valid for one `version`."""
+        return self._whose(rows)[2]
+
+    def _whose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        from rlcli.kernels.index.read import whose
+
+        out = np.empty((3, len(rows)), np.int64)
+        whose(self._scalars, self._runs, self._lanes, self._trajs, rows, out[0], out[1], out[2])
+        return out[0], out[1], out[2]
+
+    def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Go on along each row's trajectory.
+
+        Returns
+        -------
+        path : int64 array ``[N, n]``
+            The row itself and those after it; where the trajectory's stored rows run out, the last one again.
+        steps : int64 array ``[N]``
+            How many different rows there are, 1 to n; ``path[:, -1]`` is the last of them.
+        """
+        from rlcli.kernels.index.read import walk
+
+        if n < 1:
+            raise ArgumentError("a walk has at least one step", why=f"got {n}")
+        path, steps = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
+        walk(self._scalars, self._runs, self._lanes, self._bits, rows, path, steps)
+        return path, steps
+
+    # ---- trajectories ------------------------------------------------------------------------------------------
+    @property
+    def count(self) -> int:
+        """Stored trajectories, of which at least one row is live."""
+        return int(self._scalars[layout.TRAJ_LIVE])
+
+    def trajectories(self) -> dict[str, np.ndarray]:
+        """All stored trajectories, oldest row first.
+
+        Returns
+        -------
+        dict of arrays ``[count]``
+            `id`, `number`, `length` (live rows), `position` (of the oldest live row: how many were overwritten),
+            `row` (where that one lies), `lane`, `closed` (nothing can be added to it).
+        """
+        from rlcli.kernels.index.read import lengths
+
+        high = int(self._scalars[layout.TRAJ_HIGH])
+        found = np.zeros((high, 3), np.int64)
+        lengths(self._scalars, self._runs, self._lanes, self._trajs, found)
+        numbers = np.flatnonzero(found[:, 0])
+        first = (found[numbers, 2] // self.width - self.base) % self.steps
+        numbers = numbers[np.lexsort((found[numbers, 2], first))]
+        return {
+            "id": self._trajs[layout.ID, numbers] if self._scalars[HAS_IDS] else numbers,
+            "number": numbers,
+            "length": found[numbers, 0],
+            "position": found[numbers, 1],
+            "row": found[numbers, 2],
+            "lane": self._trajs[layout.LANE, numbers],
+            "closed": self._trajs[layout.STATE, numbers] == layout.CLOSED,
+        }
+
+    def draw(
+        self,
+        random: RandomStream,
+        count: int,
+        slice_len: int,
+        strict: bool = True,
+        span: bool | int | tuple = False,
+        weighting: str = "transition",
+    ) -> Slices:
+        """Slices of trajectories.
+
+        Parameters
+        ----------
+        random : RandomStream
+        count, slice_len : int
+        strict : bool
+            Leave out trajectories that are shorter than a slice; otherwise they are given whole.
+        span : bool, int or (left, right)
+            How many rows of a slice may lie before and after its trajectory, where they are cut away.
+        weighting : "transition" or "trajectory"
+            A trajectory's chance: in proportion to its rows, or the same for all.
+
+        Raises
+        ------
+        ArgumentError
+            Nothing is stored, or no trajectory is long enough.
+        """
+        from rlcli.kernels.index.draw import draw
+
+        left, right = check_request(slice_len, count, span, weighting)
+        if not self.cursor:
+            raise ArgumentError("nothing was stored yet, so no slice can be drawn")
+        least, by_rows = slice_len if strict else 1, weighting == "transition"
+        rows, sizes = np.empty(count * slice_len, np.int64), np.empty(count, np.int64)
+        fails = np.zeros(2, np.int64)
+        numbers = weights = _NO_TABLE
+        while True:
+            written = draw(
+                self._scalars, self._runs, self._lanes, self._trajs, self._bits, random.state, count, slice_len,
+                least, left, right, by_rows, numbers, weights, rows, sizes, fails,
+            )  # fmt: skip
+            if written >= 0:
+                return Slices(rows if written == len(rows) else rows[:written], sizes)
+            numbers, weights = self._eligible(least, left + right, by_rows)
+
+    def _eligible(self, least: int, both: int, by_rows: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Trajectories of at least `least` rows and their cumulated weights, counted once for each `version`."""
+        from rlcli.kernels.index.draw import eligible
+
+        asked = (self.version, least, both, by_rows)
+        if self._table[0] != asked:
+            high = int(self._scalars[layout.TRAJ_HIGH])
+            numbers, weights = np.empty(high, np.int64), np.empty(high, np.int64)
+            n = eligible(
+                self._scalars, self._runs, self._lanes, self._trajs, least, both, by_rows, numbers, weights
+            )  # fmt: skip
+            self._table = (asked, numbers[:n], weights[:n])
+        if not len(self._table[1]):
+            longest = int(self.trajectories()["length"].max())
+            raise ArgumentError(
+                f"no stored trajectory has {least} rows, as many as a slice",
+                why=f"the longest of {self.count} has {longest}",
+                fix="Collect more, take shorter slices, or set sampler.strict_length=false (strict_length=False).",
+            )
+        return self._table[1], self._table[2]

@@ -1,0 +1,221 @@
+"""Rows drawn in proportion to their priority, with the weights that undo it (Schaul et al., 2016, arXiv:1511.05952).
+
+P(i) = p_i^alpha / sum_k p_k^alpha      weight_i = (N P(i))^-beta / max_k weight_k = (P(i) / min_k P(k))^-beta
+
+A new row has the largest priority that was ever given, so that it is drawn soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.samplers.sampler import Draw, Sampler, are_live, need_size, uniform
+from rlcli.errors import ArgumentError
+from rlcli.kernels.sum_tree import SumTree
+
+if TYPE_CHECKING:
+    from rlcli.data.buffers.ring import Ring
+
+WEIGHT = "priority_weight"
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda values: values.amax(1),
+    "mean": lambda values: values.mean(1),
+    "median": lambda values: values.median(1).values,
+    "min": lambda values: values.amin(1),
+}
+
+
+class PrioritizedSampler(Sampler):
+    """Draw rows by priority, with replacement.
+
+    `priority_weight` [M] float32 in a sample weighs its rows in the loss. Errors go back by `update_priority`, of the
+    buffer, or `update_tensordict_priority`.
+
+    Parameters
+    ----------
+    max_capacity : int
+        At least the storage's `max_size`.
+    alpha : float
+        How much priorities count, 0 (not at all) or more.
+    beta : float
+        How much of the bias `priority_weight` undoes, 0 to 1. May be set anew at any time (`sampler.beta = ...`).
+    eps : float
+        Added to every priority, so that none is 0.
+    reduction : str
+        `max`, `mean`, `median` or `min` of a priority with more than one value a row.
+    max_priority_within_buffer : bool
+        New rows get the largest priority that is stored now, not the largest ever given.
+    seed : int, optional
+        See `Sampler`.
+
+    Raises
+    ------
+    ArgumentError
+        A setting is out of its range.
+    """
+
+    has_priorities = True
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        self.max_capacity = need_size("max_capacity", max_capacity)
+        self.alpha, self.beta, self.eps = _at_least_0("alpha", alpha), beta, _at_least_0("eps", eps)
+        if reduction not in REDUCTIONS:
+            raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}", why=f"got {reduction!r}")
+        self.reduction, self.max_priority_within_buffer = reduction, max_priority_within_buffer
+        self._tree = SumTree(max_capacity)
+        self._given, self._largest = False, (1.0 + self.eps) ** self.alpha  # until one is given, priorities are 1
+        self._base = 0  # writes before this one are evicted
+
+    def bind(self, ring: Ring) -> None:
+        super().bind(ring)
+        if self.max_capacity < ring.storage.max_size:
+            raise ArgumentError(
+                "the sampler has fewer priorities than the storage has rows",
+                why=f"max_capacity {self.max_capacity}, max_size {ring.storage.max_size}",
+                fix=f"Use max_capacity={ring.storage.max_size}.",
+            )
+
+    # ---- drawing -----------------------------------------------------------------------------------------------
+    def sample(self, ring: Ring, batch_size: int) -> Draw:
+        rows = self.draw(batch_size)
+        return Draw(rows, columns={WEIGHT: self.weight(rows)})
+
+    def draw(self, count: int) -> np.ndarray:
+        """Rows by priority, int64 ``[count]``."""
+        rows = self._tree.draw(uniform(self.random, count))
+        if rows[0] < 0:
+            raise ArgumentError("no row can be drawn: every priority is 0", fix="Use eps above 0.")
+        return rows
+
+    def draw_among(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """Some of these rows by priority, int64 ``[count]``: one pass over them."""
+        above = np.cumsum(self._tree.priorities[rows])
+        place = np.searchsorted(above, uniform(self.random, count) * above[-1], side="right")
+        return rows[np.minimum(place, len(rows) - 1)]
+
+    def weight(self, rows: np.ndarray) -> Tensor:
+        """Importance weights of rows, float32 ``[N]``, at most 1."""
+        weight = (self._tree.priorities[rows] / self._tree.least) ** -self.beta
+        return torch.from_numpy(weight.astype(np.float32))
+
+    @property
+    def beta(self) -> float:
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = _at_least_0("beta", value)
+
+    # ---- priorities --------------------------------------------------------------------------------------------
+    @property
+    def default_priority(self) -> float:
+        """p^alpha of a row that is new."""
+        if self.max_priority_within_buffer:
+            return self._tree.largest or self._largest
+        return self._largest
+
+    def extended(self, ring: Ring, count: int) -> None:
+        last, base = ring.cursor * ring.lanes, ring.base * ring.lanes
+        self._fill(ring, max(self._base, last - ring.steps * ring.lanes), base, 0.0)  # evicted and not written again
+        self._fill(ring, max(last - count, base), last, self.default_priority)
+        self._base = base
+
+    def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
+        self._tree.set(rows, np.full(len(rows), self.default_priority))
+
+    def _fill(self, ring: Ring, first: int, last: int, value: float) -> None:
+        """One priority for the writes `[first, last)`."""
+        size = ring.steps * ring.lanes
+        if last > first:
+            start = first % size
+            stop = start + last - first
+            self._tree.fill(start, min(stop, size), value)
+            self._tree.fill(0, stop - size, value)
+
+    def update_priority(self, ring: Ring, rows: np.ndarray, priority: Tensor) -> None:
+        """Take over the priorities of rows int64 ``[N]``; rows that are no longer stored are left out.
+
+        Parameters
+        ----------
+        priority : Tensor ``[N]`` or ``[N, ...]``
+            0 or more; reduced to one value a row. One number for all rows will do.
+
+        Raises
+        ------
+        ArgumentError
+            A priority is negative or not finite, or there are not as many as rows; nothing was changed.
+        """
+        values = self._values(rows, priority)
+        live = are_live(ring, rows)
+        if not live.all():
+            rows, values = rows[live], values[live]
+        if len(rows):
+            self._tree.set(rows, values)
+            self._largest = max(self._largest, float(values.max())) if self._given else float(values.max())
+            self._given = True
+
+    def _values(self, rows: np.ndarray, priority: Tensor) -> np.ndarray:
+        value = priority.detach().cpu().double()
+        if value.ndim == 0:
+            value = value.expand(len(rows))
+        if len(value) != len(rows):
+            raise ArgumentError("every row needs a priority", why=f"{len(rows)} rows, priorities {list(value.shape)}")
+        if value.ndim > 1:
+            flat = value.reshape(len(rows), -1)
+            value = flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[self.reduction](flat)
+        raw = value.numpy()
+        if not (np.isfinite(raw).all() and (raw >= 0).all()):
+            bad = np.flatnonzero(~(np.isfinite(raw) & (raw >= 0)))
+            raise ArgumentError(
+                "priorities are finite numbers from 0 on",
+                why=f"{len(bad)} of {len(raw)} are not, the first is {raw[bad[0]]} for row {rows[bad[0]]}",
+                fix="Give absolute errors (td_error.abs()), and check the loss for NaN.",
+            )
+        return (raw + self.eps) ** self.alpha
+
+    def empty(self) -> None:
+        self._tree, self._base = SumTree(self.max_capacity), 0
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "priorities": torch.from_numpy(self._tree.priorities.copy()),
+            "largest": self._largest,
+            "given": self._given,
+            "base": self._base,
+            "beta": self._beta,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        priorities = np.asarray(state["priorities"], np.float64)
+        if len(priorities) != self.max_capacity:
+            raise ArgumentError(
+                "these priorities are of another sampler", why=f"expected {self.max_capacity}, got {len(priorities)}"
+            )
+        self._tree = SumTree(self.max_capacity)
+        self._tree.set(np.arange(self.max_capacity), priorities)
+        self._given, self._largest = bool(state["given"]), float(state["largest"])
+        self._base, self.beta = int(state["base"]), float(state["beta"])
+
+
+def _at_least_0(name: str, value: float) -> float:
+    if not 0 <= value < float("inf"):
+        raise ArgumentError(f"{name} is a number from 0 on", where=name, why=f"got {value!r}")
+    return float(value)

@@ -1,0 +1,155 @@
+"""What every sampler offers: which rows come next, from a random stream of its own.
+
+A sampler chooses rows and never reads them; the buffer reads what was chosen, once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from rlcli.data.index import RandomStream
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+
+if TYPE_CHECKING:
+    from rlcli.data.buffers.ring import Ring
+
+
+@dataclass(slots=True)
+class Draw:
+    """What a sampler chose.
+
+    Attributes
+    ----------
+    rows : int64 array ``[M]``
+    lengths : int64 array ``[slices]`` or None
+        Rows of each slice, in order, M in all; None for single rows.
+    columns : dict of key to Tensor ``[M, ...]``
+        What the sampler knows beside the rows (`priority_weight`, a padding mask).
+    padded : int
+        Where above 0, `rows` hold slices of this length, of which only the first `lengths` rows are real.
+    """
+
+    rows: np.ndarray
+    lengths: np.ndarray | None = None
+    columns: dict[Key, Tensor] = field(default_factory=dict)
+    padded: int = 0
+
+
+class Sampler:
+    """Base of all samplers.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Of its random stream; by default drawn from torch's, so that `torch.manual_seed` covers it.
+
+    Attributes
+    ----------
+    random : RandomStream
+    ran_out : bool
+        Whether the last draw ended an epoch; samplers with replacement have none.
+    ragged : bool
+        Whether a draw may give fewer rows than it was asked for.
+    has_priorities : bool
+        Whether `update_priority` changes anything.
+    """
+
+    ran_out = False
+    ragged = False
+    has_priorities = False
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.random = RandomStream(seed)
+        self._bound: weakref.ref[Ring] | None = None
+
+    def set_seed(self, seed: int) -> None:
+        """Start the random stream anew."""
+        self.random.seed(seed)
+
+    def batch_size(self) -> int | None:
+        """The rows of a draw where the sampler's own settings say it, else None."""
+        return None
+
+    def bind(self, ring: Ring) -> None:
+        """Meet the rows to draw from, before the first write.
+
+        Raises
+        ------
+        ArgumentError
+            The sampler's settings do not fit this ring, or it draws from another one.
+        """
+        other = None if self._bound is None else self._bound()
+        if other is not None and other is not ring:
+            raise ArgumentError(
+                "a sampler belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
+            )
+        self._bound = weakref.ref(ring)
+
+    def sample(self, ring: Ring, batch_size: int) -> Draw:
+        """Choose about `batch_size` live rows of a ring that is not empty."""
+        raise NotImplementedError
+
+    def mark(self, columns: dict[Key, Tensor], draw: Draw) -> None:
+        """Change or add columns of what was read, new tensors ``[M, ...]``, in place: slice markers, for instance."""
+
+    def extended(self, ring: Ring, count: int) -> None:
+        """The newest `count` rows were just written."""
+
+    def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
+        """Stored rows int64 `[N]` hold new data."""
+
+    def update_priority(self, ring: Ring, rows: np.ndarray, priority: Tensor) -> None:
+        """Take over priorities `[N]`; a sampler without priorities has nothing to do."""
+
+    def restart(self) -> None:
+        """Begin a new epoch with the next draw."""
+
+    def empty(self) -> None:
+        """All rows are gone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors that decide all later draws."""
+        return {"random": self.random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.random.load_state_dict(state["random"])
+
+
+def live_rows(ring: Ring) -> np.ndarray:
+    """Row numbers of everything stored, oldest step first, int64 ``[len(ring)]``."""
+    return written_rows(ring, np.arange(ring.base * ring.lanes, ring.cursor * ring.lanes))
+
+
+def written_rows(ring: Ring, writes: np.ndarray) -> np.ndarray:
+    """Where writes number `step * lanes + lane`, counted from the first one on, lie."""
+    return writes % (ring.steps * ring.lanes)
+
+
+def are_live(ring: Ring, rows: np.ndarray) -> np.ndarray:
+    """Which of these row numbers hold data, bool ``[N]``."""
+    size = ring.steps * ring.lanes
+    return (rows >= 0) & (rows < size) & ((rows - ring.base * ring.lanes) % size < len(ring))
+
+
+def need_size(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{name} is a whole number of at least 1", where=name, why=f"got {value!r}")
+    return value
+
+
+def shuffled(random: RandomStream, count: int) -> np.ndarray:
+    """The numbers below `count` in random order, int64."""
+    return np.random.default_rng(int(random.integers(2**62, 1)[0])).permutation(count)
+
+
+def uniform(random: RandomStream, count: int) -> np.ndarray:
+    """Numbers of [0, 1), float64 ``[count]``."""
+    return random.integers(2**53, count) * 2.0**-53

@@ -1,0 +1,175 @@
+"""Contiguous slices of trajectories, end to end in one flat batch.
+
+```
+stored   a0 a1 a2 a3 a4 a5|b0 b1 b2 b3|c0 c1       2 slices of 3:   a2 a3 a4|b0 b1 b2
+```
+Which rows follow each other is the ring's index's knowledge; here is how many slices of what length, and what becomes
+of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from rlcli.data.index.drawing import check_request
+from rlcli.data.samplers.sampler import Draw, Sampler, need_size
+from rlcli.data.samplers.slice_marks import SliceMarks
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED, Key, show, unravel
+
+if TYPE_CHECKING:
+    from rlcli.data.buffers.ring import Ring
+
+MARKERS: tuple[Key, ...] = (TRAJ_IDS, "episode", DONE)
+
+
+class SliceSampler(Sampler):
+    """Draw slices of consecutive rows that never cross the end of a trajectory.
+
+    The batch is flat: slices lie end to end, `is_init` is set at the first row of each (beside stored ones), and the
+    last row is `truncated` and `done` where its trajectory was not terminated there.
+
+    Parameters
+    ----------
+    num_slices, slice_len : int, optional
+        One of them, or both if their product is the batch size.
+    end_key, end_keys : key, sequence of keys, optional
+        Flags that end a trajectory. By default trajectories are told apart by `("collector", "traj_ids")`, else by
+        `"episode"`, and end at `("next", "done")`, whichever are stored.
+    traj_key : key, optional
+        Trajectory ids; `trajectory_key` is the same.
+    truncated_key : key or None
+        Where the cut is marked, with its siblings `done` and `terminated`; None leaves the flags as they are stored.
+    strict_length : bool
+        Draw from trajectories of at least `slice_len` rows only. False takes short ones whole: the batch may be
+        smaller.
+    span : bool, int or (left, right)
+        Let slices begin before their trajectory and end after it, clipped there: True makes every row exactly equally
+        likely, a number is how many rows may be missing. Such slices are shorter.
+    pad_output : bool
+        Repeat the last row of short slices up to `slice_len` and mark real rows in `("collector", "mask")`.
+        Discouraged: nothing in rlcli needs it.
+    weighting : str
+        `"transition"`: a trajectory is drawn in proportion to its rows; `"trajectory"`: all are equally likely.
+    seed : int, optional
+        See `Sampler`.
+
+    Raises
+    ------
+    ArgumentError
+        Neither or a wrong number of slices or rows, or settings that exclude each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        trajectory_key: Key | None = None,
+        truncated_key: Key | None = TRUNCATED,
+        strict_length: bool = True,
+        span: bool | int | tuple = False,
+        pad_output: bool = False,
+        weighting: str = "transition",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        if num_slices is None and slice_len is None:
+            raise ArgumentError(
+                f"{type(self).__name__} needs to know its slices", fix="Give num_slices, slice_len, or both."
+            )
+        self.num_slices = None if num_slices is None else need_size("num_slices", num_slices)
+        self.slice_len = None if slice_len is None else need_size("slice_len", slice_len)
+        self.end_keys = _one_of("end_key", [end_key] if end_key is not None else None, "end_keys", end_keys)
+        self.traj_key = _one_of("traj_key", traj_key, "trajectory_key", trajectory_key)
+        check_request(self.slice_len or 1, 1, span if self.slice_len else bool(span), weighting)
+        self.weighting, self.strict_length, self.span, self.pad_output = weighting, strict_length, span, pad_output
+        self._marks = SliceMarks(truncated_key)
+
+    @property
+    def ragged(self) -> bool:  # type: ignore[override]
+        return (not self.strict_length or bool(self.span)) and not self.pad_output
+
+    def batch_size(self) -> int | None:
+        return None if self.num_slices is None or self.slice_len is None else self.num_slices * self.slice_len
+
+    def bind(self, ring: Ring) -> None:
+        super().bind(ring)
+        ring.use_markers(unravel(self.traj_key) if self.traj_key else None, [unravel(k) for k in self.end_keys or ()])
+        if self.slice_len is not None:
+            self._check_room(ring, self.slice_len)
+
+    def sample(self, ring: Ring, batch_size: int) -> Draw:
+        count, length = self.slices(batch_size)
+        self._check(ring, length)
+        return self._drawn(self._choose(ring, count, length), length)
+
+    def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows `[M]` of `count` slices and their lengths."""
+        slices = ring.index.draw(self.random, count, length, self.strict_length, self.span, self.weighting)
+        return slices.rows, slices.lengths
+
+    def _drawn(self, chosen: tuple[np.ndarray, np.ndarray], length: int) -> Draw:
+        rows, lengths = chosen
+        if not self.pad_output:
+            return Draw(rows, lengths)
+        first = np.cumsum(lengths) - lengths
+        place = first[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # [slices, length]
+        return Draw(rows[place.reshape(-1)], lengths, padded=length)
+
+    def mark(self, columns: dict[Key, Tensor], draw: Draw) -> None:
+        self._marks.write(columns, draw)
+
+    def slices(self, batch_size: int) -> tuple[int, int]:
+        """Number and length of the slices of a batch.
+
+        Raises
+        ------
+        ArgumentError
+            The batch size is not their product.
+        """
+        count = self.num_slices or batch_size // (self.slice_len or 1)
+        length = self.slice_len or batch_size // count
+        if count * length != batch_size or not count:
+            given = " and ".join(
+                f"{name}={value}"
+                for name, value in (("num_slices", self.num_slices), ("slice_len", self.slice_len))
+                if value
+            )
+            raise ArgumentError(
+                "a batch is a whole number of slices",
+                why=f"batch_size={batch_size} with {given}",
+                fix=f"Use batch_size={max(count, 1) * max(length, 1)}, or change the slices.",
+            )
+        return count, length
+
+    def _check(self, ring: Ring, length: int) -> None:
+        self._check_room(ring, length)
+        if not ring.markers:
+            raise MissingKeyError(
+                "slices need to know where trajectories end",
+                why=f"{', '.join(map(show, MARKERS))} are not stored",
+                fix="Store one of them (keep_keys), or name another key: SliceSampler(traj_key=..., end_key=...).",
+            )
+
+    def _check_room(self, ring: Ring, length: int) -> None:
+        if length > ring.steps:
+            raise ArgumentError(
+                "a slice is longer than what the storage holds of one env",
+                why=f"slice_len {length}, {ring.steps} steps",
+                fix="Lower slice_len, or raise the storage's max_size.",
+            )
+
+
+def _one_of(name, value, other_name, other):
+    """Two spellings of one argument."""
+    if value is not None and other is not None and value != other:
+        raise ArgumentError(f"{name} and {other_name} are one setting", why=f"got {value!r} and {other!r}")
+    return other if value is None else value

@@ -1,0 +1,145 @@
+"""Slices that show no row twice in an epoch.
+
+```
+epoch    .|a1 a2 a3|a4 a5 a6|. .      b0 b1 b2|.      every trajectory cut from a random offset on, slices shuffled
+```
+With `strict_length=False` the pieces before the first and after the last whole slice are slices too, and every row
+comes exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rlcli.data.samplers.sampler import live_rows, shuffled
+from rlcli.data.samplers.slice_sampler import SliceSampler
+from rlcli.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rlcli.data.buffers.ring import Ring
+
+
+class SliceSamplerWithoutReplacement(SliceSampler):
+    """Draw slices so that no row comes twice in an epoch.
+
+    An epoch is cut from what is stored when it begins; a write begins a new one. Its end is a smaller batch.
+
+    Parameters
+    ----------
+    drop_last : bool
+        Leave out the end of an epoch that does not fill a batch.
+    shuffle : bool
+        False takes trajectories in the order of writing, each cut from its first row on.
+    **slices
+        As for `SliceSampler`; `span` and `weighting` do not apply.
+
+    Attributes
+    ----------
+    ran_out : bool
+        Whether the last draw was the last of its epoch.
+    """
+
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
+        for name in ("span", "weighting"):
+            if name in slices:
+                raise ArgumentError(f"{type(self).__name__} takes no {name}", fix="Use SliceSampler, or leave it out.")
+        super().__init__(**slices)
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self._length = 0  # of the slices that the epoch was cut into; 0: a new one is due
+        self._rows = self._starts = self._sizes = np.empty(0, np.int64)  # slices left, in `rows` of whole trajectories
+
+    @property
+    def ragged(self) -> bool:  # type: ignore[override]
+        return super().ragged or not self.drop_last
+
+    def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._length != length or not self._left(count):
+            self._begin(ring, count, length)
+        starts, sizes = self._starts[:count], self._sizes[:count]
+        self._starts, self._sizes = self._starts[count:], self._sizes[count:]
+        self.ran_out = not self._left(count)
+        first = np.cumsum(sizes) - sizes
+        return self._rows[np.arange(int(sizes.sum())) + np.repeat(starts - first, sizes)], sizes
+
+    def _left(self, count: int) -> bool:
+        return len(self._starts) >= (count if self.drop_last else 1)
+
+    def _begin(self, ring: Ring, count: int, length: int) -> None:
+        """Cut all that is stored into the slices of a new epoch."""
+        self._rows, lengths = in_order(ring)
+        offset = np.zeros(len(lengths), np.int64)
+        if self.shuffle:
+            slack = lengths % length if self.strict_length else np.where(lengths > length, length - 1, 0)
+            offset = self.random.integers(2**53, len(slack)) % (slack + 1)
+        self._starts, self._sizes = cut(lengths, offset, length, self.strict_length)
+        if self.shuffle:
+            order = shuffled(self.random, len(self._starts))
+            self._starts, self._sizes = self._starts[order], self._sizes[order]
+        self._length = length
+        if not self._left(count):
+            raise ArgumentError(
+                "what is stored gives no batch of slices",
+                why=f"{len(self._starts)} slices of {length} rows that share no row, {count} a batch; "
+                f"the longest of {len(lengths)} trajectories has {int(lengths.max())} rows",
+                fix="Collect more, take fewer or shorter slices, or set strict_length=False or drop_last=False.",
+            )
+
+    def restart(self) -> None:
+        self._length, self.ran_out = 0, False
+
+    def extended(self, ring: Ring, count: int) -> None:
+        self._length = 0
+
+    def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
+        self._length = 0
+
+    def empty(self) -> None:
+        self.restart()
+
+    def state_dict(self) -> dict[str, Any]:
+        arrays = {"rows": self._rows, "starts": self._starts, "sizes": self._sizes}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return super().state_dict() | tensors | {"length": self._length, "ran_out": self.ran_out}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._rows, self._starts, self._sizes = (
+            np.asarray(state[k]).astype(np.int64) for k in ("rows", "starts", "sizes")
+        )
+        self._length, self.ran_out = int(state["length"]), bool(state["ran_out"])
+
+
+def in_order(ring: Ring) -> tuple[np.ndarray, np.ndarray]:
+    """All live rows, trajectory after trajectory, int64 ``[len(ring)]``, and the rows of each ``[trajectories]``."""
+    rows = live_rows(ring)
+    number = ring.index.numbers(rows)
+    order = np.lexsort((ring.index.positions(rows), number))
+    _, lengths = np.unique(number, return_counts=True)
+    return rows[order], lengths
+
+
+def cut(lengths: np.ndarray, offset: np.ndarray, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and sizes of the slices of trajectories that lie end to end.
+
+    Parameters
+    ----------
+    lengths : int64 array ``[trajectories]``
+    offset : int64 array ``[trajectories]``
+        Where the first whole slice begins; not `strict`: how many rows of a slice's length the first piece lacks.
+    length : int
+        Of a slice.
+    strict : bool
+        Whole slices only; else pieces before and after them too, so that they cover every row once.
+    """
+    begin = np.cumsum(lengths) - lengths
+    first = offset if strict else -offset
+    counts = (lengths - offset) // length if strict else -(-(lengths + offset) // length)
+    which = np.repeat(np.arange(len(lengths)), counts)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = first[which] + place * length
+    stops = np.minimum(starts + length, lengths[which])
+    starts = np.maximum(starts, 0)
+    return begin[which] + starts, stops - starts

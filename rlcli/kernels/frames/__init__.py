@@ -1,0 +1,1 @@
+"""Frames as key frames and patches; see `cpu`."""

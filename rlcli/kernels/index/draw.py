@@ -1,0 +1,173 @@
+"""Drawing slices: a trajectory, then one of its legal starts, all draws uniform and independent.
+
+A trajectory of `len` rows has the starts `-left .. len - slice_len + right` (at least one: 0), counted from its
+oldest live row; rows before the first and after the last are clipped away. "transition" weighting draws a
+trajectory in proportion to `2 len + left + right`, which is uniform over rows where nothing is clipped and, with
+`left = right = slice_len - 1`, makes every row exactly equally likely.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.index.layout import (
+    CURSOR,
+    END,
+    FIRST,
+    FREE,
+    LANE,
+    LANES,
+    NXT,
+    POS,
+    STATE,
+    STEPS,
+    TRAJ,
+    TRAJ_HIGH,
+    TRAJ_LIVE,
+)
+from rlcli.kernels.index.read import span_of
+from rlcli.kernels.index.table import base_of, find, first_step
+
+TRIES = 64
+
+
+@compiled()
+def bits64(random: np.ndarray) -> np.uint64:
+    """The next 64 bits of xoshiro256++ (Blackman and Vigna, 2019); `random` is its state, uint64 [4]."""
+    s0, s1, s2, s3 = random[0], random[1], random[2], random[3]
+    mixed = s0 + s3
+    out = ((mixed << np.uint64(23)) | (mixed >> np.uint64(41))) + s0
+    shifted = s1 << np.uint64(17)
+    s2 ^= s0
+    s3 ^= s1
+    s1 ^= s2
+    s0 ^= s3
+    s2 ^= shifted
+    s3 = (s3 << np.uint64(45)) | (s3 >> np.uint64(19))
+    random[0], random[1], random[2], random[3] = s0, s1, s2, s3
+    return out
+
+
+@compiled()
+def below(random: np.ndarray, bound: int) -> int:
+    """A uniform integer in `[0, bound)`, exactly: what falls outside is drawn again."""
+    mask = np.uint64(bound - 1)
+    for shift in (1, 2, 4, 8, 16, 32):
+        mask |= mask >> np.uint64(shift)
+    while True:
+        value = bits64(random) & mask
+        if value < np.uint64(bound):
+            return np.int64(value)  # type: ignore[return-value]
+
+
+@compiled()
+def integers(random: np.ndarray, bound: int, out: np.ndarray) -> None:
+    """Uniform integers in `[0, bound)`."""
+    for i in range(len(out)):
+        out[i] = below(random, bound)
+
+
+@compiled()
+def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, least: int, both: int,
+             by_rows: bool, numbers: np.ndarray, weights: np.ndarray) -> int:  # fmt: skip
+    """All trajectories of at least `least` rows, with their cumulated weights; how many there are."""
+    count, total = 0, 0
+    for traj in range(scalars[TRAJ_HIGH]):
+        length = span_of(scalars, runs, lanes, trajs, traj)[0]
+        if length >= least:
+            total += 2 * length + both if by_rows else 1
+            numbers[count], weights[count] = traj, total
+            count += 1
+    return count
+
+
+@compiled()
+def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int:
+    """The run that holds a live position of a trajectory, sought from the oldest on."""
+    lane, mask, run = trajs[LANE, traj], runs.shape[2] - 1, trajs[FIRST, traj]
+    while runs[POS, lane, run & mask] < position:
+        run = runs[NXT, lane, run & mask]
+    return run
+
+
+@compiled()
+def fill(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int, position: int, count: int,
+         rows: np.ndarray) -> None:  # fmt: skip
+    """Rows of a trajectory from a position on, which lies in `run`."""
+    mask, width, capacity = runs.shape[2] - 1, scalars[LANES], scalars[LANES] * scalars[STEPS]
+    step = runs[END, lane, run & mask] - (runs[POS, lane, run & mask] - position)
+    written = 0
+    while True:
+        row = step % scalars[STEPS] * width + lane
+        for _ in range(min(count - written, runs[END, lane, run & mask] - step + 1)):
+            rows[written] = row
+            written += 1
+            row += width
+            if row >= capacity:
+                row -= capacity
+        if written == count:
+            break
+        run = runs[NXT, lane, run & mask]
+        step = first_step(scalars, runs, lanes, lane, run)
+
+
+@compiled()
+def draw(
+    scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, bits: np.ndarray, random: np.ndarray,
+    count: int, slice_len: int, least: int, left: int, right: int, by_rows: bool, numbers: np.ndarray,
+    weights: np.ndarray, rows: np.ndarray, sizes: np.ndarray, fails: np.ndarray,
+) -> int:  # fmt: skip
+    """Write `count` slices one after another into `rows`; the number of rows, or -1: a table is needed.
+
+    `numbers` and `weights` are that table (see `eligible`), empty where rejection is to be tried. `fails[0]` is set
+    where tries ran out; slices drawn before stay as they are, so no draw is thrown away for its outcome.
+    """
+    width, live = scalars[LANES], scalars[CURSOR] - base_of(scalars)
+    written = fails[1]
+    for i in range(fails[0], count):
+        traj, place, run = -1, -1, -1
+        if len(numbers):
+            traj = numbers[np.searchsorted(weights, below(random, weights[-1]), side="right")]
+        else:
+            for _ in range(TRIES):
+                place = -1
+                virtual = live * width * 2
+                if by_rows:
+                    place = below(random, virtual + (left + right) * scalars[TRAJ_LIVE])
+                if by_rows and place < virtual:
+                    place >>= 1
+                    lane, step = place % width, base_of(scalars) + place // width
+                    run = find(runs, lanes, lane, step)
+                    at = run & (runs.shape[2] - 1)
+                    traj = runs[TRAJ, lane, at]
+                    place = runs[POS, lane, at] - (runs[END, lane, at] - step)
+                else:
+                    place, run = -1, -1
+                    traj = below(random, scalars[TRAJ_HIGH])
+                    while trajs[STATE, traj] == FREE:
+                        traj = below(random, scalars[TRAJ_HIGH])
+                length = span_of(scalars, runs, lanes, trajs, traj)[0]
+                if length >= least:
+                    break
+                traj = -1
+        if traj < 0:
+            fails[0], fails[1] = i, written
+            return -1
+        length, low, _ = span_of(scalars, runs, lanes, trajs, traj)
+        first, last = -left, length - slice_len + right
+        if last < first:
+            first = last = 0
+        if left == 0 and right == 0 and 0 <= place - low <= last:
+            start = place - low  # the row that chose the trajectory: uniform among its starts
+        else:
+            start = first + below(random, last - first + 1)
+            run = -1
+        stop = min(start + slice_len, length)
+        start = max(start, 0)
+        if run < 0:
+            run = run_at(runs, trajs, traj, low + start)
+        fill(scalars, runs, lanes, trajs[LANE, traj], run, low + start, stop - start, rows[written:])
+        written += stop - start
+        sizes[i] = stop - start
+    return written

@@ -1,0 +1,166 @@
+"""Looking rows up: what follows them, whose they are, and where their next observations lie.
+
+Rows are live: whoever calls has checked that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.index.layout import (
+    CLOSED,
+    END,
+    EXACT,
+    FIRST,
+    FREE,
+    HAS_IDS,
+    ID,
+    LANE,
+    LANES,
+    LAST,
+    NXT,
+    OPEN,
+    POS,
+    STATE,
+    STEPS,
+    TRAJ,
+    TRAJ_HIGH,
+    WHERE,
+)
+from rlcli.kernels.index.table import base_of, find, first_step, free_slot
+from rlcli.kernels.rows.bytes import copy_bytes
+
+
+@compiled()
+def is_last(bits: np.ndarray, row: int) -> bool:
+    """Whether a row is the last of its run."""
+    return (bits[row >> 3] >> (row & 7)) & 1 != 0
+
+
+@compiled()
+def step_of(scalars: np.ndarray, row: int) -> int:
+    """The live step that a row holds."""
+    base = base_of(scalars)
+    return base + (row // scalars[LANES] - base) % scalars[STEPS]
+
+
+@compiled()
+def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, row: int) -> int:
+    """The row in which the trajectory goes on, or -1."""
+    count = scalars[LANES]
+    if not is_last(bits, row):
+        return (row + count) % (count * scalars[STEPS])
+    lane = row % count
+    run = find(runs, lanes, lane, step_of(scalars, row))
+    following = runs[NXT, lane, run & (runs.shape[2] - 1)]
+    if following < 0:
+        return -1
+    return first_step(scalars, runs, lanes, lane, following) % scalars[STEPS] * count + lane
+
+
+@compiled()
+def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
+               out: np.ndarray) -> None:  # fmt: skip
+    """`after` of each row."""
+    for i in range(len(rows)):
+        out[i] = after(scalars, runs, lanes, bits, rows[i])
+
+
+@compiled()
+def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
+                out: np.ndarray) -> int:  # fmt: skip
+    """For each row the row that holds its next observation, or -1 - slot; the number of slots among them."""
+    count, patched = scalars[LANES], 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if not is_last(bits, row):
+            out[i] = (row + count) % (count * scalars[STEPS])
+            continue
+        lane, step = row % count, step_of(scalars, row)
+        at = find(runs, lanes, lane, step) & (runs.shape[2] - 1)
+        if runs[WHERE, lane, at] >= 0:
+            out[i] = -1 - runs[WHERE, lane, at]
+            patched += 1
+        elif runs[NXT, lane, at] >= 0:
+            out[i] = first_step(scalars, runs, lanes, lane, runs[NXT, lane, at]) % scalars[STEPS] * count + lane
+        else:
+            out[i] = (row + count) % (count * scalars[STEPS])
+    return patched
+
+
+@compiled()
+def patch(places: np.ndarray, pool: int, slot_width: int, offsets: np.ndarray, widths: np.ndarray,
+          targets: np.ndarray) -> None:  # fmt: skip
+    """Write the slots among `places` over their rows of the columns at `targets` [K]."""
+    for i in range(len(places)):
+        if places[i] < 0:
+            slot = pool + (-1 - places[i]) * slot_width
+            for key in range(len(targets)):
+                copy_bytes(targets[key] + i * widths[key], slot + offsets[key], widths[key])
+
+
+@compiled()
+def whose(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, rows: np.ndarray,
+          ids: np.ndarray, positions: np.ndarray, numbers: np.ndarray) -> None:  # fmt: skip
+    """Id, position in the trajectory as stored, and number of the trajectory of each row."""
+    for i in range(len(rows)):
+        lane, step = rows[i] % scalars[LANES], step_of(scalars, rows[i])
+        at = find(runs, lanes, lane, step) & (runs.shape[2] - 1)
+        traj = runs[TRAJ, lane, at]
+        ids[i], numbers[i] = trajs[ID, traj], traj
+        positions[i] = runs[POS, lane, at] - (runs[END, lane, at] - step)
+
+
+@compiled()
+def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray, path: np.ndarray,
+         steps: np.ndarray) -> None:  # fmt: skip
+    """Up to `path.shape[1]` rows of a trajectory from each row on; the last one is repeated."""
+    for i in range(len(rows)):
+        row = rows[i]
+        path[i, 0] = row
+        steps[i] = 1
+        for j in range(1, path.shape[1]):
+            following = after(scalars, runs, lanes, bits, row)
+            if following >= 0:
+                row = following
+                steps[i] += 1
+            else:
+                for rest in range(j, path.shape[1]):
+                    path[i, rest] = row
+                break
+            path[i, j] = row
+
+
+@compiled()
+def cut_nameless(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray) -> None:
+    """Close open trajectories that have no ids."""
+    if scalars[HAS_IDS] != 0:
+        return
+    for traj in range(scalars[TRAJ_HIGH]):
+        if trajs[STATE, traj] == OPEN:
+            trajs[STATE, traj] = CLOSED
+            lane, at = trajs[LANE, traj], trajs[LAST, traj] & (runs.shape[2] - 1)
+            if scalars[EXACT] == 0 and runs[WHERE, lane, at] >= 0:
+                free_slot(scalars, slots, runs[WHERE, lane, at])
+                runs[WHERE, lane, at] = -1
+
+
+@compiled()
+def lengths(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, out: np.ndarray) -> None:
+    """For each trajectory number: live rows (0: none such), and position and row of the first of them."""
+    for traj in range(scalars[TRAJ_HIGH]):
+        out[traj, 0], out[traj, 1], out[traj, 2] = span_of(scalars, runs, lanes, trajs, traj)
+
+
+@compiled()
+def span_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, traj: int) -> tuple:
+    """Live rows of a trajectory, position of the first, and its row."""
+    if trajs[STATE, traj] == FREE:
+        return 0, 0, -1
+    lane, mask = trajs[LANE, traj], runs.shape[2] - 1
+    first, last = trajs[FIRST, traj], trajs[LAST, traj]
+    step = first_step(scalars, runs, lanes, lane, first)
+    low = runs[POS, lane, first & mask] - (runs[END, lane, first & mask] - step)
+    row = step % scalars[STEPS] * scalars[LANES] + lane
+    return runs[POS, lane, last & mask] + 1 - low, low, row

@@ -1,0 +1,130 @@
+"""Small steps on the arrays of the index that all passes share; see `layout`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.index.layout import (
+    CURSOR,
+    END,
+    FIRST,
+    HASHED,
+    HEAD,
+    ID,
+    LANE,
+    LAST,
+    OPEN,
+    PARKED,
+    SLOT_FREE,
+    SLOT_HIGH,
+    STATE,
+    STEPS,
+    TAIL,
+    TRAJ_FREE,
+    TRAJ_HIGH,
+    TRAJ_LIVE,
+)
+
+
+@compiled()
+def base_of(scalars: np.ndarray) -> int:
+    """The oldest live step."""
+    return max(0, scalars[CURSOR] - scalars[STEPS])
+
+
+@compiled()
+def find(runs: np.ndarray, lanes: np.ndarray, lane: int, step: int) -> int:
+    """The number of the run that holds a live step."""
+    mask = runs.shape[2] - 1
+    low, high = lanes[HEAD, lane], lanes[TAIL, lane]
+    while low < high:
+        middle = (low + high) >> 1
+        if runs[END, lane, middle & mask] < step:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled()
+def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int) -> int:
+    """The first live step of a run."""
+    if run == lanes[HEAD, lane]:
+        return base_of(scalars)
+    return runs[END, lane, (run - 1) & (runs.shape[2] - 1)] + 1
+
+
+@compiled()
+def home(traj_id: int, lane: int, mask: int) -> int:
+    """Where an open trajectory is looked for first."""
+    mixed = (traj_id ^ (lane << 40)) * -7046029254386353131
+    return (mixed >> 32) & mask
+
+
+@compiled()
+def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> int:
+    """The place in `hashed` of an open trajectory, or of the hole where it would be."""
+    mask = len(hashed) - 1
+    at = home(traj_id, lane, mask)
+    while hashed[at] >= 0 and (trajs[ID, hashed[at]] != traj_id or trajs[LANE, hashed[at]] != lane):
+        at = (at + 1) & mask
+    return at
+
+
+@compiled()
+def unpark(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, at: int) -> None:
+    """Empty a place, and move up what collided with it."""
+    mask = len(hashed) - 1
+    scalars[HASHED] -= 1
+    hole = at
+    while True:
+        at = (at + 1) & mask
+        if hashed[at] < 0:
+            break
+        wanted = home(trajs[ID, hashed[at]], trajs[LANE, hashed[at]], mask)
+        if ((at - wanted) & mask) >= ((at - hole) & mask):
+            hashed[hole] = hashed[at]
+            hole = at
+    hashed[hole] = -1
+
+
+@compiled()
+def park_again(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray) -> None:
+    """Fill an empty `hashed` from the trajectories' states."""
+    scalars[HASHED] = 0
+    for traj in range(scalars[TRAJ_HIGH]):
+        if trajs[STATE, traj] == PARKED:
+            hashed[parked(trajs, hashed, trajs[ID, traj], trajs[LANE, traj])] = traj
+            scalars[HASHED] += 1
+
+
+@compiled()
+def new_traj(scalars: np.ndarray, trajs: np.ndarray, traj_id: int, lane: int, run: int) -> int:
+    """A trajectory that begins with this run."""
+    traj = scalars[TRAJ_FREE]
+    if traj >= 0:
+        scalars[TRAJ_FREE] = trajs[FIRST, traj]
+    else:
+        traj = scalars[TRAJ_HIGH]
+        scalars[TRAJ_HIGH] += 1
+    scalars[TRAJ_LIVE] += 1
+    trajs[ID, traj], trajs[LANE, traj], trajs[STATE, traj] = traj_id, lane, OPEN
+    trajs[FIRST, traj] = trajs[LAST, traj] = run
+    return traj
+
+
+@compiled()
+def new_slot(scalars: np.ndarray, slots: np.ndarray) -> int:
+    """A slot of the side pool."""
+    if scalars[SLOT_FREE] > 0:
+        scalars[SLOT_FREE] -= 1
+        return slots[scalars[SLOT_FREE]]
+    scalars[SLOT_HIGH] += 1
+    return scalars[SLOT_HIGH] - 1
+
+
+@compiled()
+def free_slot(scalars: np.ndarray, slots: np.ndarray, slot: int) -> None:
+    slots[scalars[SLOT_FREE]] = slot
+    scalars[SLOT_FREE] += 1

@@ -1,0 +1,365 @@
+"""Following new rows: where runs end, which trajectory goes on, and which next observations must be kept apart.
+
+A batch is `[lanes, steps]` with time last. In a flat ring (one lane) `[P, T]` is one lane of P * T rows, with a
+seam every T of them. Nothing is changed before all capacities are known to do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.index.layout import (
+    BELOW,
+    CLOSED,
+    CURSOR,
+    END,
+    EXACT,
+    FIRST,
+    FREE,
+    HAS_IDS,
+    HASHED,
+    HEAD,
+    ID,
+    KNOWN,
+    LANES,
+    LAST,
+    LINKED,
+    LOOSE,
+    MANY,
+    NEED_RUNS,
+    NXT,
+    OPEN,
+    PAIRED,
+    PARKED,
+    POOL,
+    POS,
+    SLOT_FREE,
+    SLOT_HIGH,
+    SLOT_WIDTH,
+    STATE,
+    STEPS,
+    TAIL,
+    TRAJ,
+    TRAJ_FREE,
+    TRAJ_LIVE,
+    WHERE,
+)
+from rlcli.kernels.index.table import free_slot, new_slot, new_traj, parked, unpark
+from rlcli.kernels.rows.bytes import copy_bytes, same_bytes
+
+# how next observations are given: a column of their own, Rows with an index, Rows of a whole batch with its ends
+PLAIN, INDEXED, ENDS = range(3)
+# one column of `pairs` for each observation key
+OBS, NEXT, EXTRA, WIDTH, OFFSET, POOLED = range(6)
+# of a row and the one above it: the trajectory goes on, the bytes follow, nothing is to be noted
+GOES, SAME, PLAIN_ROW = 1, 2, 4
+
+
+@compiled()
+def next_at(pairs: np.ndarray, key: int, row: int, form: int, index: np.ndarray) -> int:
+    """The address of the next observation of a row of the batch."""
+    width = pairs[WIDTH, key]
+    if form == PLAIN:
+        return pairs[NEXT, key] + row * width
+    if form == INDEXED:
+        at, pooled = np.int64(index[row]), pairs[POOLED, key]
+        return pairs[NEXT, key] + at * width if at < pooled else pairs[EXTRA, key] + (at - pooled) * width
+    at = np.searchsorted(index, row)
+    if at < len(index) and index[at] == row:
+        return pairs[EXTRA, key] + at * width
+    return pairs[NEXT, key] + (row + 1) * width
+
+
+@compiled()
+def follows(pairs: np.ndarray, row: int, below: int, form: int, index: np.ndarray) -> bool:
+    """Whether the next observation of a row is, bit for bit, the observation of another row of the batch."""
+    for key in range(pairs.shape[1]):
+        width = pairs[WIDTH, key]
+        one, other = next_at(pairs, key, row, form, index), pairs[OBS, key] + below * width
+        if one != other and not same_bytes(one, other, width):
+            return False
+    return True
+
+
+@compiled()
+def follow_all(pairs: np.ndarray, first: int, stop: int, form: int, index: np.ndarray, notes: np.ndarray) -> None:
+    """Note `SAME` for the rows `[first, stop)` that follow the row above: `follows`, key after key."""
+    for row in range(first, stop):
+        notes[row] = SAME
+    for key in range(pairs.shape[1]):
+        width, obs, after = pairs[WIDTH, key], pairs[OBS, key], pairs[NEXT, key]
+        extra, pooled = pairs[EXTRA, key], pairs[POOLED, key]
+        for row in range(first, stop):
+            if notes[row] != SAME:
+                continue
+            if form == PLAIN:
+                above = after + (row - 1) * width
+            else:
+                at = np.int64(index[row - 1])
+                above = after + at * width if at < pooled else extra + (at - pooled) * width
+            here = obs + row * width
+            if above != here and not same_bytes(above, here, width):
+                notes[row] = 0
+
+
+@compiled()
+def in_slot(scalars: np.ndarray, pairs: np.ndarray, slot: int, row: int) -> bool:
+    """Whether a slot holds, bit for bit, the observation of a row of the batch."""
+    at = scalars[POOL] + slot * scalars[SLOT_WIDTH]
+    for key in range(pairs.shape[1]):
+        width = pairs[WIDTH, key]
+        if not same_bytes(at + pairs[OFFSET, key], pairs[OBS, key] + row * width, width):
+            return False
+    return True
+
+
+@compiled()
+def keep(scalars: np.ndarray, slots: np.ndarray, pairs: np.ndarray, row: int, form: int, index: np.ndarray) -> int:
+    """A new slot with the next observation of a row of the batch."""
+    slot = new_slot(scalars, slots)
+    at = scalars[POOL] + slot * scalars[SLOT_WIDTH]
+    for key in range(pairs.shape[1]):
+        copy_bytes(at + pairs[OFFSET, key], next_at(pairs, key, row, form, index), pairs[WIDTH, key])
+    return slot
+
+
+@compiled()
+def compare(
+    scalars: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray, ids: np.ndarray, done: np.ndarray,
+    length: int, seam: int, start: int, stop: int, notes: np.ndarray,
+) -> None:  # fmt: skip
+    """Note for each row of `[start, stop)` how it follows the row above it; count the runs it takes."""
+    need, paired, loose = 0, 0, 0
+    known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
+    for lane in range(scalars[LANES]):
+        need += 1
+        first = max(start, 1)
+        at = np.searchsorted(index, lane * length + first - 1) if form == ENDS else 0
+        in_row = first % seam
+        if exact and form != ENDS:
+            follow_all(pairs, lane * length + first, lane * length + stop, form, index, notes)
+        for step in range(first, stop):
+            row = lane * length + step
+            between = in_row == 0
+            in_row = 0 if in_row + 1 == seam else in_row + 1
+            same = False
+            if form == ENDS:
+                same = not (at < len(index) and index[at] == row - 1)
+                if not same:
+                    same = follows(pairs, row - 1, row, form, index)
+                    at += 1
+            elif exact:
+                same = notes[row] == SAME
+            elif known and between:
+                same = follows(pairs, row - 1, row, form, index)
+            goes = not done[row - 1] and (not has_ids or ids[row - 1] == ids[row])
+            if between:
+                goes = goes and has_ids and (same or not known)
+            elif exact:
+                paired += 1
+                loose += not same
+            plain = goes and (same or not exact)
+            notes[row] = GOES * goes + SAME * same + PLAIN_ROW * plain
+            need += not plain
+    scalars[NEED_RUNS], scalars[PAIRED], scalars[LOOSE] = need, paired, loose
+
+
+@compiled()
+def fits(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
+         slots: np.ndarray) -> bool:  # fmt: skip
+    """Whether the arrays can take `NEED_RUNS` more runs."""
+    need, most = scalars[NEED_RUNS], 0
+    for lane in range(scalars[LANES]):
+        most = max(most, lanes[TAIL, lane] - lanes[HEAD, lane])
+    return (
+        most + need <= runs.shape[2]
+        and scalars[TRAJ_LIVE] + need <= trajs.shape[1]
+        and 2 * (scalars[HASHED] + need) <= len(hashed)
+        and (scalars[KNOWN] == 0 or scalars[SLOT_HIGH] - scalars[SLOT_FREE] + need + scalars[LANES] <= len(slots))
+    )
+
+
+@compiled()
+def evict(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
+          slots: np.ndarray, base: int) -> None:  # fmt: skip
+    """Forget runs that end before `base`."""
+    mask = runs.shape[2] - 1
+    for lane in range(scalars[LANES]):
+        head = lanes[HEAD, lane]
+        while head < lanes[TAIL, lane] and runs[END, lane, head & mask] < base:
+            at = head & mask
+            if runs[WHERE, lane, at] >= 0:
+                free_slot(scalars, slots, runs[WHERE, lane, at])
+            traj = runs[TRAJ, lane, at]
+            if runs[NXT, lane, at] >= 0:
+                trajs[FIRST, traj] = runs[NXT, lane, at]
+            else:
+                if trajs[STATE, traj] == PARKED:
+                    unpark(scalars, trajs, hashed, parked(trajs, hashed, trajs[ID, traj], lane))
+                trajs[STATE, traj] = FREE
+                trajs[FIRST, traj] = scalars[TRAJ_FREE]
+                scalars[TRAJ_FREE] = traj
+                scalars[TRAJ_LIVE] -= 1
+            head += 1
+        lanes[HEAD, lane] = head
+
+
+@compiled()
+def leave(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, slots: np.ndarray,
+          lane: int, at: int) -> None:  # fmt: skip
+    """Other rows come after the last run of a trajectory: an open one may go on later, if it has an id."""
+    traj = runs[TRAJ, lane, at]
+    if trajs[STATE, traj] != OPEN:
+        return
+    if scalars[HAS_IDS] == 0:
+        trajs[STATE, traj] = CLOSED
+        return
+    place = parked(trajs, hashed, trajs[ID, traj], lane)
+    before = hashed[place]
+    if before >= 0:  # the same id was left open before: it is the newer one that may go on
+        trajs[STATE, before] = CLOSED
+        old = trajs[LAST, before] & (runs.shape[2] - 1)
+        if scalars[EXACT] == 0 and runs[WHERE, lane, old] >= 0:
+            free_slot(scalars, slots, runs[WHERE, lane, old])
+            runs[WHERE, lane, old] = BELOW
+    else:
+        scalars[HASHED] += 1
+    hashed[place] = traj
+    trajs[STATE, traj] = PARKED
+
+
+@compiled()
+def begin(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
+          slots: np.ndarray, pairs: np.ndarray, lane: int, row: int, traj_id: int) -> None:  # fmt: skip
+    """A run of a new trajectory, or of one that was left open and goes on here."""
+    mask = runs.shape[2] - 1
+    run = lanes[TAIL, lane]
+    at = run & mask
+    runs[POS, lane, at] = -1
+    traj = -1
+    if scalars[HAS_IDS] != 0:
+        place = parked(trajs, hashed, traj_id, lane)
+        if hashed[place] >= 0:
+            last = trajs[LAST, hashed[place]] & mask
+            slot = runs[WHERE, lane, last]
+            if scalars[KNOWN] == 0 or (slot >= 0 and in_slot(scalars, pairs, slot, row)):
+                traj = hashed[place]
+                unpark(scalars, trajs, hashed, place)
+                if slot >= 0:
+                    free_slot(scalars, slots, slot)
+                runs[WHERE, lane, last] = LINKED
+                runs[NXT, lane, last] = run
+                runs[POS, lane, at] = runs[POS, lane, last]
+                trajs[LAST, traj], trajs[STATE, traj] = run, OPEN
+    if traj < 0:
+        traj = new_traj(scalars, trajs, traj_id, lane, run)
+    runs[TRAJ, lane, at], runs[NXT, lane, at], runs[WHERE, lane, at] = traj, -1, BELOW
+    lanes[TAIL, lane] = run + 1
+
+
+@compiled()
+def go_on(runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, lane: int, last: int) -> None:
+    """Another run of the trajectory of the newest one."""
+    mask, run = runs.shape[2] - 1, last + 1
+    at, to = last & mask, run & mask
+    traj = runs[TRAJ, lane, at]
+    runs[POS, lane, to], runs[TRAJ, lane, to] = runs[POS, lane, at], traj
+    runs[NXT, lane, to], runs[WHERE, lane, to] = -1, BELOW
+    runs[NXT, lane, at] = trajs[LAST, traj] = run
+    lanes[TAIL, lane] = run + 1
+
+
+@compiled()
+def clear_bits(bits: np.ndarray, first: int, count: int, capacity: int) -> None:
+    """Clear the bits of `count` rows from `first` on, around the end of the ring."""
+    if first + count > capacity:
+        clear_bits_of(bits, 0, first + count - capacity)
+        count = capacity - first
+    clear_bits_of(bits, first, first + count)
+
+
+@compiled()
+def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
+    """Clear the bits of the rows `[first, stop)`."""
+    while first < stop and first & 7:
+        bits[first >> 3] &= ~np.uint8(1 << (first & 7))
+        first += 1
+    while first + 8 <= stop:
+        bits[first >> 3] = 0
+        first += 8
+    while first < stop:
+        bits[first >> 3] &= ~np.uint8(1 << (first & 7))
+        first += 1
+
+
+@compiled()
+def record(
+    scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
+    slots: np.ndarray, bits: np.ndarray, notes: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray,
+    ids: np.ndarray, done: np.ndarray, length: int, seam: int, start: int, stop: int, compared: bool,
+) -> bool:  # fmt: skip
+    """Follow the steps `[start, stop)` of a batch of `length` steps a lane; False where the arrays must grow first."""
+    if not compared:
+        compare(scalars, pairs, form, index, ids, done, length, seam, start, stop, notes)
+    if not fits(scalars, runs, lanes, trajs, hashed, slots):
+        return False
+    known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
+    many = seam < length
+    mask, count, capacity = runs.shape[2] - 1, scalars[LANES], scalars[LANES] * scalars[STEPS]
+    clear_bits(bits, scalars[CURSOR] * count % capacity, (stop - start) * count, capacity)
+    for lane in range(count):
+        step = start
+        while step < stop:
+            row, now = lane * length + step, scalars[CURSOR] + step - start
+            traj_id = ids[row] if has_ids else 0
+            last = lanes[TAIL, lane] - 1
+            at = last & mask
+            goes, same, fresh = False, False, last < lanes[HEAD, lane]
+            if fresh:
+                pass
+            elif step == 0:  # the seam between two writes
+                slot, traj = runs[WHERE, lane, at], runs[TRAJ, lane, at]
+                same = known and slot >= 0 and in_slot(scalars, pairs, slot, row)
+                goes = trajs[STATE, traj] == OPEN and (same or not known)
+                goes = goes and (trajs[ID, traj] == traj_id if has_ids else not (many or scalars[MANY] != 0))
+            else:
+                goes, same = notes[row] & GOES != 0, notes[row] & SAME != 0
+            if fresh:
+                begin(scalars, runs, lanes, trajs, hashed, slots, pairs, lane, row, traj_id)
+            elif goes and (same or not exact):  # only at the first row: the run of the last write goes on
+                if runs[WHERE, lane, at] >= 0:
+                    free_slot(scalars, slots, runs[WHERE, lane, at])
+                    runs[WHERE, lane, at] = BELOW
+                above = (now - 1) % scalars[STEPS] * count + lane
+                bits[above >> 3] &= ~np.uint8(1 << (above & 7))
+            else:
+                open_end = has_ids and trajs[STATE, runs[TRAJ, lane, at]] == OPEN and not goes
+                kept = (exact and (open_end or not same)) or (known and open_end)
+                if kept and runs[WHERE, lane, at] < 0:
+                    runs[WHERE, lane, at] = keep(scalars, slots, pairs, row - 1, form, index)
+                elif not kept and runs[WHERE, lane, at] >= 0:
+                    free_slot(scalars, slots, runs[WHERE, lane, at])
+                    runs[WHERE, lane, at] = BELOW
+                if goes:  # the trajectory goes on, but not from these bytes
+                    go_on(runs, lanes, trajs, lane, last)
+                else:
+                    leave(scalars, runs, trajs, hashed, slots, lane, at)
+                    begin(scalars, runs, lanes, trajs, hashed, slots, pairs, lane, row, traj_id)
+            stretch = 1
+            while step + stretch < stop and notes[row + stretch] & PLAIN_ROW:
+                stretch += 1
+            at = (lanes[TAIL, lane] - 1) & mask
+            runs[END, lane, at] = now + stretch - 1
+            runs[POS, lane, at] += stretch
+            if done[row + stretch - 1]:
+                trajs[STATE, runs[TRAJ, lane, at]] = CLOSED
+            below = (now + stretch - 1) % scalars[STEPS] * count + lane
+            bits[below >> 3] |= np.uint8(1 << (below & 7))
+            step += stretch
+        if exact or (known and trajs[STATE, runs[TRAJ, lane, at]] == OPEN):
+            runs[WHERE, lane, at] = keep(scalars, slots, pairs, lane * length + stop - 1, form, index)
+    cursor = scalars[CURSOR] + stop - start
+    evict(scalars, runs, lanes, trajs, hashed, slots, cursor - scalars[STEPS])
+    scalars[MANY], scalars[CURSOR] = many, cursor
+    return True

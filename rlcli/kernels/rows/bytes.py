@@ -1,0 +1,91 @@
+"""Bytes at an address, inside a compiled loop: copied, compared, read and written.
+
+Nothing is checked: whoever calls keeps the memory alive and knows its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_COPY = types.void(types.int64, types.int64, types.int64)
+_SAME = types.boolean(types.int64, types.int64, types.int64)
+
+
+def _callable(generator: Callable) -> Any:
+    """An intrinsic is called without its first argument, which no type checker can know."""
+    return intrinsic(generator)
+
+
+@_callable
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """C's `memcpy(target, source, count)`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = cgutils.voidptr_t
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
+        return context.get_dummy_value()
+
+    return _COPY, generate
+
+
+@_callable
+def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
+    """C's `memcmp(one, other, count) == 0`: bits, never values, so NaN equals itself and -0.0 differs from 0.0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = cgutils.voidptr_t
+        kind = ir.FunctionType(ir.IntType(32), [pointer, pointer, ir.IntType(64)])
+        compare = cgutils.get_or_insert_function(builder.module, kind, "memcmp")
+        answer = builder.call(
+            compare, [builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2]]
+        )
+        return builder.icmp_signed("==", answer, ir.Constant(ir.IntType(32), 0))
+
+    return _SAME, generate
+
+
+def _mover(size: int) -> Any:
+    @_callable
+    def move(typing: Any, target: Any, source: Any) -> Any:
+        """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.PointerType(ir.IntType(8 * size))
+            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return _MOVE, generate
+
+    return move
+
+
+_MOVE = types.void(types.int64, types.int64)
+move_1, move_4, move_8, move_16 = _mover(1), _mover(4), _mover(8), _mover(16)
+
+
+@_callable
+def load_1(typing: Any, address: Any) -> Any:
+    """The byte at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.PointerType(ir.IntType(8))))
+
+    return types.uint8(types.int64), generate
+
+
+@_callable
+def store_1(typing: Any, address: Any, value: Any) -> Any:
+    """Write the byte at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.PointerType(ir.IntType(8))))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint8), generate

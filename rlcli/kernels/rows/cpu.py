@@ -1,0 +1,63 @@
+"""Rows of many columns copied in one compiled pass.
+
+A column is (address, bytes a row); rows lie one after another. Nothing is checked here: whoever calls holds the
+tensors alive and has checked dtype, shape, contiguity and range (`rlcli.data.fields`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.rows.bytes import copy_bytes, move_1, move_4, move_8, move_16
+
+
+@compiled()
+def put(columns: np.ndarray, widths: np.ndarray, start: int, count: int, sources: np.ndarray) -> None:
+    """Rows `[start, start + count)` of every column from contiguous memory at `sources` [K]."""
+    for k in range(len(columns)):
+        copy_bytes(columns[k] + start * widths[k], sources[k], count * widths[k])
+
+
+@compiled()
+def gather(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, targets: np.ndarray) -> None:
+    """`target[i] = column[rows[i]]` for every column; `targets` [K] addresses of contiguous memory."""
+    for k in range(len(columns)):
+        base, width, out = columns[k], widths[k], targets[k]
+        if width == 1:
+            for i in range(len(rows)):
+                move_1(out + i, base + rows[i])
+        elif width == 4:
+            for i in range(len(rows)):
+                move_4(out + i * 4, base + rows[i] * 4)
+        elif width == 8:
+            for i in range(len(rows)):
+                move_8(out + i * 8, base + rows[i] * 8)
+        elif width == 16:
+            for i in range(len(rows)):
+                move_16(out + i * 16, base + rows[i] * 16)
+        else:
+            for i in range(len(rows)):
+                copy_bytes(out + i * width, base + rows[i] * width, width)
+
+
+@compiled()
+def scatter(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, sources: np.ndarray) -> None:
+    """`column[rows[i]] = source[i]` for every column, in order (a row given twice keeps the last)."""
+    for k in range(len(columns)):
+        base, width, source = columns[k], widths[k], sources[k]
+        for i in range(len(rows)):
+            copy_bytes(base + rows[i] * width, source + i * width, width)
+
+
+@compiled()
+def by_step(
+    sources: np.ndarray, widths: np.ndarray, lanes: int, length: int, start: int, stop: int, targets: np.ndarray
+) -> None:
+    """The steps `[start, stop)` of columns `[lanes, length]`, step after step instead of lane after lane."""
+    for k in range(len(sources)):
+        width = widths[k]
+        for lane in range(lanes):
+            source, target = sources[k] + (lane * length + start) * width, targets[k] + lane * width
+            for step in range(stop - start):
+                copy_bytes(target + step * lanes * width, source + step * width, width)

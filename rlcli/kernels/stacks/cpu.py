@@ -1,0 +1,86 @@
+"""Frame stacks in compiled passes.
+
+```
+stack of a row   f0 f1 f2 f3     newest last; the row below is f1 f2 f3 f4 as long as stacks are only shifted
+heads [2, P, C]  first step of a stretch of shifted rows, and what stands before it:
+                 a slot of k - 1 frames from 0 on | REPEAT: its own frame | -2 - step: the stack of that row
+ends  [2, P]     numbers of the oldest head of a lane, and of the one after the newest; number e lies at e & (C - 1)
+```
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.rows.bytes import same_bytes
+
+START, BEFORE = range(2)
+REPEAT = -1
+NEW, SAME_FRAMES = 1, 2
+
+
+@compiled()
+def shifted(
+    stacks: int, tails: int, known: bool, lanes: int, length: int, start: int, stop: int, frames: int, width: int,
+    notes: np.ndarray,
+) -> int:  # fmt: skip
+    """Note rows of `[start, stop)` that do not follow the row above by a shift; how many they are.
+
+    `stacks` and `tails` are addresses: the batch, lane after lane, and the last stack of each lane before it.
+    """
+    found, stack, older = 0, frames * width, (frames - 1) * width
+    for lane in range(lanes):
+        for step in range(start, stop):
+            row = lane * length + step
+            here = stacks + row * stack
+            if step > 0:
+                follows = same_bytes(here, here - stack + width, older)
+            else:
+                follows = known and same_bytes(here, tails + lane * stack + width, older)
+            notes[row] = 0
+            if not follows:
+                found += 1
+                # all frames alike, which is what an env shows after a reset
+                notes[row] = NEW + SAME_FRAMES * same_bytes(here, here + width, older)
+    return found
+
+
+@compiled()
+def places(
+    heads: np.ndarray, ends: np.ndarray, base: int, ring: int, lanes: int, rows: np.ndarray, frames: int,
+    out: np.ndarray,
+) -> int:  # fmt: skip
+    """Where each frame of each row's stack lies, oldest first: a row, or -1 - (slot * (frames - 1) + place).
+
+    The answer is how many lie in slots. `ring` are the steps that it holds.
+    """
+    mask, patched = heads.shape[2] - 1, 0
+    for i in range(len(rows)):
+        lane = rows[i] % lanes
+        newest = base + (rows[i] // lanes - base) % ring
+        for back in range(frames):
+            step, left = newest, back
+            while True:
+                low, high = ends[0, lane], ends[1, lane] - 1
+                while low < high:
+                    middle = (low + high + 1) >> 1
+                    if heads[START, lane, middle & mask] <= step:
+                        low = middle
+                    else:
+                        high = middle - 1
+                first, before = heads[START, lane, low & mask], heads[BEFORE, lane, low & mask]
+                if left <= step - first:
+                    place = (step - left) % ring * lanes + lane
+                    break
+                left -= step - first
+                if before == REPEAT:
+                    place = first % ring * lanes + lane
+                    break
+                if before >= 0:  # the frames of a slot lie oldest first
+                    place = -1 - (before * (frames - 1) + frames - 1 - left)
+                    patched += 1
+                    break
+                step, left = -2 - before, left - 1
+            out[i, frames - 1 - back] = place
+    return patched

@@ -1,0 +1,119 @@
+"""Several buffers sampled as one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from episodes import episodes, slices_of
+
+from rlcli.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from rlcli.errors import ArgumentError, MissingKeyError
+
+
+def member(sampler=None, **options):
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, **options)
+
+
+def per_worker(workers=3, make=member, **options):
+    rb = ReplayBufferEnsemble.per_worker(workers, make, **{"batch_size": 12, "seed": 0, **options})
+    for worker in range(workers):
+        rb.extend(episodes([10, 10], first=10 * worker), buffer=worker)
+    return rb
+
+
+def test_every_worker_writes_a_buffer_of_its_own_and_samples_hold_rows_of_all():
+    rb = per_worker()
+    assert len(rb) == 60 and [len(rb[i]) for i in range(3)] == [20] * 3
+    sample = rb.sample()
+    assert sample.shape == (3, 4)
+    assert (sample["observation"][..., 0] // 10 == torch.arange(3)[:, None]).all()
+    assert torch.equal(sample["index", "buffer_ids"], torch.arange(3)[:, None].expand(3, 4))
+    for worker in range(3):
+        rows = rb[worker][sample["index", "index"][worker]]
+        assert torch.equal(rows["observation"], sample["observation"][worker])
+    assert rb.add(episodes([1])[0], buffer=2) == 20
+    rb.empty()
+    assert len(rb) == 0
+
+
+def test_slices_of_every_member_are_stacked_or_lie_end_to_end_where_they_may_be_short():
+    rb = per_worker(make=lambda: member(SliceSampler(num_slices=2)))
+    for part in rb.sample().exclude("index").unbind(0):
+        slices_of(part, [2, 2])
+    ragged = per_worker(
+        make=lambda: member(SliceSampler(num_slices=2, slice_len=15, strict_length=False)), batch_size=90
+    )
+    sample = ragged.sample()
+    assert ragged.layout == "cat" and sample.shape == (60,)
+    slices_of(sample.exclude("index"), [10] * 6)
+
+
+def test_members_are_drawn_by_their_chance():
+    rb = ReplayBufferEnsemble(*per_worker().buffers, p=[0.2, 0.0, 0.8], num_buffer_sampled=2, batch_size=8, seed=1)
+    ids = torch.cat([rb.sample()["index", "buffer_ids"][:, 0] for _ in range(500)])
+    shares = torch.bincount(ids, minlength=3) / len(ids)
+    assert rb.sample().shape == (2, 4) and shares[1] == 0 and abs(shares[0] - 0.2) < 0.05
+
+
+def test_priorities_go_back_to_the_member_they_are_of():
+    rb = per_worker(make=lambda: member(PrioritizedSampler(100, 1.0, 1.0)), batch_size=600)
+    sample = rb.sample()
+    rows, ids = sample["index", "index"], sample["index", "buffer_ids"]
+    sample["td_error"] = torch.where(rows == ids + 5, 1e9, 0.0).unsqueeze(-1)
+    rb.update_tensordict_priority(sample)
+    again = rb.sample()["index"]
+    assert torch.equal(again["index"], again["buffer_ids"] + 5)
+
+
+def test_transforms_of_whole_samples_threads_and_seeds():
+    def draws(**options):
+        rb = per_worker(transform=lambda td: td.reshape(-1), **options)
+        rb.set_seed(5)
+        return [rb.sample()["action"].tolist() for _ in range(5)]
+
+    plain = draws()
+    assert plain == draws(prefetch=2) and len(plain[0]) == 12
+
+
+def test_a_state_goes_on_bit_for_bit():
+    rb, other = per_worker(), per_worker()
+    rb.sample()
+    other.load_state_dict(rb.state_dict())
+    assert all((rb.sample() == other.sample()).all() for _ in range(5))
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (lambda: ReplayBufferEnsemble(), "made of buffers"),
+        (lambda: ReplayBufferEnsemble(member(), sample_from_all=True, p=[1.0]), "nothing to choose"),
+        (lambda: ReplayBufferEnsemble(member(), p=[0.0]), "a chance for every buffer"),
+        (lambda: ReplayBufferEnsemble(member(), p=[0.5, 0.5]), "for 1"),
+        (lambda: ReplayBufferEnsemble(member(), layout="flat"), "stack or cat"),
+        (lambda: per_worker().extend(episodes([2])), "buffer=worker"),
+        (lambda: per_worker()[3], "there are 3"),
+        (lambda: per_worker().sample(10), "Use batch_size=12"),
+        (lambda: per_worker(batch_size=None).sample(), "no batch size"),
+        (lambda: ReplayBufferEnsemble(member(), batch_size=2).sample(), "buffer 0 of the ensemble is empty"),
+        (lambda: per_worker().update_tensordict_priority(per_worker().sample()), "td_error"),
+    ],
+)
+def test_what_is_refused_is_said(act, text):
+    with pytest.raises((ArgumentError, MissingKeyError)) as caught:
+        act()
+    assert text in str(caught.value)
+
+
+def test_plain_buffers_make_an_ensemble_without_index():
+    rb = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(9)), batch_size=2)
+    rb.extend(episodes([5]), buffer=0)
+    assert "index" not in rb.sample()
+    with pytest.raises(MissingKeyError, match="TensorDictReplayBuffers"):
+        rb.update_tensordict_priority(rb.sample())

@@ -1,0 +1,418 @@
+"""The faces of a buffer: writing, reading, transforms, threads, checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from episodes import episodes, slices_of
+from tensordict import TensorDict
+
+from rlcli.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.transforms import Compose, Transform
+
+
+def buffer(size=100, *, kind=TensorDictReplayBuffer, storage=None, **options):
+    return kind(storage=storage or LazyTensorStorage(size), **{"batch_size": 8, **options})
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+def test_extend_says_where_rows_lie_and_reading_gives_them_back():
+    rb, batch = buffer(12), episodes([4, 5])
+    assert rb.extend(batch).tolist() == list(range(9)) and len(rb) == 9
+    assert (rb[:] == batch).all() and (rb[3] == batch[3]).all() and (rb[-1] == batch[8]).all()
+    assert rb.extend(batch[:5]).tolist() == [9, 10, 11, 0, 1] and len(rb) == 12
+    assert (rb[torch.tensor([11, 0])] == batch[[2, 3]]).all() and (rb[[1, 2]] == batch[[4, 2]]).all()
+    mask = torch.zeros(12, dtype=torch.bool)
+    mask[[4, 9]] = True
+    assert (rb[mask] == batch[[4, 0]]).all() and rb[2:4].shape == (2,) and rb[...].shape == (12,)
+
+
+def test_a_batch_of_envs_lies_env_after_env_in_a_flat_storage_and_side_by_side_in_lanes():
+    batch = TensorDict({"x": torch.arange(6).reshape(2, 3)}, [2, 3])
+    flat, lanes = buffer(12), buffer(storage=LazyTensorStorage(12, ndim=2))
+    flat.extend(batch)
+    assert flat[:]["x"].tolist() == [0, 1, 2, 3, 4, 5]
+    rows = lanes.extend(batch)
+    assert lanes[rows]["x"].tolist() == [0, 1, 2, 3, 4, 5] and rows.tolist() == [0, 2, 4, 1, 3, 5]
+    with pytest.raises(ArgumentError, match="other env dims"):
+        lanes.extend(batch[:1])
+
+
+def test_single_steps_are_added():
+    rb, batch = buffer(), episodes([5])
+    assert [rb.add(step) for step in batch.unbind(0)] == [0, 1, 2, 3, 4] and (rb[:] == batch).all()
+    lanes = buffer(storage=LazyTensorStorage(20, ndim=2))
+    assert lanes.add(episodes([4])).tolist() == [0, 1, 2, 3]
+    assert rb.extend(list(batch.unbind(0))).tolist() == [5, 6, 7, 8, 9]
+
+
+def test_rows_are_overwritten_in_place():
+    rb, batch = buffer(), episodes([5, 4])
+    rb.extend(batch)
+    rb[2] = batch[7]
+    rb[[0, 4]] = batch[[8, 8]]
+    assert (rb[:] == batch[[8, 1, 7, 3, 8, 5, 6, 7, 8]]).all()
+    with pytest.raises(ArgumentError, match="got 3 for 2"):
+        rb[:2] = batch[:3]
+
+
+def test_an_empty_buffer_begins_again_with_the_same_fields_or_with_none():
+    rb = buffer()
+    rb.extend(episodes([5]))
+    rb.empty()
+    assert len(rb) == 0
+    with pytest.raises(ArgumentError, match="the buffer is empty"):
+        rb.sample()
+    with pytest.raises(ArgumentError, match="other keys"):
+        rb.extend(TensorDict({"x": torch.zeros(3)}, [3]))
+    rb.empty(fields=True)
+    rb.extend(TensorDict({"x": torch.zeros(3)}, [3]))
+    assert len(rb) == 3
+
+
+def test_parts_may_be_given_as_what_makes_them():
+    rb = ReplayBuffer(storage=lambda: LazyTensorStorage(9), sampler=SamplerWithoutReplacement, batch_size=2)
+    assert rb.storage.max_size == 9 and isinstance(rb.sampler, SamplerWithoutReplacement)
+
+
+def test_stacks_of_frames_are_stored_one_frame_a_row_and_read_whole():
+    frames = torch.randint(0, 256, (40, 6, 6), dtype=torch.uint8)
+    batch = episodes([20, 17])
+    place = batch["observation"][:, 1].long()
+    numbers = torch.arange(37) + (torch.arange(37) >= 20)
+    at = torch.stack([torch.where(place >= k, numbers - k, numbers - place) for k in (2, 1, 0)], 1)
+    batch["pixels"] = frames[at]
+    rb = buffer(60, frame_stack={"pixels": 3})
+    rb.extend(batch)
+    assert rb.storage.fields["pixels"].shape == (6, 6) and (rb[:] == batch).all()
+    assert torch.equal((sample := rb.sample())["pixels"], batch["pixels"][sample["index"]])
+
+
+# ---- objects -----------------------------------------------------------------------------------------------------
+def test_a_list_storage_holds_anything_and_stacks_what_stacks():
+    rb = ReplayBuffer(storage=ListStorage(4), batch_size=50)
+    rb.extend(["a", {"b": 1}])
+    rb.add(("c",))
+    assert rb[:] == ["a", {"b": 1}, ("c",)] and len(rb) == 3 and rb[0] == "a"
+    rb.extend([5, 6])
+    assert rb[:] == [6, {"b": 1}, ("c",), 5] and set(map(str, rb.sample())) == {"6", "{'b': 1}", "('c',)", "5"}
+    rb[1] = "new"
+    assert rb[1] == "new"
+    joined = ReplayBuffer(storage=ListStorage(4), collate_fn=", ".join, batch_size=2)
+    joined.extend(["x", "x"])
+    assert joined.sample() == "x, x"
+    tds = TensorDictReplayBuffer(storage=ListStorage(9), sampler=PrioritizedSampler(9, 1.0, 1.0), batch_size=20)
+    tds.extend(episodes([5]))
+    sample = tds.sample()
+    assert (tds[sample["index"]] == sample.exclude("index", "priority_weight")).all()
+
+
+def test_objects_have_no_slices_and_no_dumps(tmp_path):
+    with pytest.raises(ArgumentError, match="no trajectories"):
+        ReplayBuffer(storage=ListStorage(4), sampler=SliceSampler(slice_len=2))
+    rb = ReplayBuffer(storage=ListStorage(4))
+    rb.extend([1])
+    for save in (rb.state_dict, lambda: rb.dumps(tmp_path)):
+        with pytest.raises(ArgumentError, match="no place in a file"):
+            save()
+    with pytest.raises(ArgumentError, match="larger than the storage"):
+        rb.extend([1] * 5)
+
+
+# ---- transforms --------------------------------------------------------------------------------------------------
+class Halved(Transform):
+    """Stores rewards halved and gives them back whole."""
+
+    def forward(self, td):
+        return td.set(("next", "reward"), td["next", "reward"] * 2)
+
+    def inv(self, td):
+        return td.set(("next", "reward"), td["next", "reward"] / 2)
+
+
+def test_a_callable_changes_samples_and_a_transform_has_two_sides():
+    batch, seen = episodes([9]), []
+    rb = buffer(transform=lambda td: td.set("twice", td["observation"] * 2))
+    rb.append_transform(Halved()).append_transform(lambda td: seen.append(td.shape) or td)
+    before = batch.clone()
+    rb.extend(batch)
+    assert (batch == before).all()  # the caller's batch stays as it is
+    sample = rb.sample()
+    assert seen == [(8,)] and torch.equal(sample["twice"], sample["observation"] * 2)
+    assert torch.equal(rb.storage.column(("next", "reward"))[:9], batch["next", "reward"] / 2)
+    assert torch.equal(rb[:]["next", "reward"], batch["next", "reward"])
+
+
+def test_sides_run_in_opposite_orders_and_change_places_when_inverted():
+    told = []
+
+    class Told(Transform):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def forward(self, td):
+            told.append(f"read {self.name}")
+            return td
+
+        def inv(self, td):
+            told.append(f"write {self.name}")
+            return td
+
+    rb = buffer(transform=Compose(Told("a"), Told("b")))
+    rb.append_transform(Told("c"), invert=True)
+    rb.extend(episodes([3]))
+    assert told == ["read c", "write b", "write a"]
+    told.clear()
+    rb.sample()
+    assert told == ["read a", "read b", "write c"]
+    with pytest.raises(ArgumentError, match="no inverse"):
+        rb.append_transform(lambda td: td, invert=True)
+    with pytest.raises(ArgumentError, match="got int"):
+        rb.append_transform(3)
+
+
+def test_a_transform_that_reads_the_buffer_reads_it_while_nothing_is_written():
+    """Its rows are not overwritten between the draw and its own read, however slow it is."""
+
+    class Again(Transform):
+        def bind_buffer(self, ring):
+            self.ring = ring
+
+        def sampled(self, td, rows):
+            time.sleep(0.002)
+            return td.set("again", self.ring.read(rows, ["action"])["action"])
+
+    rb = buffer(20, transform=Again(), sampler=RandomSampler(seed=0))
+    rb.extend(episodes([20]))
+    stop = threading.Event()
+
+    def write():
+        number = 0
+        while not stop.is_set():
+            number += 20
+            batch = episodes([20])
+            batch["action"] += number
+            rb.extend(batch)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(50):
+            sample = rb.sample()
+            assert torch.equal(sample["again"], sample["action"])
+    finally:
+        stop.set()
+        writer.join()
+
+
+# ---- threads -----------------------------------------------------------------------------------------------------
+def test_prefetched_samples_are_those_of_the_same_seed_in_the_same_order():
+    def draws(**options):
+        rb = buffer(sampler=RandomSampler(seed=3), **options)
+        rb.extend(episodes([50]))
+        return [rb.sample()["index"].tolist() for _ in range(10)]
+
+    assert draws() == draws(prefetch=1) == draws(prefetch=4)
+
+
+def test_an_error_of_the_prefetching_thread_reaches_the_caller_and_the_next_call_starts_anew():
+    rb = buffer(prefetch=2)
+    with pytest.raises(ArgumentError, match="the buffer is empty"):
+        rb.sample()
+    rb.extend(episodes([9]))
+    assert rb.sample().shape == (8,)
+    rb.append_transform(lambda td: td["nothing"])
+    with pytest.raises(KeyError):
+        rb.sample()
+
+
+def test_prefetched_samples_are_made_by_a_thread_ahead_of_the_caller():
+    made = []
+    rb = buffer(prefetch=3, transform=lambda td: made.append(threading.current_thread().name) or td)
+    rb.extend(episodes([9]))
+    rb.sample()
+    deadline = time.monotonic() + 20
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(made) == 4 and all(name.startswith("rlcli-prefetch") for name in made)
+    assert rb.sample(5).shape == (5,)  # another size is not made ahead
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_an_iteration_is_one_epoch_whatever_was_drawn_before(prefetch):
+    rb = buffer(sampler=SamplerWithoutReplacement(), prefetch=prefetch)
+    rb.extend(episodes([20]))
+    rb.sample()
+    for _ in range(2):
+        rows = [batch["index"].tolist() for batch in rb]
+        assert [len(part) for part in rows] == [8, 8, 4] and sorted(rows[0] + rows[1] + rows[2]) == list(range(20))
+    endless = iter(buffer_of_random := buffer())
+    buffer_of_random.extend(episodes([3]))
+    assert [next(endless).shape for _ in range(20)] == [(8,)] * 20
+
+
+def test_writers_and_readers_in_many_threads_see_whole_batches():
+    """Every slice is one of a single episode; every row is a row that was written as it is."""
+    rb = buffer(300, sampler=SliceSampler(slice_len=5, seed=0), batch_size=40)
+    rb.extend(episodes([10] * 3))
+    errors, stop = [], threading.Event()
+
+    def write(first):
+        number = first
+        while not stop.is_set():
+            rb.extend(episodes([7, 11, 5], first=number))
+            number += 3
+
+    def read():
+        try:
+            for _ in range(300):
+                sample = rb.sample()
+                slices_of(sample, [5] * 8)
+                assert torch.equal(sample["next", "reward"].squeeze(1), sample["observation"][:, 1])
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(1000 * k,)) for k in (1, 2)]
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in writers + readers:
+        thread.start()
+    for thread in readers:
+        thread.join()
+    stop.set()
+    for thread in writers:
+        thread.join()
+    assert not errors, errors[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_samples_reach_a_gpu_through_pinned_memory():
+    rb = buffer(device="cuda", pin_memory=True, prefetch=2, sampler=SliceSampler(slice_len=4))
+    rb.extend(episodes([50]))
+    sample = rb.sample()
+    assert sample.device.type == "cuda" and sample["observation"].is_cuda
+    torch.cuda.synchronize()
+    assert torch.equal(sample["observation"].cpu(), rb[sample["index"]]["observation"].cpu())
+    lying = buffer(storage=LazyTensorStorage(100, device="cuda"), sampler=SliceSampler(slice_len=4, seed=0))
+    here = buffer(sampler=SliceSampler(slice_len=4, seed=0))
+    for rb in (lying, here):
+        rb.extend(episodes([5, 20, 3]))
+    assert (lying.sample().cpu() == here.sample()).all()
+
+
+# ---- priorities --------------------------------------------------------------------------------------------------
+def test_prioritized_buffers_are_buffers_with_a_prioritized_sampler():
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(20), batch_size=200)
+    rb.extend(episodes([10]))
+    sample = rb.sample()
+    sample["td_error"] = (sample["index"] == 4).float() * 1e9
+    rb.update_tensordict_priority(sample)
+    assert (rb.sample()["index"] == 4).all()
+    plain = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(20), batch_size=200)
+    plain.extend(episodes([10]))
+    sample, info = plain.sample(return_info=True)
+    assert set(info) == {"index", "priority_weight"} and "index" not in sample
+    plain.update_priority(info["index"], torch.where(info["index"] == 7, 1e9, 0.0))
+    assert set(plain.sample(return_info=True)[1]["index"].tolist()) == {7}
+    with pytest.raises(ArgumentError, match="needs a storage"):
+        PrioritizedReplayBuffer(alpha=1.0, beta=1.0)
+
+
+def test_priorities_mean_nothing_to_other_samplers():
+    rb = buffer()
+    rb.extend(episodes([10]))
+    sample = rb.sample()
+    sample["td_error"] = torch.ones(8)
+    rb.update_tensordict_priority(sample)
+    with pytest.raises(MissingKeyError, match="without index"):
+        rb.update_tensordict_priority(sample.exclude("index"))
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("prefetch", [None, 3])
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("written", [1, 3, 9])
+def test_a_state_goes_on_bit_for_bit_samples_made_ahead_included(prefetch, ndim, written):
+    def made(seed):
+        sampler = SliceSampler(slice_len=4, seed=seed)
+        return buffer(storage=LazyTensorStorage(60, ndim=ndim), sampler=sampler, prefetch=prefetch)
+
+    def batch(k):
+        return episodes([10, 6], first=2 * k).reshape((2, 8) if ndim == 2 else (16,))
+
+    rb, other = made(0), made(1)
+    for k in range(written):
+        rb.extend(batch(k))
+    rb.sample()
+    other.extend(batch(77))
+    other.load_state_dict(rb.state_dict())
+    for k in range(4):
+        for _ in range(3):
+            assert (rb.sample() == other.sample()).all()
+        for one in (rb, other) if prefetch is None else ():  # a thread's draws and writes come in any order
+            one.extend(batch(100 + k))
+    assert (rb[:] == other[:]).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_dumps_and_loads_bring_back_rows_priorities_and_random_stream(tmp_path, storage):
+    def made():
+        return TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.4, storage=storage(40), batch_size=16)
+
+    rb, other = made(), made()
+    for k in range(4):
+        rb.extend(episodes([6, 7], first=2 * k))
+    rb.update_priority(torch.arange(40), torch.rand(40))
+    rb.dumps(tmp_path / "dump")
+    other.loads(tmp_path / "dump")
+    assert (rb[:] == other[:]).all() and all((rb.sample() == other.sample()).all() for _ in range(3))
+
+
+# ---- sentences ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (lambda rb: ReplayBuffer(), "a buffer needs a storage (storage): got none"),
+        (lambda rb: ReplayBuffer(storage=3), "got int"),
+        (lambda rb: buffer(batch_size=0), "at least 1"),
+        (lambda rb: buffer(batch_size=None).sample(), "batch_size=..."),
+        (lambda rb: rb.sample(2.5), "got 2.5"),
+        (lambda rb: rb.extend(episodes([31])), "31 rows, max_size 30"),
+        (lambda rb: rb.extend(torch.zeros(3)), "got Tensor"),
+        (lambda rb: rb.extend(episodes([3])[0]), "Use add(step)"),
+        (lambda rb: rb.extend(episodes([3]).exclude("action")), "missing action"),
+        (lambda rb: rb.extend(episodes([3]).set("new", torch.zeros(3))), "new new"),
+        (lambda rb: rb.extend(episodes([3]).double()), "float64"),
+        (lambda rb: rb.extend(episodes([3]).set("observation", torch.zeros(3, 5))), "[5]"),
+        (lambda rb: rb[30], "row 30, in a buffer that holds 9"),
+        (lambda rb: rb[-10], "holds 9"),
+        (lambda rb: rb["observation"], "a number, a slice"),
+        (lambda rb: rb[0.5], "a number, a slice"),
+        (lambda rb: rb[True], "a number, a slice"),
+        (lambda rb: rb[torch.zeros(8, dtype=torch.bool)], "a number, a slice"),
+    ],
+)
+def test_what_is_refused_is_said_and_changes_nothing(act, text):
+    rb = buffer(30)
+    rb.extend(episodes([9]))
+    with pytest.raises(ArgumentError) as caught:
+        act(rb)
+    assert text in str(caught.value)
+    assert len(rb) == 9 and (rb[:] == episodes([9])).all()
