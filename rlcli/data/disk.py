@@ -74,6 +74,36 @@ class Disk:
                 os.close(fd)
         return Stamp(size, digest.hexdigest())
 
+    def reserve_file(self, path: Path, size: int) -> None:
+        """A new file of zeros whose every byte has its place on the disk, or no file at all.
+
+        Its bytes and name are durable after `sync_file` and `sync_folder`.
+        """
+        with _explained(path, size):
+            self.at("create", path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                self.at("reserve", path)
+                os.posix_fallocate(fd, 0, size)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+
+    def link(self, old: Path, new: Path) -> bool:
+        """A second name for a finished file; False where the file system gives none (another disk, no links)."""
+        with _explained(new):
+            self.at("link", new)
+            try:
+                os.link(old, new)
+            except OSError as error:
+                if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    return False
+                raise
+        return True
+
     def open_to_append(self, path: Path) -> int:
         """A descriptor at the end of a file, which is made if it is not there."""
         with _explained(path):

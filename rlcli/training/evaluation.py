@@ -67,6 +67,10 @@ class PeriodicEvaluation:
         self.every, self.play = every, play
         self._last = 0
 
+    def due(self, frames: int) -> bool:
+        """Whether `after_batch` would play."""
+        return frames // self.every > self._last // self.every
+
     def after_batch(self, frames: int) -> dict[str, float]:
         """Figures for the report; empty when none is due."""
         due, self._last = frames // self.every > self._last // self.every, frames

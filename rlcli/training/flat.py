@@ -11,12 +11,23 @@ back in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 
 _ALIGN = 16  # elements
+
+
+def spans_of(parameters: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
+    """First and last element of each parameter in the flat tensor, and how long that is."""
+    spans, end = [], 0
+    for p in parameters:
+        spans.append((end, end + p.numel()))
+        end += -(-p.numel() // _ALIGN) * _ALIGN
+    return spans, end
 
 
 class FlatParameters:
@@ -41,11 +52,7 @@ class FlatParameters:
         self.version = 0
         if not self.parameters:
             raise ArgumentError("there is nothing to train", why="no parameter requires a gradient")
-        self._spans: list[tuple[int, int]] = []
-        end = 0
-        for p in self.parameters:
-            self._spans.append((end, end + p.numel()))
-            end += -(-p.numel() // _ALIGN) * _ALIGN
+        self._spans, end = spans_of(self.parameters)
         like = self._common(self.parameters)
         self.tensor = nn.Parameter(torch.zeros(end, dtype=like.dtype, device=like.device))
         self.tensor.grad = torch.zeros_like(self.tensor)

@@ -13,11 +13,9 @@ from rlcli.data.next_obs import move
 from rlcli.objectives.value import GAE
 from rlcli.report.ledger import Entry
 from rlcli.report.reporter import Reporter
+from rlcli.training.collecting import collect
 from rlcli.training.evaluation import PeriodicEvaluation
 from rlcli.training.saver import Saver
-from rlcli.training.threads import one_thread
-
-TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
 
 
 class OnPolicy:
@@ -83,19 +81,8 @@ class OnPolicy:
         self.tell_leftovers()
 
     def collect(self) -> TensorDictBase:
-        """The next batch, on the learner's device; every 16th is timed from within."""
-        timed = self.iteration % TIMED_EVERY == 0
-        with one_thread():  # a few rows a step: a second thread costs more than it gives, and would change bits
-            batch = self.collector.rollout(self.collector.steps_left(), timed=timed)
-        seconds = self.collector.last_seconds
-        if seconds is not None:
-            parts = {
-                "env": seconds.env,
-                "policy": seconds.policy,
-                "store": seconds.total - seconds.env - seconds.policy,
-            }
-            self.reporter.clock.split("collect", of=seconds.total, **parts)
-        return batch
+        """The next raw batch."""
+        return collect(self.collector, self.reporter.clock, self.iteration)
 
     def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any], int]:
         """Estimate and update on what the batch delivers: itself, or the trajectories that it made whole.

@@ -11,11 +11,15 @@ from rlcli.training import checkpoint, random_streams
 from rlcli.training.run_folder import CHECKPOINTS, Run
 from rlcli.training.signals import StopSignals, resume_command
 
+MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
+
 
 class Stateful(Protocol):
     """Anything a checkpoint holds."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
 
 
 class Saver:
@@ -88,7 +92,7 @@ class Saver:
             state["random"] = random_streams.state()
             checkpoint.save(
                 self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep,
-                config=self.config, versions=self.versions,
+                config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE,
             )  # fmt: skip
         self._saved_at = frames
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, run_and_die
 
+from rlcli.data import sealed_folder
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.training import checkpoint
 
@@ -183,12 +184,12 @@ def test_nothing_in_a_checkpoint_runs(tmp_path, monkeypatch, payload):
         manifest, old = checkpoint.read_manifest(path), (path / name).read_bytes()
         files = {**manifest["files"], name: {"size": len(payload), "digest": digest_of(payload)}}
         (path / name).write_bytes(payload)
-        (path / "manifest.json").write_bytes(checkpoint._sealed({**manifest, "files": files}))
+        (path / "manifest.json").write_bytes(sealed_folder.sealed({**manifest, "files": files}))
         try:
             loaded = checkpoint.load(path).state
         except DamagedDataError:
             loaded = None
         assert loaded is None or "_target_" in loaded  # plain words, which nobody obeys
         (path / name).write_bytes(old)
-        (path / "manifest.json").write_bytes(checkpoint._sealed(manifest))
+        (path / "manifest.json").write_bytes(sealed_folder.sealed(manifest))
     assert not (tmp_path / "owned").exists()

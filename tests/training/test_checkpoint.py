@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlcli.data import sealed_folder
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
 from rlcli.training import checkpoint
 from rlcli.training.run_folder import Run
@@ -116,7 +117,7 @@ def test_what_has_no_place_in_a_file_is_refused_by_its_place(tmp_path):
 def test_a_manifest_of_another_version_is_named(tmp_path):
     path = checkpoint.save(tmp_path, state(), number=1)
     manifest = checkpoint.read_manifest(path)
-    (path / "manifest.json").write_bytes(checkpoint._sealed({**manifest, "version": 99}))
+    (path / "manifest.json").write_bytes(sealed_folder.sealed({**manifest, "version": 99}))
     assert "99" in checkpoint.verify(path)
 
 
@@ -127,7 +128,7 @@ def test_a_file_name_that_leaves_the_folder_is_never_opened(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("x")
     manifest["files"]["../../secret"] = {"size": 1, "digest": "0" * 32}
-    (path / "manifest.json").write_bytes(checkpoint._sealed(manifest))
+    (path / "manifest.json").write_bytes(sealed_folder.sealed(manifest))
     with pytest.raises(DamagedDataError, match="files"):
         checkpoint.load(path)
 

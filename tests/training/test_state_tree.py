@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.data.state_tree import flatten, restore
 from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.training.state_tree import flatten, restore
 
 keys = st.one_of(st.text(max_size=4), st.integers(-3, 3), st.tuples(st.text(max_size=2), st.integers(0, 2)))
 leaves = st.one_of(

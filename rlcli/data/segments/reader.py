@@ -26,6 +26,7 @@ from rlcli.data.segments.layout import (
 from rlcli.data.tensor_file import decode, encode
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import unravel
+from rlcli.transforms import NextObservationDelta
 
 
 class SegmentReader:
@@ -108,6 +109,15 @@ class SegmentReader:
             close_last(batch, lanes)
         return batch
 
+    def files(self) -> list[Path]:
+        """Every file that the journal names and that is still kept: segments, and the newest two states."""
+        names, kept = [], []
+        for i in range(len(self)):
+            record = self.record(i)
+            names.append(self.folder / record["file"])
+            kept += [self.folder / state_name(i + 1)] if record.get("state") else []
+        return names + kept[-2:]
+
     def holds(self, i: int, batch: TensorDictBase) -> bool:
         """Whether segment `i` is this very batch, bit for bit."""
         return digest_of(*encode(tensors_of(batch))) == self.record(i)["digest"]
@@ -142,6 +152,8 @@ class SegmentReader:
     def read_with_next(self, i: int, fill_value: float | None = None) -> TensorDictBase:
         """Batch `i` of a `compact` collection with its next observations, read off the rows that follow.
 
+        One of a `delta` collection has them decoded.
+
         Parameters
         ----------
         fill_value : float, optional
@@ -155,8 +167,12 @@ class SegmentReader:
         DamagedDataError
             As `read`.
         """
+        if self.metadata.get("next_obs") == "delta":
+            return NextObservationDelta()(self.read(i))
         if self.metadata.get("next_obs") != "compact" or "observations" not in self.metadata:
-            raise ArgumentError("only segments of memory=compact lack next observations", where=str(self.folder))
+            raise ArgumentError(
+                "only segments of memory=compact or delta lack next observations", where=str(self.folder)
+            )
         i = range(len(self))[i]
         keys = [unravel(tuple(key)) for key in self.metadata["observations"]]
         value = self.metadata.get("fill_value") if fill_value is None else fill_value

@@ -1,0 +1,191 @@
+"""Numbered folders of files, each there whole or not at all, and believed only after its checksums fit.
+
+```
+checkpoint_000007/   tensors.safetensors   state.json   manifest.json
+.tmp_000008_4711/    one being written, or what a crash left of it
+```
+Order: folder, files, sync, manifest (size and checksum of each file, and what the owner says of them), sync, rename,
+sync of the parent. The newest that verifies is the latest. What the files mean is the owner's affair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.data.disk import Disk, Stamp, digest_of, stamp_of
+from rlcli.errors import DamagedDataError, ResourceError
+
+MANIFEST = "manifest.json"
+_TEMPORARY, _OLD = ".tmp_", ".old_"
+
+
+class SealedFolders:
+    """The numbered folders in one folder.
+
+    Parameters
+    ----------
+    prefix : str
+        Of their names: ``<prefix>_<sequence>``.
+    noun : str
+        What a person calls one ("checkpoint").
+    format, version : str, int
+        Of what is in them.
+    files : compiled pattern
+        Names that a manifest may name; nothing else is ever opened.
+    """
+
+    def __init__(self, prefix: str, noun: str, format: str, version: int, files: str) -> None:
+        self.prefix, self.noun, self.format, self.version = prefix, noun, format, version
+        self._files, self._name = re.compile(files), re.compile(rf"{prefix}_(\d{{6,}})")
+
+    def write(
+        self,
+        folder: Path,
+        fill: Callable[[Path], Mapping[str, Stamp]],
+        about: Mapping[str, Any],
+        *,
+        needed: int,
+        keep: int,
+        disk: Disk,
+    ) -> Path:
+        """Add a folder, then take away those beyond the newest `keep` that verify.
+
+        Parameters
+        ----------
+        fill : callable
+            Writes and syncs the files into a folder, and gives their stamps by name.
+        about : mapping
+            What the manifest says beside them. It may be added to while `fill` runs.
+        needed : int
+            Bytes that the files take.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses: the folders before it stay.
+        """
+        sequence = max((self.sequence(p) for p in self.paths(folder)), default=0) + 1
+        temporary = folder / f"{_TEMPORARY}{sequence:06d}_{os.getpid()}"
+        disk.make_folder(folder)
+        self._clear(folder, disk)
+        disk.require(folder, needed)
+        try:
+            disk.make_folder(temporary)
+            files = {name: stamp._asdict() for name, stamp in fill(temporary).items()}
+            manifest = {"format": self.format, "version": self.version, "sequence": sequence, **about, "files": files}
+            disk.write_file(temporary / MANIFEST, [sealed(manifest)])
+            disk.sync_folder(temporary)
+            path = folder / f"{self.prefix}_{sequence:06d}"
+            disk.rename(temporary, path)
+        except ResourceError:
+            if temporary.exists():
+                disk.remove(temporary)
+            raise
+        self._prune(folder, keep, disk)
+        return path
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Those in a folder, oldest first, whole or not."""
+        if not folder.is_dir():
+            return []
+        found = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
+        return sorted(found, key=self.sequence)
+
+    def sequence(self, path: Path) -> int:
+        """Its number, -1 if it is none of them."""
+        match = self._name.fullmatch(path.name)
+        return int(match[1]) if match else -1
+
+    def manifest(self, path: Path) -> dict[str, Any]:
+        """The manifest of one, checked against its own seal.
+
+        Raises
+        ------
+        DamagedDataError
+            It is missing or altered, or of a version that is not known here.
+        """
+        file = path / MANIFEST
+        try:
+            raw = file.read_bytes()
+            manifest = json.loads(raw)
+            body = {key: value for key, value in manifest.items() if key != "seal"}
+        except OSError as error:
+            raise self.damaged(file, error.strerror or str(error)) from error
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise self.damaged(file, "it is not a manifest") from error
+        # every byte counts, blanks too: what is read must be exactly what would be written
+        if sealed(body) != raw:
+            raise self.damaged(file, "it was altered")
+        found = body.get("format"), body.get("version")
+        if found != (self.format, self.version):
+            expected = f"{self.format} {self.version} is read here"
+            raise self.damaged(file, f"it is {found[0]} {found[1]}, and {expected}")
+        files = body.get("files")
+        if not isinstance(files, dict) or not all(self._files.fullmatch(name) for name in files):
+            raise self.damaged(file, "files are named that have no place there")
+        return body
+
+    def verify(self, path: Path) -> str | None:
+        """What is wrong with one, in a sentence; None when it is whole. Loads nothing."""
+        try:
+            for name, wanted in self.manifest(path)["files"].items():
+                if not (path / name).is_file():
+                    raise self.damaged(path / name, "it is missing")
+                self.compare(path / name, stamp_of(path / name), wanted)
+        except DamagedDataError as error:
+            return str(error)
+        return None
+
+    def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+        """A file's content, compared with what the manifest says.
+
+        Raises
+        ------
+        DamagedDataError
+            It is missing, cut, grown or altered.
+        """
+        try:
+            content = (path / name).read_bytes()
+        except OSError as error:
+            raise self.damaged(path / name, error.strerror or str(error)) from error
+        self.compare(path / name, Stamp(len(content), digest_of(content)), manifest["files"][name])
+        return content
+
+    def compare(self, path: Path, found: Stamp, wanted: Mapping[str, Any]) -> None:
+        """Refuse a file that is not what the manifest says."""
+        if found.size != wanted["size"]:
+            raise self.damaged(path, f"it has {found.size} bytes, {wanted['size']} were written")
+        if found.digest != wanted["digest"]:
+            raise self.damaged(path, "its bytes were altered")
+
+    def damaged(self, path: Path, why: str) -> DamagedDataError:
+        """The error for a file of one."""
+        return DamagedDataError(f"a {self.noun} file is damaged", where=str(path), why=why)
+
+    def _prune(self, folder: Path, keep: int, disk: Disk) -> None:
+        """Only good ones count as kept: a damaged one must not push a good one out."""
+        good = 0
+        for path in reversed(self.paths(folder)):
+            if good >= keep:
+                aside = folder / f"{_OLD}{path.name}"
+                disk.rename(path, aside)  # half a folder must never look like a whole one
+                disk.remove(aside)
+            else:
+                good += self.verify(path) is None
+
+    def _clear(self, folder: Path, disk: Disk) -> None:
+        """What crashes left behind."""
+        for path in folder.iterdir():
+            if path.name.startswith((_TEMPORARY, _OLD)):
+                disk.remove(path)
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """A manifest as it stands in its file, with a checksum of itself."""
+    text = json.dumps(body, indent=1, sort_keys=True)
+    return (json.dumps({**body, "seal": digest_of(text.encode())}, indent=1, sort_keys=True) + "\n").encode()

@@ -1,0 +1,89 @@
+"""Any objects, by row: what no column can hold (ragged tensors, strings, objects of the user's own)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.data.storages.storage import Storage
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+
+
+class ListStorage(Storage):
+    """A list of objects; it keeps references, not copies.
+
+    Parameters
+    ----------
+    max_size : int
+
+    Attributes
+    ----------
+    items : list
+    """
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self.items: list[Any] = []
+
+    def put(self, start: int, items: Sequence[Any]) -> None:
+        """Objects at rows `[start, start + N)`; never past the capacity, and no row is left out."""
+        self.items[start : start + len(items)] = items
+
+    def put_at(self, rows: np.ndarray, items: Sequence[Any]) -> None:
+        """Objects at single rows; of a row given twice the last counts."""
+        for row, item in zip(rows.tolist(), items, strict=True):
+            self.items[row] = item
+
+    def take(self, rows: np.ndarray) -> list[Any]:
+        """The objects of rows int64 `[N]`."""
+        return [self.items[row] for row in rows.tolist()]
+
+    def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
+        _refuse()
+
+    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+        _refuse()
+
+    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        _refuse()
+
+    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        _refuse()
+
+    def clear(self) -> None:
+        self.items = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_bytes(item) for item in self.items)
+
+
+def collate(items: list[Any]) -> Any:
+    """A batch of objects: tensors and TensorDicts of one shape are stacked, anything else stays a list."""
+    first = items[0] if items else None
+    if isinstance(first, TensorDictBase) and all(isinstance(item, TensorDictBase) for item in items):
+        return torch.stack(items) if len({item.shape for item in items}) == 1 else items
+    if isinstance(first, Tensor) and all(isinstance(item, Tensor) for item in items):
+        return torch.stack(items) if len({(item.shape, item.dtype) for item in items}) == 1 else items
+    return items
+
+
+def _bytes(item: Any) -> int:
+    if isinstance(item, Tensor):
+        return item.numel() * item.element_size()
+    return item.bytes() if isinstance(item, TensorDictBase) else 0
+
+
+def _refuse() -> NoReturn:
+    raise ArgumentError(
+        "a list of objects has no columns",
+        why="slices, next observations and dumps need them",
+        fix="Use LazyTensorStorage, or a sampler that draws single rows.",
+    )

@@ -1,0 +1,97 @@
+"""The face all storages share: columns of rows, addressed by row number.
+
+```
+rows      0 1 2 3 ... capacity - 1
+columns   observation [capacity, 4]   action [capacity, 2]   ("next", "reward") [capacity, 1] ...
+```
+A storage knows bytes, not time: which row is the oldest, what a trajectory is and where a next observation lies is
+the buffer's affair.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+
+
+class Storage(ABC):
+    """Rows on some memory.
+
+    Parameters
+    ----------
+    max_size : int
+        Rows, over all batch dims.
+    ndim : int
+        Batch dims of what is stored: 1 is flat; 2 and 3 keep env (and worker) dims, time last in a batch.
+    device : torch device
+        Where rows lie and are read to.
+
+    Attributes
+    ----------
+    fields : dict of key to Field
+        Empty until `declare`.
+    lanes : int
+        Rows between a step and the next of its lane; told by the ring before `declare`.
+    """
+
+    lanes = 1
+
+    def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ArgumentError("a storage holds at least one row", where="max_size", why=f"got {max_size!r}")
+        if ndim not in (1, 2, 3):
+            raise ArgumentError("a storage keeps 1, 2 or 3 batch dims", where="ndim", why=f"got {ndim!r}")
+        self.max_size, self.ndim, self.device = max_size, ndim, torch.device(device)
+        self.capacity = max_size
+        self.fields: dict[Key, Field] = {}
+
+    @abstractmethod
+    def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
+        """Fix the columns, once, before the first write; `capacity` <= `max_size` is a whole number of steps."""
+
+    @abstractmethod
+    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+        """Rows `[start, start + N)` from columns `[N, *F]` that fit the fields; never past the capacity."""
+
+    @abstractmethod
+    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        """Single rows, int64 `[N]`, from columns `[N, *F]`; of a row given twice the last counts.
+
+        `columns` may hold some of the keys only.
+        """
+
+    @abstractmethod
+    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        """New columns `[N, *F]` of rows int64 `[N]`, each key gathered once; all keys by default."""
+
+    def settle(self, state: Callable[[], list[bytes | memoryview]] | None = None) -> None:
+        """Told by the owner after each whole write; a storage on disk commits here when it is time.
+
+        Parameters
+        ----------
+        state : callable, optional
+            Gives the content of a file from which the owner can go on with these rows.
+        """
+        return
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Give the memory back and forget the fields."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that hold rows now, in memory or on disk."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a person should know of it: kind, place, bytes."""
+        return {"kind": type(self).__name__, "device": str(self.device), "bytes": self.nbytes}

@@ -1,0 +1,138 @@
+"""Rows in plain memory, or on a GPU.
+
+On the CPU the whole capacity is reserved as addresses and no page exists before it is written: memory grows with
+what was stored, and nothing is ever copied to grow. On a GPU columns double.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.data.storages.storage import Storage
+from rlcli.errors import ResourceError
+from rlcli.keys import Key
+
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
+
+
+class LazyTensorStorage(Storage):
+    """Rows in RAM or GPU memory.
+
+    Parameters
+    ----------
+    max_size : int
+    ndim : int
+    device : torch device
+    """
+
+    def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
+        super().__init__(max_size, ndim=ndim, device=device)
+        self._columns: dict[Key, Tensor] = {}
+        self._written = 0
+
+    def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
+        self.fields, self.capacity = dict(fields), capacity
+        self._columns = {key: self._reserve(field) for key, field in self.fields.items()}
+        self._addresses = np.array([column.data_ptr() for column in self._columns.values()], np.int64)
+        self._widths = np.array([field.width for field in self.fields.values()], np.int64)
+        self._places = {key: i for i, key in enumerate(self.fields)}
+        self._written = 0
+
+    def _reserve(self, field: Field) -> Tensor:
+        if self.device.type != "cpu":
+            return field.empty(min(self.capacity, 1024), self.device)
+        size = self.capacity * field.width
+        if not size:
+            return field.empty(self.capacity)
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                f"{size} bytes of addresses for {self.capacity} rows cannot be reserved",
+                why=str(error),
+                fix="Lower storage.max_size, or use storage=memmap.",
+            ) from error
+        return torch.frombuffer(memory, dtype=field.dtype).view(self.capacity, *field.shape)
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+        count = len(next(iter(columns.values())))
+        if self.device.type == "cpu":
+            held, addresses = contiguous(columns, self.fields)
+            _kernels().put(self._addresses, self._widths, start, count, addresses)
+            del held
+        else:
+            self._grow(start + count)
+            for key, column in self._columns.items():
+                column[start : start + count] = columns[key].to(self.device, non_blocking=True)
+        self._written = max(self._written, start + count)
+
+    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        if self.device.type == "cpu":
+            held, sources = contiguous(columns, columns)
+            places = [self._places[key] for key in columns]
+            _kernels().scatter(self._addresses[places], self._widths[places], rows, sources)
+            del held
+        else:
+            self._grow(int(rows.max(initial=-1)) + 1)
+            last = dict(zip(rows.tolist(), range(len(rows)), strict=True))  # a row given twice: the last counts
+            at = torch.tensor(list(last), device=self.device)
+            for key, column in columns.items():
+                self._columns[key][at] = column[list(last.values())].to(self.device)
+        self._written = max(self._written, int(rows.max(initial=-1)) + 1)
+
+    def _grow(self, rows: int) -> None:
+        for key, column in self._columns.items():
+            if len(column) < rows:
+                larger = self.fields[key].empty(min(self.capacity, max(rows, 2 * len(column))), self.device)
+                larger[: len(column)] = column
+                self._columns[key] = larger
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
+        if self.device.type != "cpu":
+            at = torch.from_numpy(rows).to(self.device, non_blocking=True)
+            return {key: self._columns[key].index_select(0, at) for key in chosen}
+        count = len(rows)
+        out = {key: self._columns[key].new_empty((count, *field.shape)) for key, field in chosen.items()}
+        targets = np.array([column.data_ptr() for column in out.values()], np.int64)
+        addresses, widths = self._addresses, self._widths
+        if keys is not None:
+            places = [self._places[key] for key in chosen]
+            addresses, widths = addresses[places], widths[places]
+        _kernels().gather(addresses, widths, rows, targets)
+        return out
+
+    def column(self, key: Key) -> Tensor:
+        """The live column `[capacity, *F]` (on a GPU: as far as it has grown). Not a copy."""
+        return self._columns[key]
+
+    def clear(self) -> None:
+        self.fields, self._columns, self._written, self.capacity = {}, {}, 0, self.max_size
+
+    @property
+    def nbytes(self) -> int:
+        rows = self._written if self.device.type == "cpu" else None
+        return sum((len(c) if rows is None else rows) * self.fields[k].width for k, c in self._columns.items())
+
+
+def contiguous(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray]:
+    """The columns in contiguous CPU memory, in this order, and their addresses."""
+    held = [columns[key] for key in order]
+    held = [c if c.is_cpu and c.is_contiguous() else c.cpu().contiguous() for c in held]
+    return held, np.array([column.data_ptr() for column in held], np.int64)
+
+
+def _kernels() -> Any:
+    from rlcli.kernels.rows import cpu  # loads the compiler, which takes half a second
+
+    return cpu

@@ -1,0 +1,408 @@
+"""A ring on disk under kills, power cuts, flips and full disks: acknowledged rows are not lost, torn ones not read."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
+from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference
+
+from rlcli.data.storages import LazyMemmapStorage
+from rlcli.data.storages.row_journal import verify_rows
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+
+BATCHES = 9  # 36 steps into a ring of 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting():
+    """A process that dies leaves what it wrote to the system: waiting for the disk would only take time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+def write_all(folder, disk, report=lambda value: None, upto=BATCHES, mode="exact"):
+    ring = begin(folder, disk, mode)
+    for i in range(batches_in(ring), upto):
+        if i % 5 == 4:
+            ring.overwrite(np.array([3, 4]), batch(i - 1).reshape(-1)[:2])
+            ring.overwrite(np.array([3, 4]), ring.read(np.array([3, 4])))
+        ring.extend(batch(i))
+        report(batches_in(ring))
+    return ring
+
+
+def let_go(ring):
+    """As a killed process does: nothing is committed."""
+    if ring.storage._journal is not None:
+        ring.storage._journal.abandon()
+
+
+@functools.cache
+def overwritten(batches, mode="exact"):
+    """What memory holds after the same writes."""
+    from rings import STEPS, Ring
+
+    from rlcli.data.storages import LazyTensorStorage
+
+    ring = Ring(LazyTensorStorage(STEPS * 2, ndim=2), next_obs=mode)
+    for i in range(batches):
+        if i % 5 == 4:
+            ring.overwrite(np.array([3, 4]), batch(i - 1).reshape(-1)[:2])
+            ring.overwrite(np.array([3, 4]), ring.read(np.array([3, 4])))
+        ring.extend(batch(i))
+    return live(ring)
+
+
+def check_and_finish(folder, acknowledged, text, mode="exact"):
+    """What was acknowledged is there; the rest can be added; the whole then verifies."""
+    ring = quiet(lambda: begin(folder, mode=mode))
+    count = batches_in(ring)
+    assert acknowledged <= count <= BATCHES, f"{text}: {acknowledged} acknowledged, {count} there"
+    found = live(ring)
+    may_be = [overwritten(count, mode)]
+    if count % 5 == 4:  # the cut may have come after the two rows were written over
+        more = begin_like(count, mode)
+        may_be += more
+    assert any(equal(found, one) for one in may_be) or not count, text
+    let_go(ring)
+    write = quiet(lambda: write_all(folder, None, mode=mode))
+    assert equal(live(write), overwritten(BATCHES, mode)) or count % 5 == 4, text
+    write.storage.close(write._content)
+    assert verify_rows(folder) == [], text
+
+
+@functools.cache
+def begin_like(count, mode):
+    from rings import STEPS, Ring
+
+    from rlcli.data.storages import LazyTensorStorage
+
+    out = []
+    for times in (1, 2):
+        ring = Ring(LazyTensorStorage(STEPS * 2, ndim=2), next_obs=mode)
+        for i in range(count + 1):
+            if i % 5 == 4:
+                ring.overwrite(np.array([3, 4]), batch(i - 1).reshape(-1)[:2])
+                if i < count or times == 2:
+                    ring.overwrite(np.array([3, 4]), ring.read(np.array([3, 4])))
+            if i < count:
+                ring.extend(batch(i))
+        out.append(live(ring))
+    return out
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    disk = CountingDisk()
+    ring = write_all(tmp_path_factory.mktemp("counted") / "whole", disk)
+    kinds = {call for call, _ in disk.calls}
+    assert kinds >= {"create", "reserve", "write", "sync", "sync_folder", "remove"}
+    let_go(ring)
+    return disk.calls
+
+
+def every(calls, step=5):
+    """Each kind of call at each file, and some of the rest: a slice that takes seconds."""
+    seen, out = set(), []
+    for n, call in enumerate(calls, 1):
+        kind = call[0], call[1].split("-")[0]
+        if kind not in seen or n % step == 0:
+            out.append(n)
+        seen.add(kind)
+    return out
+
+
+def test_killed_before_every_kind_of_call(tmp_path, calls):
+    killed_before(tmp_path, calls, every(calls, 8))
+
+
+@pytest.mark.slow
+def test_killed_before_every_single_call_of_a_ring(tmp_path, calls):
+    killed_before(tmp_path, calls, range(1, len(calls) + 1))
+
+
+def killed_before(tmp_path, calls, numbers):
+    for n in numbers:
+        folder = tmp_path / str(n)
+        code, reported = run_and_die(lambda report, n=n, folder=folder: write_all(folder, DyingDisk(n), report))
+        assert code == 77
+        check_and_finish(folder, max(reported, default=0), f"killed before call {n}: {calls[n - 1]}")
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_power_cut_before_every_kind_of_call(tmp_path, calls, seed):
+    rng = np.random.default_rng(seed)
+    for n in every(calls)[seed::2]:
+        folder, disk, reported = tmp_path / f"{n}", LosingPages(n), [0]
+        folder.mkdir()
+        with pytest.raises(PowerCut) as cut:
+            write_all(folder, disk, reported.append)
+        del cut
+        after = tmp_path / f"{n} after"
+        disk.after_the_cut(folder, after, rng)
+        text = f"seed {seed}, power cut before call {n}: {calls[n - 1]}"
+        check_and_finish(after, max(reported), text)
+        shutil.rmtree(after)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_any_call_may_be_refused_and_nothing_acknowledged_is_lost(tmp_path, calls, error):
+    for n in every(calls, 7):
+        folder, done = tmp_path / str(n), [0]
+        with pytest.raises(ResourceError) as caught:
+            write_all(folder, RefusingDisk(n, error), done.append)
+        assert caught.value.exit_code == 5 and str(tmp_path) in str(caught.value)
+        if error == errno.ENOSPC and calls[n - 1][0] in ("reserve", "write"):
+            assert "bytes are needed" in str(caught.value)
+        del caught
+        check_and_finish(folder, max(done), f"call {n} refused: {calls[n - 1]}")
+
+
+def test_a_ring_goes_on_after_the_disk_was_full(tmp_path):
+    for call, n in (("reserve", 2), ("sync", 9), ("write", 7)):
+        folder = tmp_path / call
+        ring, refused = begin(folder, RefusingDisk(n, call=call)), 0
+        while batches_in(ring) < BATCHES:
+            try:
+                ring.extend(batch(batches_in(ring)))
+            except ResourceError:
+                refused += 1
+                assert equal(live(ring), reference(batches_in(ring), "exact"))
+        assert refused == 1
+        ring.storage.close(ring._content)
+        assert verify_rows(folder) == []
+        again = begin(folder)
+        assert equal(live(again), reference(BATCHES, "exact"))
+
+
+def fill_up(folder, size):
+    """Write into `folder` until it is full."""
+    (folder / "ballast").write_bytes(bytes(size))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 1 MB, where this process may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True).returncode:
+        pytest.skip("a file system of 1 MB cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_declared_size_that_does_not_fit_is_refused_before_the_first_row(small):
+    storage = LazyMemmapStorage(100_000, scratch_dir=small / "rows")
+    from rlcli.data.buffers.ring import Ring
+
+    ring = Ring(storage)
+    with pytest.raises(ResourceError, match=r"[\d,]+ bytes are needed and [\d,]+ are free") as caught:
+        ring.extend(batch(0))
+    assert caught.value.exit_code == 5 and not len(ring)
+    assert not (small / "rows").exists() or not list((small / "rows").glob("rows-*"))
+
+
+def test_a_really_full_disk_refuses_rows_and_keeps_those_it_has(small):
+    ring = begin(small / "rows")
+    for i in range(6):
+        ring.extend(batch(i))
+    fill_up(small, os.statvfs(small).f_bavail * os.statvfs(small).f_frsize)
+    with pytest.raises(ResourceError, match="bytes are needed"):
+        for i in range(6, 60):
+            ring.extend(batch(i))
+    (small / "ballast").unlink()
+    count = batches_in(ring)
+    for i in range(count, 70):
+        ring.extend(batch(i))
+    ring.storage.close(ring._content)
+    assert verify_rows(small / "rows") == []
+    assert equal(live(begin(small / "rows")), reference(70, "exact"))
+
+
+def test_a_limit_on_file_sizes_is_refused_in_a_sentence(tmp_path):
+    def work(report):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        try:
+            write_all(tmp_path / "rows", None)
+        except ResourceError as error:
+            report(str(error))
+
+    _, reported = run_and_die(work)
+    assert "bytes are needed" in reported[0] and "ulimit" in reported[0]
+
+
+# ---- kills at any moment -------------------------------------------------------------------------------------------
+def collect(folder, writer):
+    """Write for ever; what is acknowledged is reported after every batch."""
+    ring = quiet(lambda: begin(folder, commit_seconds=0.002))
+    os.write(writer, ring.storage.acknowledged.to_bytes(8, "little"))
+    i = batches_in(ring)
+    while True:
+        ring.extend(batch(i))
+        i += 1
+        os.write(writer, ring.storage.acknowledged.to_bytes(8, "little"))
+
+
+def kill_again_and_again(folder, kills, seed):
+    rng = np.random.default_rng(seed)
+    safe = 0
+    for number in range(kills):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            try:
+                collect(folder, writer)
+            finally:
+                os._exit(1)
+        os.close(writer)
+        first = os.read(reader, 8)
+        assert len(first) == 8, f"seed {seed}, kill {number}: the process did not begin"
+        time.sleep(float(rng.exponential(0.02)))
+        os.kill(pid, signal.SIGKILL)
+        told = first
+        while part := os.read(reader, 1 << 16):
+            told += part
+        os.close(reader)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        told = told[: len(told) // 8 * 8]
+        safe = max(safe, int.from_bytes(told[-8:], "little"))
+        ring = quiet(lambda: begin(folder))
+        assert ring.cursor * 2 >= safe, f"seed {seed}, kill {number}: acknowledged rows are lost"
+        assert equal(live(ring), reference(batches_in(ring), "exact")), f"seed {seed}, kill {number}"
+        let_go(ring)
+    assert safe > ONCE_ROUND, "the ring went round"
+
+
+ONCE_ROUND = 40
+
+
+def test_25_kills_lose_nothing_that_was_acknowledged(tmp_path):
+    kill_again_and_again(tmp_path / "rows", 25, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_500_kills_lose_nothing_that_was_acknowledged(tmp_path, seed):
+    kill_again_and_again(tmp_path / "rows", 125, seed=seed)
+
+
+# ---- flips, cuts, missing files ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "rows"
+    ring = write_all(folder, None)
+    ring.storage.close(ring._content)
+    assert verify_rows(folder) == []
+    return folder
+
+
+def counted_bytes(folder):
+    """(file, byte) of everything that a checksum covers: all but rows that are dead or not yet written."""
+    from rlcli.data.storages.row_journal import JOURNAL, Committed, state_name
+    from rlcli.data.storages.segment import Layout, name_of
+
+    said = Committed(folder / JOURNAL)
+    layout = Layout.of(said.fields, said.header["segment_rows"])
+    out = [(JOURNAL, at) for at in range((folder / JOURNAL).stat().st_size)]
+    number = said.state[0]
+    out += [(state_name(number), at) for at in range((folder / state_name(number)).stat().st_size)]
+    for segment, (version, pieces) in said.pieces.items():
+        for piece in pieces:
+            for offset, width in zip(layout.offsets.tolist(), layout.widths.tolist(), strict=True):
+                places = range(offset + piece.start * width, offset + piece.stop * width)
+                out += [(name_of(segment, version), at) for at in places]
+    return out
+
+
+def is_found(folder, name, text):
+    assert verify_rows(folder), text
+    try:
+        ring = quiet(lambda: begin(folder))
+    except DamagedDataError as error:
+        assert name.split("-")[0] in str(error) and error.exit_code == 4, text
+    except ArgumentError:
+        pass
+    else:
+        let_go(ring)
+        pytest.fail(f"{text}: opened as if nothing had happened")
+
+
+def flips(folder, tmp_path, count, seed):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    rng, places = np.random.default_rng(seed), counted_bytes(folder)
+    for name, at in (places[i] for i in rng.integers(0, len(places), count)):
+        content = bytearray((copy / name).read_bytes())
+        content[at] ^= 1 << int(rng.integers(8))
+        (copy / name).write_bytes(content)
+        text = f"seed {seed}, byte {at} of {name}"
+        if name == "journal.jsonl" and bytes(content).rfind(b"\n") != len(content) - 1:
+            assert verify_rows(copy), text  # the end of the last line: a record that looks unfinished
+        else:
+            is_found(copy, name, text)
+        shutil.copy(folder / name, copy / name)
+
+
+def test_200_flips_are_all_found(whole, tmp_path):
+    flips(whole, tmp_path, 200, seed=0)
+
+
+@pytest.mark.slow
+def test_2000_flips_are_all_found(whole, tmp_path):
+    flips(whole, tmp_path, 2000, seed=1)
+
+
+def test_a_file_cut_grown_or_missing_is_named(whole, tmp_path):
+    copy, rng = tmp_path / "copy", np.random.default_rng(0)
+    shutil.copytree(whole, copy)
+    named = {name for name, _ in counted_bytes(whole)}
+    for path in sorted(copy.iterdir()):
+        if path.name not in named:
+            continue
+        content = path.read_bytes()
+        ends = [0, len(content) - 1, *rng.integers(0, len(content), 8).tolist()]
+        for new in (*(content[:end] for end in ends), content + b"\0", content + content):
+            path.write_bytes(new)
+            assert verify_rows(copy), f"{path.name}: {len(new)} bytes of {len(content)}"
+            if path.name != "journal.jsonl":
+                with pytest.raises(DamagedDataError, match=path.name):
+                    begin(copy)
+        path.unlink()
+        if path.name != "journal.jsonl":
+            assert any(path.name in line for line in verify_rows(copy))
+            with pytest.raises(DamagedDataError, match=path.name):
+                begin(copy)
+        path.write_bytes(content)
+
+
+def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
+    ring = write_all(tmp_path / "rows", None, upto=3)
+    with pytest.raises(ResourceError, match="holds rows already"):
+        LazyMemmapStorage(40, ndim=2, scratch_dir=tmp_path / "rows")
+    with pytest.raises(ResourceError, match="another process is writing"):
+        begin(tmp_path / "rows")
+    ring.storage.close(ring._content)
+    with pytest.raises(ArgumentError, match="max_size is 40 there, 10 here"):
+        LazyMemmapStorage(10, ndim=2, scratch_dir=tmp_path / "rows", resume=True)
+    journal = tmp_path / "rows" / "journal.jsonl"
+    text = journal.read_text()
+    assert '"version":1' in text
+    from rlcli.data.disk import digest_of
+
+    line = text.splitlines()[0][33:].replace('"version":1', '"version":2')
+    journal.write_text(f"{digest_of(b'', line.encode())} {line}\n")
+    with pytest.raises(DamagedDataError, match="another version"):
+        begin(tmp_path / "rows")
