@@ -147,7 +147,12 @@ class EnvBase:
     def step_and_maybe_reset(self, td: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """`(td with next, root of the following step)`; finished lanes of the second are freshly reset."""
         td = self.step(td)
-        return td, self.maybe_reset(step_mdp(td))
+        following = step_mdp(td)
+        self._promoted(td, following)
+        return td, self.maybe_reset(following)
+
+    def _promoted(self, td: TensorDictBase, following: TensorDictBase) -> None:
+        """`following` was made of `td`: what only that needed is dropped."""
 
     def maybe_reset(self, td: TensorDictBase) -> TensorDictBase:
         """Reset the lanes whose root `done` is set."""
@@ -206,6 +211,7 @@ class EnvBase:
             if callback is not None:
                 callback(self, td)
             following = step_mdp(td)
+            self._promoted(steps[-1], following)
             if break_when_any_done and bool(episode_over(td).any()):
                 break
             td = self.maybe_reset(following)

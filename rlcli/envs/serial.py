@@ -13,6 +13,7 @@ from rlcli.envs.gym_env import GymEnv
 from rlcli.envs.gym_lanes import GymLanes
 from rlcli.envs.lanes import Lanes
 from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
 
@@ -46,6 +47,8 @@ class SerialEnv(EnvBase):
             )
         super().__init__(batch_size=(num_workers,), device=device)
         self.envs = [make() for make in makers]
+        for env in self.envs:
+            _check_outside(env)
         self.inner: EnvBase = _together(self.envs, device)
         for name in ("observation_spec", "state_spec", "action_spec", "reward_spec"):
             setattr(self, name, getattr(self.inner, name))
@@ -72,6 +75,18 @@ class SerialEnv(EnvBase):
     def close(self) -> None:
         super().close()
         self.inner.close()
+
+
+def _check_outside(env: EnvBase) -> None:
+    """Refuse a transform that belongs on the outside of envs that are stepped together."""
+    for transform in env.transforms if isinstance(env, TransformedEnv) else ():
+        if transform.outside_batches:
+            name = type(transform).__name__
+            raise ArgumentError(
+                f"{name} lies inside an env of a batched env",
+                why="what a step drops is still needed there: the batched env carries it to the next step",
+                fix=f"Put it outside: TransformedEnv(SerialEnv(n, make_env), {name}()).",
+            )
 
 
 def _together(envs: list[EnvBase], device) -> EnvBase:

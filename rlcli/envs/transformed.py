@@ -58,6 +58,8 @@ class TransformedEnv(EnvBase):
         self.state_spec = t.transform_state_spec(base.state_spec.clone())
         self.reward_spec = t.transform_reward_spec(base.reward_spec.clone())
         self.action_spec = t.transform_action_spec(base.action_spec.clone())
+        for place, transform in enumerate(self.transforms, 1):
+            transform.check_later(self.transforms[place:])
 
     def _set_seed(self, seed: int) -> None:
         self.base_env._set_seed(seed)
@@ -77,6 +79,12 @@ class TransformedEnv(EnvBase):
         out = self.transform._step(td, out)
         _complete_flags(out, self.batch_size)
         return out
+
+    def _promoted(self, td: TensorDictBase, following: TensorDictBase) -> None:
+        self.transform.promoted(td, following)
+
+    def fake_tensordict(self) -> TensorDictBase:
+        return self.transform.transform_fake_tensordict(super().fake_tensordict())
 
     def _keep_raw(self, out: TensorDictBase) -> None:
         # a partial reset below must find the untransformed values of the lanes that go on

@@ -7,6 +7,9 @@ from rlcli.transforms.faces import Faces, choose_faces
 from rlcli.transforms.frame_stack import CatFrames, FrameStack
 from rlcli.transforms.images import ChannelsFirst, ToTensorImage
 from rlcli.transforms.init_tracker import InitTracker
+from rlcli.transforms.multi_step import MultiStepTransform
+from rlcli.transforms.next_observation_delta import NextObservationDelta
+from rlcli.transforms.next_state import NextStateReconstructor
 from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.transforms.reward_maps import RewardClipping, RewardScaling, SignTransform
 from rlcli.transforms.reward_norm import RewardNorm
@@ -22,6 +25,9 @@ __all__ = [
     "Faces",
     "FrameStack",
     "InitTracker",
+    "MultiStepTransform",
+    "NextObservationDelta",
+    "NextStateReconstructor",
     "RewardClipping",
     "RewardNorm",
     "RewardScaling",

@@ -71,6 +71,7 @@ class Transform(nn.Module):
     has_batch_pass = False  # whether `batch_pass` exists
     batch_only = False  # whether `batch_pass` is its only column face
     ends_episodes = False  # whether `_step` may set done flags
+    outside_batches = False  # whether it must not be put on one of the envs that are stepped together
 
     def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__()
@@ -100,6 +101,31 @@ class Transform(nn.Module):
     def inv(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Transform what goes the other way: actions on their way to the env, data on its way to a buffer."""
         return tensordict
+
+    def promoted(self, tensordict: TensorDictBase, following: TensorDictBase) -> None:
+        """`following`, the root of the next step, was made of `tensordict`: drop what only that needed, in place."""
+
+    def check_later(self, later: Sequence[Transform]) -> None:
+        """Refuse transforms that an env applies after this one and that would make what it wrote wrong."""
+
+    def transform_fake_tensordict(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The layout `[*B]` of a step, `next` included, after this transform; changed in place."""
+        return tensordict
+
+    # -- in a buffer: `inv` on what is written, `sampled` on what is drawn -----------------------------------
+    def bind_buffer(self, ring: Any) -> None:
+        """Called once by the buffer that this is put on; `ring` (`rlcli.data.buffers.Ring`) holds its rows."""
+
+    def sampled(self, tensordict: TensorDictBase, rows: np.ndarray) -> TensorDictBase:
+        """Transform a sample, slice markers and sampler flags in place already.
+
+        Parameters
+        ----------
+        tensordict : TensorDict ``[N]``
+        rows : ndarray int64 ``[N]``
+            The ring's rows that were read.
+        """
+        return self(tensordict)
 
     # -- specs: observation, state and done as Composites; reward and action as the leaf -------------------
     def transform_observation_spec(self, spec: Composite) -> Composite:

@@ -68,6 +68,24 @@ class Compose(Transform):
             tensordict = transform.inv(tensordict)
         return tensordict
 
+    def promoted(self, tensordict, following):
+        for transform in self:
+            transform.promoted(tensordict, following)
+
+    def transform_fake_tensordict(self, tensordict):
+        for transform in self:
+            tensordict = transform.transform_fake_tensordict(tensordict)
+        return tensordict
+
+    def bind_buffer(self, ring):
+        for transform in self:
+            transform.bind_buffer(ring)
+
+    def sampled(self, tensordict, rows):
+        for transform in self:
+            tensordict = transform.sampled(tensordict, rows)
+        return tensordict
+
     def transform_observation_spec(self, spec):
         for transform in self:
             spec = transform.transform_observation_spec(spec)

@@ -1,0 +1,124 @@
+"""What changed in one step, in fewer bytes than the next observation itself: one codec per kind of key.
+
+```
+float16, bfloat16   next - obs, rounded once                    floats
+int8                (next - obs) / scale, a scale for each row  floats; never overflows
+int16               next - obs, exactly                         int32 and int64
+```
+A codec knows nothing of batches, envs or buffers. What it wrote tells by its dtypes how it is to be read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import NEXT, Key, as_tuple, under_next
+
+DELTA, SCALE = "delta", "delta_scale"
+LEVELS = 127  # of int8, on either side of 0
+FLOAT_CODES = (torch.float16, torch.bfloat16, torch.int8)
+LONG_INTEGERS = (torch.int32, torch.int64)
+
+
+class Coded(NamedTuple):
+    """One key's differences `[*B, *F]` and, for int8, a float32 scale `[*B, 1]` for each row."""
+
+    delta: Tensor
+    scale: Tensor | None
+
+
+def delta_key(key: Key) -> tuple[str, ...]:
+    """Where the difference of an observation key is kept."""
+    return (NEXT, DELTA, *as_tuple(key))
+
+
+def scale_key(key: Key) -> tuple[str, ...]:
+    """Where its scales are kept."""
+    return (NEXT, SCALE, *as_tuple(key))
+
+
+def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
+    """The dtype that differences of `dtype` are kept in, or None where there is no codec."""
+    if dtype.is_floating_point:
+        return wanted
+    return torch.int16 if dtype in LONG_INTEGERS else None
+
+
+def bytes_a_row(elements: int, code: torch.dtype) -> int:
+    """What a row of so many elements takes."""
+    return elements * code.itemsize + (4 if code is torch.int8 else 0)
+
+
+def saves(elements: int, dtype: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a difference takes less than the next observation `[elements]` of this dtype."""
+    code = code_of(dtype, wanted)
+    return code is not None and bytes_a_row(elements, code) < elements * dtype.itemsize
+
+
+def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> Coded:
+    """The difference of two observations `[*B, *F]` of one dtype; what cannot be told is found by decoding."""
+    change = after - obs  # in the source's dtype; rounded to the code's once
+    if not obs.dtype.is_floating_point:
+        return Coded(change.to(torch.int16), None)
+    if wanted is not torch.int8:
+        return Coded(change.to(wanted), None)
+    lead = change.shape[:batch_dims]
+    rows = change.reshape(*lead, math.prod(change.shape[batch_dims:]))
+    largest = rows.abs().amax(-1, keepdim=True) if rows.shape[-1] else rows.new_zeros(*lead, 1)
+    scale = (largest / LEVELS).to(torch.float32)
+    steps = rows / scale.to(rows.dtype).clamp_min(torch.finfo(rows.dtype).tiny * torch.finfo(rows.dtype).eps)
+    return Coded(steps.round().clamp(-LEVELS, LEVELS).to(torch.int8).reshape(change.shape), scale)
+
+
+def decode(obs: Tensor, coded: Coded) -> Tensor:
+    """The next observation `[*B, *F]`, in the dtype of `obs`."""
+    delta = coded.delta.to(obs.dtype)
+    if coded.scale is not None:
+        dims = delta.ndim - coded.scale.ndim
+        scale = coded.scale.reshape(*coded.scale.shape[:-1], *[1] * (dims + 1)).to(obs.dtype)
+        delta = delta * scale
+    return obs + delta
+
+
+def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: float) -> float:
+    """What decoding may be off by at most, where no difference exceeds `change` and no next observation `after`."""
+    if not dtype.is_floating_point:
+        return 0.0
+    source = torch.finfo(dtype)
+    rounding = source.eps * (change + after) * 1.01 + source.tiny * source.eps
+    if code is torch.int8:
+        return change / (2 * LEVELS) * 1.00001 + rounding + LEVELS * 2.0**-149
+    info = torch.finfo(code)
+    return info.eps / 2 * change * 1.001 + info.tiny * info.eps / 2 + rounding
+
+
+def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
+    """`("next", key)` of a batch that keeps differences; None where it keeps none for this key.
+
+    Raises
+    ------
+    ArgumentError
+        The observation that the difference belongs to is not in the batch.
+    """
+    delta = batch.get(delta_key(key), None)
+    if delta is None:
+        return None
+    obs = batch.get(key, None)
+    if obs is None:
+        raise ArgumentError(
+            f"{'.'.join(delta_key(key))} is the difference to an observation that the batch does not hold",
+            fix=f"Keep {'.'.join(as_tuple(key))} (keep_keys) as well.",
+        )
+    return decode(obs, Coded(delta, batch.get(scale_key(key), None)))
+
+
+def next_or_rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
+    """`("next", key)` however the batch keeps it, or None."""
+    after = batch.get(under_next(key), None)
+    return rebuilt(batch, key) if after is None else after

@@ -1,0 +1,226 @@
+"""n-step transitions: the reward of n steps, and the observation, flags and all else that the last of them gave.
+
+```
+n = 3        r0 r1 r2 r3‖            ‖ an end: never crossed
+row 0        r0 + g r1 + g2 r2       next of row 2       3 steps taken
+row 2        r2 + g r3               next of row 3       2 steps taken: the trajectory ends there
+```
+In a buffer the steps are those that the storage holds, whatever was sampled; elsewhere those of the batch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import (
+    DONE,
+    END_FLAGS,
+    IS_INIT,
+    NEXT,
+    REWARD,
+    STEPS_TO_NEXT_OBS,
+    TRAJ_IDS,
+    Key,
+    as_tuple,
+    under_next,
+    unravel,
+)
+from rlcli.transforms.base import Transform
+from rlcli.transforms.delta_codec import DELTA, SCALE, Coded, decode, delta_key, scale_key
+
+ORIGINAL_REWARD = (NEXT, "original_reward")
+CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of a slice
+
+
+class MultiStepTransform(Transform):
+    """Turn the one-step transitions of a batch into n-step ones.
+
+    Parameters
+    ----------
+    n_steps : int
+        At most so many; fewer where a trajectory ends or what is stored of it does.
+    gamma : float
+        Discount per step.
+
+    Raises
+    ------
+    ArgumentError
+        The batch keeps no next observations (`next_obs=compact`): the one n steps ahead cannot be read off the rows.
+
+    Notes
+    -----
+    Writes ``("next", "reward")``, its stored value ``("next", "original_reward")``, all else under ``next`` and
+    ``"steps_to_next_obs"`` int64 `[*B, 1]`, the steps really taken: a loss discounts its bootstrap by gamma to that
+    power. Works on `full`, `exact` and `delta`, whose differences are decoded on the way. Flags that a slice sampler
+    adds at the ends of slices stay.
+    """
+
+    def __init__(self, n_steps: int, gamma: float) -> None:
+        super().__init__()
+        if isinstance(n_steps, bool) or n_steps != int(n_steps) or n_steps < 1:
+            raise ArgumentError("MultiStepTransform needs at least one step", why=f"n_steps is {n_steps}")
+        if not 0 <= gamma <= 1:
+            raise ArgumentError("MultiStepTransform needs a discount from 0 to 1", why=f"gamma is {gamma}")
+        self.n_steps, self.gamma = int(n_steps), float(gamma)
+        self._ring: Any = None
+        self._asked: tuple[Any, _Keys] = (None, _Keys((), ()))  # for which fields the keys were found
+        self._powers: tuple[Any, Tensor, Tensor] = (None, torch.empty(0), torch.empty(0))
+
+    def bind_buffer(self, ring):
+        self._ring, self._asked = ring, (None, _Keys((), ()))
+
+    # -- the storage's rows --------------------------------------------------------------------------------
+    def sampled(self, tensordict, rows):
+        ring = self._ring
+        if ring is None:
+            return self(tensordict)
+        if self._asked[0] is not ring.fields:
+            self._asked = ring.fields, _of_last_step(ring.fields)
+        keys = self._asked[1]
+        path, taken = ring.index.walk(rows, self.n_steps)  # [N, n], [N]
+        reward = ring.columns(path.reshape(-1), (REWARD,))[REWARD]
+        reward = reward.reshape(*path.shape, *reward.shape[1:])
+        steps = torch.from_numpy(taken).to(reward.device)
+        last = ring.columns(np.ascontiguousarray(path[:, -1]), keys.read)
+        return self._written(tensordict, self._total(reward, steps), steps, _decoded(last, keys.coded))
+
+    # -- the batch's own rows ------------------------------------------------------------------------------
+    def forward(self, tensordict):
+        """Of a batch `[*B, T]` in time order that is in no buffer, in place; n steps end with the batch."""
+        keys = _of_last_step([unravel(key) for key in tensordict.keys(True, True)])
+        reward, shape = tensordict.get(REWARD), tensordict.shape
+        count = shape.numel()
+        path, taken = walk(_goes_on(tensordict).reshape(shape[:-1].numel(), shape[-1]), self.n_steps)
+        flat = reward.reshape(count, *reward.shape[len(shape) :])
+        columns = {key: tensordict.get(key) for key in keys.read}
+        last = {key: x.reshape(count, *x.shape[len(shape) :])[path[:, -1]] for key, x in columns.items()}
+        total = self._total(flat[path], taken).reshape(reward.shape)
+        last = {key: x.reshape(*shape, *x.shape[1:]) for key, x in _decoded(last, keys.coded).items()}
+        return self._written(tensordict, total, taken, last)
+
+    # -- both ----------------------------------------------------------------------------------------------
+    def _total(self, rewards: Tensor, taken: Tensor) -> Tensor:
+        """Discounted sums `[N, *F]` of the first `taken [N]` of rewards `[N, n, *F]`."""
+        powers, discounts = self._discounts(rewards.shape[1], rewards.dtype, rewards.device)
+        weights = discounts * (powers < taken[:, None])  # [N, n]
+        return (rewards * weights.reshape(*weights.shape, *[1] * (rewards.ndim - 2))).sum(1)
+
+    def _discounts(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """0 .. n - 1, and gamma to these powers; made once."""
+        asked = (n, dtype, device, self.gamma)
+        if self._powers[0] != asked:
+            powers = torch.arange(n, device=device)
+            self._powers = asked, powers, self.gamma ** powers.to(dtype)
+        return self._powers[1:]
+
+    def _written(self, td: TensorDictBase, total: Tensor, taken: Tensor, last: dict[Key, Tensor]) -> TensorDictBase:
+        nested = td.get(NEXT)
+        device = total.device if td.device is None else td.device
+        flags = {name: nested.get(name, None) for name in CUTS}
+        nested.set("original_reward", nested.get("reward"))
+        nested.set("reward", total.to(device))
+        for key, value in last.items():
+            name, value = unravel(as_tuple(key)[1:]), value.to(device)
+            flag = flags.get(name)  # type: ignore[arg-type]
+            nested.set(name, value if flag is None else value | flag)  # a slice that was cut here goes on being cut
+        for name in (DELTA, SCALE):
+            nested.pop(name, None)
+        return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
+
+
+def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Where up to n steps lead in lanes of rows in time order.
+
+    Parameters
+    ----------
+    goes_on : bool ``[lanes, T]``
+        Rows that the row below continues; the last column counts as an end.
+    n : int
+
+    Returns
+    -------
+    path : int64 ``[lanes * T, n]``
+        Flat rows: the row itself and those after it; at the end, the last one again.
+    taken : int64 ``[lanes * T]``
+    """
+    lanes, steps = goes_on.shape
+    goes_on = goes_on.clone()
+    goes_on[:, -1:] = False
+    flat = goes_on.reshape(-1).to(torch.int64)
+    at = torch.arange(lanes * steps, device=goes_on.device)
+    path, taken = [at], torch.ones_like(at)
+    for _ in range(n - 1):
+        moved = flat[at]
+        at, taken = at + moved, taken + moved
+        path.append(at)
+    return torch.stack(path, 1), taken
+
+
+class _Keys(NamedTuple):
+    """What is read of a last step's row, and for which observations that are differences."""
+
+    read: tuple[Key, ...]
+    coded: tuple[Key, ...]
+
+
+def _of_last_step(held: Collection[Key]) -> _Keys:
+    """All under `next` but the reward, and the observations that differences need.
+
+    Raises
+    ------
+    ArgumentError
+        None of them is a next observation.
+    """
+    after = [key for key in held if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
+    origins = {key: _observation_of(key) for key in after}
+    kept = [key for key in after if origins[key] in held and origins[key] not in END_FLAGS]
+    if REWARD not in held:
+        raise MissingKeyError("MultiStepTransform needs next.reward", fix="Keep it (keep_keys).")
+    if not kept:
+        raise ArgumentError(
+            "MultiStepTransform needs next observations, and these rows keep none",
+            why="the one n steps ahead is not the row below, and at the ends of trajectories it is in no row",
+            fix="Collect with memory.next_obs=exact (Collector(next_obs='exact')), or full, or delta.",
+        )
+    coded = tuple(origins[key] for key in kept if as_tuple(key)[1] == DELTA)
+    return _Keys((*after, *coded), coded)
+
+
+def _observation_of(key: Key) -> Key:
+    """The observation whose next value or difference is kept under a key."""
+    parts = as_tuple(key)[1:]
+    return unravel(parts[1:] if parts[0] in (DELTA, SCALE) and len(parts) > 1 else parts)
+
+
+def _goes_on(tensordict: TensorDictBase) -> Tensor:
+    """bool `[*B, T]`: rows that the row below continues, whatever the last one says; one marker must be there."""
+    done, ids, first = (tensordict.get(key, None) for key in (DONE, TRAJ_IDS, IS_INIT))
+    if done is None and ids is None:
+        raise MissingKeyError(
+            "the batch does not say where trajectories end", fix="Keep next.done or collector.traj_ids (keep_keys)."
+        )
+    shape = tensordict.shape
+    goes_on = torch.ones(shape, dtype=torch.bool, device=(ids if done is None else done).device)
+    here, below = goes_on[..., :-1], (..., slice(1, None))
+    if done is not None:
+        here &= ~done.reshape(shape)[..., :-1]
+    if ids is not None:
+        here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
+    if first is not None:
+        here &= ~first.reshape(shape)[below]
+    return goes_on
+
+
+def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:
+    """Columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
+    for key in coded:
+        scale = last.pop(scale_key(key), None)
+        last[under_next(key)] = decode(last.pop(key), Coded(last.pop(delta_key(key)), scale))
+    return last

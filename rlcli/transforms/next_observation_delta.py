@@ -1,0 +1,279 @@
+"""`next_obs=delta`: what a step changed, at low precision, in the place of the next observation.
+
+```
+env side      next.obs  ->  next.delta.obs = next.obs - obs     what policy and env read stays exact
+buffer side   next.obs  =   obs + next.delta.obs                also at the ends of trajectories
+```
+One class for both sides. What it costs in precision is measured where it is written, and told by `figures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
+from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.transforms.base import Transform
+from rlcli.transforms.delta_codec import (
+    DELTA,
+    FLOAT_CODES,
+    SCALE,
+    Coded,
+    bytes_a_row,
+    code_of,
+    decode,
+    delta_key,
+    encode,
+    rebuilt,
+    saves,
+    scale_key,
+)
+from rlcli.transforms.round_trips import RoundTrips
+
+
+class NextObservationDelta(Transform):
+    """Keep ``("next", "delta", *obs)`` instead of ``("next", *obs)``.
+
+    Parameters
+    ----------
+    in_keys : sequence of keys, optional
+        Observations. By default those for which it saves memory (the others keep their next observation in full); in a
+        buffer those that have a difference.
+    delta_dtype : torch dtype, default float16
+        Of differences of floats: float16; bfloat16, which has the range of float32; or int8, with a float32 scale for
+        each row and key under ``("next", "delta_scale", *obs)``. Differences of int32 and int64 are int16, and exact.
+
+    Raises
+    ------
+    ArgumentError
+        Another dtype; or, put on an env, keys that would take no less memory than before (uint8 pixels).
+    NumericsError
+        While collecting: a difference that the dtype cannot hold. Nothing of that batch is handed out.
+
+    Notes
+    -----
+    It belongs on the outside of batched envs, and what changes its observations belongs inside it.
+    """
+
+    has_batch_pass = True  # the collector computes differences of whole columns when it puts a batch together
+    outside_batches = True
+
+    def __init__(self, in_keys: Sequence[Key] | None = None, *, delta_dtype: torch.dtype = torch.float16) -> None:
+        super().__init__(() if in_keys is None else in_keys)
+        if delta_dtype not in FLOAT_CODES:
+            raise ArgumentError(
+                f"differences cannot be kept as {delta_dtype}",
+                fix=f"Use one of {', '.join(map(str, FLOAT_CODES))}.",
+            )
+        self.delta_dtype = delta_dtype
+        self.chosen = in_keys is not None
+        self.keys: list[Key] = list(self.in_keys)  # on an env: those it turns into differences
+        self._trips = RoundTrips()
+        self._ring: Any = None
+
+    # -- env side ------------------------------------------------------------------------------------------
+    def transform_observation_spec(self, spec):
+        dims, found = len(spec.shape), {unravel(key): leaf for key, leaf in spec.items(True, True)}
+        if self.chosen:
+            for key in self.in_keys:
+                if key not in found:
+                    raise ArgumentError(
+                        f"NextObservationDelta was given {show(key)}, which the env does not observe",
+                        why=f"it observes {', '.join(map(show, found))}",
+                    )
+                self._check_saving(key, tuple(found[key].shape[dims:]), found[key].dtype)
+            return spec
+        self.keys = [k for k, s in found.items() if saves(s.shape[dims:].numel(), s.dtype, self.delta_dtype)]
+        if found and not self.keys:
+            key, leaf = next(iter(found.items()))
+            self._check_saving(key, tuple(leaf.shape[dims:]), leaf.dtype)
+        return spec
+
+    def _check_saving(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        elements = torch.Size(shape).numel()
+        if saves(elements, dtype, self.delta_dtype):
+            return
+        kind, code = str(dtype).removeprefix("torch."), code_of(dtype, self.delta_dtype)
+        cost = "no smaller than itself" if code is None else f"{bytes_a_row(elements, code)} bytes a row"
+        raise ArgumentError(
+            f"the difference of {show(key)} would save nothing",
+            why=f"{list(shape)} {kind} takes {elements * dtype.itemsize} bytes a row, its difference is {cost}",
+            fix="Use memory.next_obs=exact (Collector(next_obs='exact')), which keeps every observation once.",
+        )
+
+    def check_later(self, later):
+        for transform in later:
+            changed = [key for key in transform.out_keys if key in self.keys]
+            if changed or isinstance(transform, NextObservationDelta):
+                raise ArgumentError(
+                    "NextObservationDelta is the last transform that writes observations",
+                    why=f"{type(transform).__name__} comes after it"
+                    + (f" and writes {show(changed[0])}, whose difference would be of other values" if changed else ""),
+                    fix="Put NextObservationDelta on the outside, once.",
+                )
+
+    def reads(self, schema):
+        return []
+
+    def writes(self, schema):
+        return []
+
+    def plan(self, schema):
+        return {}
+
+    def batch_pass(self, cols, fresh):
+        """Nothing: differences are of observations as the batch will show them."""
+
+    def _step(self, tensordict, next_tensordict):
+        for key in self.keys:
+            coded = self.code(key, self._need(tensordict, key), self._need(next_tensordict, key), tensordict.ndim)
+            _put(next_tensordict, key, coded, strip=1)
+        return next_tensordict
+
+    def promoted(self, tensordict, following):
+        nested = tensordict.get("next")
+        for key in self.keys:
+            _remove(nested, key)
+        for name in (DELTA, SCALE):
+            if following.get(name, None) is not None:
+                del following[name]
+
+    def transform_fake_tensordict(self, tensordict):
+        for key in self.keys:
+            obs = tensordict.get(key)
+            _put(tensordict, key, encode(obs, obs, self.delta_dtype, tensordict.ndim))
+            _remove(tensordict, under_next(key))
+        return tensordict
+
+    def code(self, key: Key, obs: Tensor, after: Tensor, batch_dims: int) -> Coded:
+        """The difference of one key, `[*B, *F]`, checked and measured.
+
+        Raises
+        ------
+        NumericsError
+            It overflows, or decodes to something that is not the next observation.
+        """
+        if obs.dtype != after.dtype or obs.shape != after.shape:
+            raise ArgumentError(
+                f"{show(key)} and its next value are not alike, so they have no difference",
+                why=f"{list(obs.shape)} {obs.dtype} and {list(after.shape)} {after.dtype}",
+            )
+        coded = encode(obs, after, self.delta_dtype, batch_dims)
+        error = (decode(obs, coded) - after).abs()
+        worst = error.max() if error.numel() else error.new_zeros(())
+        inexact = bool(worst != 0) if not obs.dtype.is_floating_point else not bool(torch.isfinite(worst))
+        if inexact:
+            self._overflow(key, obs, after, coded.delta.dtype)
+        self._trips.add(key, obs, after, coded.delta.dtype, float(worst), obs.shape[:batch_dims].numel())
+        return coded
+
+    def _overflow(self, key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> None:
+        if not all(bool(torch.isfinite(x).all()) for x in (obs, after)):
+            raise NumericsError(f"{show(key)} is not finite, so a step has no difference to keep", where=show(key))
+        change = (after.to(torch.float64) - obs.to(torch.float64)).abs().max().item()
+        limit = torch.finfo(code).max if code.is_floating_point else torch.iinfo(torch.int16).max
+        if code is torch.int8:
+            limit = torch.finfo(torch.float32).max
+        wider = "memory.delta_dtype=bfloat16 or int8, or " if code is torch.float16 else ""
+        kind = str(code).removeprefix("torch.")
+        raise NumericsError(
+            f"a step changed {show(key)} by {change:g}, more than {kind} can hold ({limit:g})",
+            why="kept as it is, the next observation would be lost",
+            fix=f"Use {wider}memory.next_obs=exact (NextObservationDelta(delta_dtype=...), Collector(next_obs=...)).",
+        )  # fmt: skip
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """What was measured while differences were written, by key; see `RoundTrips.figures`."""
+        return self._trips.figures()
+
+    # -- buffer side ---------------------------------------------------------------------------------------
+    def bind_buffer(self, ring):
+        self._ring = ring
+
+    def inv(self, tensordict):
+        """On a buffer: full next observations of what is written become differences; others are stored as they are."""
+        return tensordict if self._ring is None else self.compress(tensordict)
+
+    def compress(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The batch `[*B]` with differences in the place of its full next observations; a new TensorDict."""
+        keys = self.keys or self._worth_it(tensordict)
+        out = tensordict.copy()
+        for key in keys:
+            obs, after = tensordict.get(key, None), tensordict.get(under_next(key), None)
+            if after is None or obs is None:
+                continue
+            if self.chosen:
+                self._check_saving(key, tuple(obs.shape[tensordict.ndim :]), obs.dtype)
+            if hasattr(after, "full"):  # gathered when read, as next_obs=exact keeps them
+                after = after.full()
+            _put(out, key, self.code(key, obs, after, tensordict.ndim))
+            _remove(out, under_next(key))
+        return out
+
+    def _worth_it(self, tensordict: TensorDictBase) -> list[Key]:
+        """Root keys with a next value of the same kind, for which a difference is smaller."""
+        found: list[Key] = []
+        for key, obs in tensordict.items(True, True):
+            after = tensordict.get(under_next(key), None) if as_tuple(key)[0] != "next" else None
+            alike = after is not None and after.shape == obs.shape and after.dtype == obs.dtype
+            if alike and saves(obs.shape[tensordict.ndim :].numel(), obs.dtype, self.delta_dtype):
+                found.append(unravel(key))
+        return found
+
+    def forward(self, tensordict):
+        """Rebuild the next observations of a batch `[*B]` and drop their differences, in place."""
+        nested = tensordict.get(NEXT, None)
+        held = None if nested is None else nested.get(DELTA, None)
+        coded = [] if held is None else [unravel(key) for key in held.keys(True, True)]
+        for key in self.in_keys if self.chosen else coded:
+            if key in coded:
+                nested.set(key, rebuilt(tensordict, key))
+            elif nested is None or nested.get(key, None) is None:
+                raise MissingKeyError(
+                    f"the batch holds neither {show(delta_key(key))} nor {show(under_next(key))}",
+                    fix="Collect with NextObservationDelta on the env, or with next_obs='delta'.",
+                )
+        if not self.chosen or set(coded) <= set(self.in_keys):
+            for name in (DELTA, SCALE) if coded else ():
+                nested.pop(name, None)
+            return tensordict
+        for key in self.in_keys:
+            _remove(tensordict, delta_key(key))
+            _remove(tensordict, scale_key(key))
+        return tensordict
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+    def get_extra_state(self):
+        return self._trips.state_dict()
+
+    def set_extra_state(self, state):
+        self._trips.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        keys = ", ".join(map(show, self.in_keys)) if self.chosen else "all that shrink"
+        return f"NextObservationDelta({keys}, {str(self.delta_dtype).removeprefix('torch.')})"
+
+
+def _put(tensordict: TensorDictBase, key: Key, coded: Coded, strip: int = 0) -> None:
+    """Write both parts; `strip=1` where `tensordict` is what lies under `next`."""
+    tensordict.set(delta_key(key)[strip:], coded.delta)
+    if coded.scale is not None:
+        tensordict.set(scale_key(key)[strip:], coded.scale)
+
+
+def _remove(tensordict: TensorDictBase, key: Key) -> None:
+    """Delete a key, and what it leaves empty."""
+    parts = as_tuple(key)
+    if tensordict.get(parts, None) is None:
+        return
+    del tensordict[parts if len(parts) > 1 else parts[0]]
+    for end in range(len(parts) - 1, 0, -1):
+        above = tensordict.get(parts[:end])
+        if list(above.keys()):
+            return
+        del tensordict[parts[:end] if end > 1 else parts[0]]

@@ -1,0 +1,173 @@
+"""`next_obs=compact`, read again: next observations off the rows that follow.
+
+```
+source="storage"   the row in which the trajectory goes on, wherever the storage has it
+source="sample"    the row below in the sample, where it belongs to the same trajectory: for data that is in no buffer
+```
+What nobody kept is the fill value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import DONE, IS_INIT, OBSERVATION, TRAJ_IDS, Key, show, under_next
+from rlcli.specs.fill import fill_for
+from rlcli.transforms.base import Transform
+
+SOURCES = ("storage", "sample")
+
+
+class NextStateReconstructor(Transform):
+    """Write ``("next", *key)`` for observations of which a batch holds no next value.
+
+    Parameters
+    ----------
+    keys : sequence of keys, default ("observation",)
+        Observations, nested ones by their full keys. A next value that a batch does hold is left alone.
+    source : {"storage", "sample"}
+        Where successors are looked for. In "storage" (a buffer's transform) every row gets its true next observation
+        unless the storage does not hold it: the end of a trajectory, or of what was written so far. In "sample" a row
+        has one if the row below goes on with its trajectory; one dim of time, the last.
+    traj_key, done_key : key or None
+        Whose change, and what, cuts a trajectory; None does not look. In "storage" the buffer's own markers count, and
+        another key given here becomes one of them.
+    step_count_key : key, optional
+        "sample": the row below also counts one step more.
+    fill_value : float, default NaN
+        Stands where nobody kept the next observation. Integer observations have no NaN and need one.
+    strict : bool
+        "sample": a marker that is missing is an error; otherwise it is not looked at.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown source, "storage" without a buffer, or an integer observation without a fill value.
+    MissingKeyError
+        A key or marker is not in the batch.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Key] = (OBSERVATION,),
+        *,
+        source: str = "storage",
+        traj_key: Key | None = TRAJ_IDS,
+        done_key: Key | None = DONE,
+        step_count_key: Key | None = None,
+        fill_value: float = float("nan"),
+        strict: bool = True,
+    ) -> None:
+        super().__init__(keys)
+        if source not in SOURCES:
+            raise ArgumentError(f"unknown source {source!r}", fix=f"Use one of {', '.join(SOURCES)}.")
+        if not self.in_keys:
+            raise ArgumentError("NextStateReconstructor was given no keys", fix="Name the observations.")
+        self.source, self.fill_value, self.strict = source, fill_value, strict
+        self.traj_key, self.done_key, self.step_count_key = traj_key, done_key, step_count_key
+        self._ring: Any = None
+
+    def bind_buffer(self, ring):
+        self._ring = ring
+        others = self.traj_key not in (None, TRAJ_IDS) or self.done_key not in (None, DONE)
+        if self.source == "storage" and others:
+            own = None if self.traj_key == TRAJ_IDS else self.traj_key
+            ring.use_markers(own, () if self.done_key in (None, DONE) else (self.done_key,))
+
+    def sampled(self, tensordict, rows):
+        return self._from_storage(tensordict, rows) if self.source == "storage" else self(tensordict)
+
+    def forward(self, tensordict):
+        """Add what is missing to a batch `[*B]`, in place; "storage" finds its rows by `index`."""
+        if self.source == "sample":
+            return self._from_sample(tensordict)
+        index = tensordict.get("index", None)
+        if self._ring is None or index is None:
+            raise ArgumentError(
+                "NextStateReconstructor(source='storage') reads the rows of a buffer",
+                why="it was put on none" if self._ring is None else "the batch does not say which rows it holds",
+                fix="Pass it as a buffer's transform=, or use source='sample' for data that lies in time order.",
+            )
+        return self._from_storage(tensordict, index.reshape(-1).cpu().numpy())
+
+    # -- the storage's rows --------------------------------------------------------------------------------
+    def _from_storage(self, tensordict: TensorDictBase, rows: np.ndarray) -> TensorDictBase:
+        keys = self._missing(tensordict)
+        if not keys:
+            return tensordict
+        found = self._ring.index.successors(rows)
+        known = found >= 0
+        following = self._ring.read(np.where(known, found, rows), keys)
+        unknown = None if known.all() else torch.from_numpy(~known)
+        for key in keys:
+            x, here = following.get(key), tensordict.get(key)
+            fill = fill_for(key, x.dtype, self.fill_value)
+            if unknown is not None:
+                x.masked_fill_(_like(unknown.to(x.device), x), fill)
+            tensordict.set(under_next(key), x.reshape(here.shape).to(here.device))
+        return tensordict
+
+    # -- the sample's own rows -----------------------------------------------------------------------------
+    def _from_sample(self, tensordict: TensorDictBase) -> TensorDictBase:
+        keys = self._missing(tensordict)
+        if not keys:
+            return tensordict
+        if not tensordict.ndim:
+            raise ArgumentError("one row alone has no successor in its batch", fix="Use source='storage'.")
+        known = self._known(tensordict)
+        time, steps = tensordict.ndim - 1, tensordict.shape[-1]
+        for key in keys:
+            x = tensordict.get(key)
+            fill = fill_for(key, x.dtype, self.fill_value)
+            last = x.narrow(time, max(steps - 1, 0), min(steps, 1))
+            following = torch.cat((x.narrow(time, min(steps, 1), max(steps - 1, 0)), last), time)
+            tensordict.set(under_next(key), following.masked_fill(_like(~known, x), fill))
+        return tensordict
+
+    def _known(self, tensordict: TensorDictBase) -> Tensor:
+        """bool `[*B]`: rows that the row below in time continues."""
+        goes_on = torch.ones(tensordict.shape, dtype=torch.bool, device=tensordict.device)
+        ids, done = (self._marker(tensordict, key) for key in (self.traj_key, self.done_key))
+        count, first = self._marker(tensordict, self.step_count_key), tensordict.get(IS_INIT, None)
+        here, below = goes_on[..., :-1], (..., slice(1, None))
+        if ids is not None:
+            here &= ids[below] == ids[..., :-1]
+        if done is not None:
+            here &= ~done[..., :-1]
+        if count is not None:
+            here &= count[below] == count[..., :-1] + 1
+        if first is not None:
+            here &= ~first.reshape(tensordict.shape)[below]
+        goes_on[..., -1:] = False
+        return goes_on
+
+    def _marker(self, tensordict: TensorDictBase, key: Key | None) -> Tensor | None:
+        if key is None:
+            return None
+        value = tensordict.get(key, None)
+        if value is None:
+            if self.strict:
+                raise MissingKeyError(
+                    f"NextStateReconstructor looks at {show(key)}, which the batch does not hold",
+                    fix="Keep it (keep_keys), name another key, or None to do without.",
+                )
+            return None
+        return value.reshape(tensordict.shape)
+
+    def _missing(self, tensordict: TensorDictBase) -> list[Key]:
+        """Keys whose next value is to be written."""
+        keys = [key for key in self.in_keys if tensordict.get(under_next(key), None) is None]
+        for key in keys:
+            self._need(tensordict, key)
+        return keys
+
+
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
