@@ -11,6 +11,8 @@ _LAZY = {
     "train": "rlcli.cli.api",
     "collect": "rlcli.cli.api",
     "resume": "rlcli.cli.api",
+    "plan": "rlcli.cli.api",
+    "inspect": "rlcli.cli.api",
     "evaluate": "rlcli.cli.api",
     "register_env": "rlcli.config.registry",
     "register_policy": "rlcli.config.registry",

@@ -25,6 +25,12 @@ POLICY_VERSION = ("collector", "policy_version")
 COLLECTOR_MASK = ("collector", "mask")
 
 STATE_VALUE = "state_value"
+ACTION_VALUE = "action_value"
+CHOSEN_ACTION_VALUE = "chosen_action_value"
+STATE_ACTION_VALUE = "state_action_value"
+TD_ERROR = "td_error"
+PRIORITY_WEIGHT = "priority_weight"
+STEPS_TO_NEXT_OBS = "steps_to_next_obs"
 ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
 

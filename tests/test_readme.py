@@ -150,7 +150,7 @@ def test_every_path_named_exists():
     assert not [path for path in paths if not (PACKAGE.parent / path).exists()]
 
 
-@pytest.mark.parametrize("mode", ["full", "exact", "compact"])
+@pytest.mark.parametrize("mode", ["full", "delta", "exact", "compact"])
 def test_the_bytes_a_frame_are_those_of_the_table(mode, tmp_path, monkeypatch):
     import rlcli
 
@@ -158,9 +158,11 @@ def test_the_bytes_a_frame_are_those_of_the_table(mode, tmp_path, monkeypatch):
     header, row = re.search(r"^\| recipe \|(.*)\n.*\n\| `ppo_exact` \(CartPole\) \|(.*)$", README, re.M).groups()
     cells = dict(zip(re.findall(r"`(\w+)`", header), row.split("|"), strict=False))
     kept, whole = (float(number) for number in cells[mode].split(" of "))
-    run = rlcli.train([f"recipe=ppo_{mode}", "total_frames=4096", "console=off", "logger=none", "run.eval_episodes=0"])
+    words = ["recipe=ppo_exact", "memory=delta"] if mode == "delta" else [f"recipe=ppo_{mode}"]
+    run = rlcli.train([*words, "total_frames=4096", "console=off", "logger=none", "run.eval_episodes=0"])
     memory = run.summary["memory"]
-    (successors,) = [e for e in memory["entries"] if e["key"] == "next.observation"] or [{"per_frame": 0.0}]
+    stored = "next.delta.observation" if mode == "delta" else "next.observation"
+    (successors,) = [e for e in memory["entries"] if e["key"] == stored] or [{"per_frame": 0.0}]
     # of a young policy, whose episodes end more often than those of a whole run
     assert successors["per_frame"] == pytest.approx(kept, abs=1)
     assert memory["components"]["rollout"]["per_frame"] == pytest.approx(whole, abs=1)

@@ -7,7 +7,10 @@ from importlib import import_module
 NAMES = {
     "collect": "frames a second against hand-written loops, bare envs and other frameworks",
     "update": "one PPO update against plain torch written by hand",
-    "train": "wall time of a whole PPO run against SB3, the same hyper-parameters",
+    "extend": "writing rows to a buffer against other buffers and a bare copy",
+    "sample": "drawing slices and images from a buffer against other buffers, by its size",
+    "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
+    "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
     "start": "how long the command line takes to answer",
 }
 

@@ -61,6 +61,24 @@ class Ratio:
 
 
 @dataclass
+class Figure:
+    """A number that is no time: bytes, a share."""
+
+    name: str
+    value: float
+    unit: str
+    bar: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met; None without a bar."""
+        if not self.bar:
+            return None
+        sign, number = self.bar.split()
+        return self.value <= float(number) if sign == "<=" else self.value >= float(number)
+
+
+@dataclass
 class Report:
     """What a bench found out."""
 
@@ -71,6 +89,7 @@ class Report:
     ratios: list[Ratio] = field(default_factory=list)
     checks: dict[str, Any] = field(default_factory=dict)  # what was asserted equal, and how equal it was
     notes: list[str] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, every round included, as JSON-ready values."""
@@ -150,15 +169,23 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
         table.add_column(heading, justify="left" if heading == "side" else "right")
     for side in sorted(report.sides, key=lambda s: s.median):
         table.add_row(side.name, *map(_duration, (side.median, *side.spread)))
-    console.print(table)
+    if report.sides:
+        console.print(table)
     table = Table(title="ratios, round by round", title_justify="left")
     for heading in ("time of", "over time of", "median", "min", "max", "bar"):
         table.add_column(heading, justify="left" if "time" in heading else "right")
     for r in report.ratios:
-        verdict = {None: "", True: " met", False: " missed"}[r.met]
+        verdict = _VERDICT[r.met]
         numbers = (f"{x:.2f}" for x in (r.median, min(r.rounds), max(r.rounds)))
         table.add_row(r.over, r.under, *numbers, r.bar + verdict)
     if report.ratios:
+        console.print(table)
+    if report.figures:
+        table = Table(title="figures", title_justify="left")
+        for heading in ("what", "figure", "bar"):
+            table.add_column(heading, justify="left" if heading == "what" else "right")
+        for f in report.figures:
+            table.add_row(f.name, f"{f.value:,.4g} {f.unit}", f.bar + _VERDICT[f.met])
         console.print(table)
     for name, x in report.checks.items():
         console.print(f"checked: {name}: {x}", markup=False)
@@ -167,6 +194,9 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
     with _written(path):
         Path(path).write_text(json.dumps(report.as_dict(), indent=1))
     console.print(f"every round is in {path}")
+
+
+_VERDICT = {None: "", True: " met", False: " missed"}
 
 
 def claim(path: Path | str = "bench.json") -> None:

@@ -61,24 +61,85 @@ SETTINGS: dict[str, Settings] = {
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "train": {
+        "algo": Setting(
+            "ppo", "what is trained; dqn and sac have defaults of their own", choices=("ppo", "dqn", "sac")
+        ),
         "env.id": _ENV,
         "env.num": Setting(8, "envs that are stepped in turns", 1, 2**16),
         "total_frames": Setting(100_000, "frames of a run", 1),
         "collector.frames_per_batch": Setting(256, "frames of a batch, over all envs", 1, 10**8),
         "sampler.batch_size": Setting(256, "rows of a minibatch", 1, 10**8),
-        "optim.epochs": Setting(20, "passes over a batch", 1),
-        "optim.lr": Setting(1e-3, "learning rate at the start; it falls to 0", 0),
+        "optim.epochs": Setting(20, "ppo: passes over a batch", 1),
+        "optim.updates_per_frame": Setting(1.0, "dqn, sac: updates for every frame", 1e-6),
+        "optim.lr": Setting(1e-3, "learning rate; ppo's falls to 0", 0),
         "value.gamma": Setting(0.98, "discount", 0, 1),
-        "value.lmbda": Setting(0.8, "lambda of GAE", 0, 1),
-        "loss.entropy_coeff": Setting(0.0, "weight of the entropy", 0),
+        "value.lmbda": Setting(0.8, "ppo: lambda of GAE", 0, 1),
+        "loss.entropy_coeff": Setting(0.0, "ppo: weight of the entropy", 0),
         "policy.hidden": _HIDDEN,
         "memory": Setting("exact", "how ours keeps next observations", choices=("full", "exact", "compact")),
         "rounds": Setting(7, "runs of every side; medians over them are reported", MIN_ROUNDS),
         "threads": _THREADS,
         "peers": Setting(True, "run SB3 too, where it is installed"),
     },
+    "extend": {
+        "rows": Setting(1000, "rows of a small batch", 1, 10**6),
+        "capacity": Setting(100_000, "rows of the buffers", 1000, 10**8),
+        "images": Setting(256, "rows of a big batch: two stacks of four 84x84 frames each", 1, 10**4),
+        "calls": Setting(20, "small batches that a side writes in a round", 1, 10**6),
+        "memmap": Setting(True, "measure storages on disk too"),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl and cpprb too, where they are installed"),
+    },
+    "sample": {
+        "rows": Setting(1_000_000, "rows of the buffer that slices are drawn from", 10_000, 10**8),
+        "large": Setting(10_000_000, "rows of the buffer that a small one is compared with", 100_000, 10**9),
+        "small": Setting(100_000, "rows of that small one", 10_000, 10**8),
+        "extend": Setting(100, "rows that are written before each sample", 1, 10**5),
+        "num_slices": Setting(8, "slices of a sample", 1, 10**5),
+        "slice_len": Setting(32, "rows of a slice", 1, 10**4),
+        "images": Setting(4096, "stacks of four 84x84 frames that image samples are drawn from", 256, 10**6),
+        "batch_size": Setting(256, "image stacks of a sample", 1, 10**5),
+        "calls": Setting(20, "samples that a side draws in a round", 1, 10**6),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
+    "memory": {
+        "games": Setting("Pong,Breakout,MsPacman,SpaceInvaders", "Atari games, random play; games= leaves them out"),
+        "frames": Setting(4000, "frames of each game", 1000, 10**7),
+        "batch_size": Setting(256, "rows of a sample whose time is compared", 1, 10**5),
+        "recipes": Setting("ppo_exact", "recipes that are run to compare with their plan; recipes= leaves them out"),
+        "calls": Setting(5, "samples that a side draws in a round", 1, 10**6),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
     "start": {"rounds": _ROUNDS},
 }
+
+# what SB3's zoo trains these with; in place of the defaults above
+_ZOO: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "dqn": {
+        "env.num": 1, "total_frames": 50_000, "collector.frames_per_batch": 256, "sampler.batch_size": 64,
+        "optim.updates_per_frame": 0.5, "optim.lr": 2.3e-3, "value.gamma": 0.99, "policy.hidden": [256, 256],
+    },
+    "sac": {
+        "env.id": "Pendulum-v1", "env.num": 1, "total_frames": 5000, "collector.frames_per_batch": 1,
+        "sampler.batch_size": 256, "optim.updates_per_frame": 1.0, "optim.lr": 1e-3, "value.gamma": 0.99,
+        "policy.hidden": [256, 256],
+    },
+}  # fmt: skip
+
+
+def train_settings(words: Sequence[str]) -> Settings:
+    """The settings of `bench train`, with the defaults of the algorithm that the words name."""
+    algo = next((word.partition("=")[2] for word in words if word.startswith("algo=")), "ppo")
+    own = _ZOO.get(algo, {})
+    return {
+        name: setting._replace(default=own.get(name, setting.default)) for name, setting in SETTINGS["train"].items()
+    }
 
 
 def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:

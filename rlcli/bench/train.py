@@ -1,4 +1,4 @@
-"""`rlcli bench train`: wall time of whole PPO runs, ours and stable-baselines3's, with the same hyper-parameters.
+"""`rlcli bench train`: wall time of whole runs, ours and stable-baselines3's, with the same hyper-parameters.
 
 Ours is the command line's own job: run folder, metrics, checkpoints and closing report included.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,26 @@ import torch
 
 from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.peers import sb3_train
-from rlcli.bench.settings import SETTINGS, read
+from rlcli.bench.settings import read, train_settings
 from rlcli.cli.compose import configure
 from rlcli.config.schemas import Config
 
+_ONLY_PPO, _ONLY_OFF = ("optim.epochs", "value.lmbda", "loss.entropy_coeff"), ("optim.updates_per_frame",)
+_STORED = ["storage=tensor", "sampler=random", "optim.anneal_lr=false", "optim.eps=1e-8", "policy.orthogonal=false"]
+_FIXED: dict[str, Callable[[dict[str, Any]], list[str]]] = {  # what no setting says, as SB3 has it
+    "ppo": lambda given: [],
+    "dqn": lambda given: [
+        "loss=dqn", *_STORED, "storage.max_size=100000", "policy.activation=relu", "policy.eps_end=0.04",
+        f"policy.eps_frames={max(1, int(0.16 * given['total_frames']))}", "optim.max_grad_norm=10",
+        f"collector.init_random_frames={min(1000, given['total_frames'] // 2)}",
+        # SB3 copies the weights while it collects, so once for every batch
+        f"loss.target_every={max(1, int(given['optim.updates_per_frame'] * given['collector.frames_per_batch']))}",
+    ],
+    "sac": lambda given: [
+        "loss=sac", *_STORED, "storage.max_size=100000", "policy.activation=relu", "optim.max_grad_norm=null",
+        f"collector.init_random_frames={min(100, given['total_frames'] // 2)}",
+    ],
+}  # fmt: skip
 OURS, SB3 = "rlcli train", "stable-baselines3 learn"
 
 
@@ -28,7 +45,7 @@ def run(overrides: list[str]) -> dict[str, Any]:
 
 def measure(overrides: list[str]) -> Report:
     """Whole runs in turns, a new seed each; the mean returns at their ends are reported beside the times."""
-    given = read(SETTINGS["train"], overrides)
+    given = read(train_settings(overrides), overrides)
     _configured(given, Path("run"), 0)  # what cannot be run is refused before the first side runs
     torch.set_num_threads(given["threads"])
     report = Report("train", given, unit="run")
@@ -41,7 +58,7 @@ def measure(overrides: list[str]) -> Report:
             report.notes.append('stable-baselines3 is left out (pip install "rlcli[peers]")')
         report.sides = interleave(sides, given["rounds"], warmup=1)
     if SB3 in sides:
-        report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2"))
+        report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2" if given["algo"] == "ppo" else ">= 2"))
     for name in sides:
         ends = ", ".join(f"{value:.0f}" for value in returns[name])
         report.checks[f"{name}, mean return of the last 100 episodes"] = ends
@@ -56,8 +73,10 @@ def _peer(given: dict[str, Any], seed: int) -> float:
 
 def _configured(given: dict[str, Any], folder: Path, seed: int) -> tuple[Config, list[str]]:
     """Our run of the settings, and the overrides that say the same."""
-    own = {key: value for key, value in given.items() if key not in ("rounds", "peers")}
-    words = [f"{key}={value}".replace(" ", "") for key, value in own.items()]
+    algo = given["algo"]
+    unknown = ("rounds", "peers", "algo", *(_ONLY_OFF if algo == "ppo" else _ONLY_PPO))
+    words = [f"{key}={value}".replace(" ", "") for key, value in given.items() if key not in unknown]
+    words += _FIXED[algo](given)
     words += [f"seed={seed}", f"run.dir={folder / str(seed)}", "run.eval_episodes=0", "console=off", "logger=none"]
     return cast(Config, configure("train", words)), words
 

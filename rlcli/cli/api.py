@@ -42,6 +42,33 @@ def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = ()) -> A
     return start(configure("collect", overrides, recipe_dirs), list(overrides))
 
 
+def plan(overrides: Sequence[str] = (), *, verb: str = "train", recipe_dirs: Iterable[str] = ()) -> Any:
+    """What `rlcli VERB OVERRIDES` would need, as `rlcli plan` says it; nothing runs.
+
+    Parameters
+    ----------
+    overrides, recipe_dirs
+        As for `train`.
+    verb : {"train", "collect"}
+
+    Returns
+    -------
+    Plan
+        Bytes of every key, of every mode, of the process at its peak; `fits`, `advice`, `warnings`.
+    """
+    from rlcli.cli.compose import configure
+    from rlcli.config.schemas import VERBS
+    from rlcli.errors import ConfigError
+
+    if verb not in VERBS:
+        raise ConfigError(f"plan is for {' and '.join(VERBS)}, not {verb!r}")
+    cfg = configure(verb, overrides, recipe_dirs)
+
+    from rlcli.jobs.plan import plan as work_out
+
+    return work_out(cfg, verb)
+
+
 def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: bool = False) -> Any:
     """Go on with the run in a folder as `rlcli resume PATH OVERRIDES` does (`force`: `--force`), and return it."""
     from rlcli.jobs import resume as start
@@ -54,3 +81,10 @@ def evaluate(path: str | PathLike[str], episodes: int = 20, **options: Any) -> A
     from rlcli.jobs import evaluate as start
 
     return start(path, episodes=episodes, **options)
+
+
+def inspect(path: str | PathLike[str], trajectory: int | None = None) -> Any:
+    """What `rlcli inspect PATH` shows: a list of `Inspection`, one for each thing found in the folder."""
+    from rlcli.jobs.inspect import inspect as look
+
+    return look(path, trajectory)

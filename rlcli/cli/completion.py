@@ -84,17 +84,17 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if not before:
         return VERBS
     verb = before[0]
-    if verb == "show" and len(before) == 1 and "=" not in word:
+    if verb in ("show", "plan") and len(before) == 1 and "=" not in word:
         return ("train", "collect")
     if verb in ("train", "collect"):
         return _of_job(verb, word)
-    if verb == "show" and len(before) > 1:
+    if verb in ("show", "plan") and len(before) > 1:
         return _of_job(before[1] if before[1] in ("train", "collect") else "train", word)
     if verb == "cp" and len(before) == 1:
         from rlcli.config.recipes import find_recipes
 
         return find_recipes()
-    if verb in ("resume", "eval"):
+    if verb in ("resume", "eval", "inspect", "verify"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "ls":
         return ("recipes", "runs", "envs", "wrappers", "transforms", "policies")

@@ -20,6 +20,7 @@ EXTRAS = {
     "mujoco": ("mujoco",),
     "box2d": ("box2d",),
     "envpool": ("envpool",),
+    "compressed": ("lz4",),
     "tensorboard": ("tensorboard",),
     "video": ("imageio", "imageio-ffmpeg"),
     "peers": ("torchrl", "stable-baselines3"),

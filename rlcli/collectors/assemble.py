@@ -11,8 +11,9 @@ from tensordict import TensorDict
 from rlcli.collectors.finals import Finals
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.keys import NEXT, Key, as_tuple, under_next
+from rlcli.transforms import NextObservationDelta
 
-MODES = ("full", "compact", "exact")
+MODES = ("full", "compact", "exact", "delta")
 
 
 def assemble(
@@ -25,6 +26,7 @@ def assemble(
     added: list[Key],
     carrier: dict[Key, np.ndarray],
     finals: Finals,
+    delta: NextObservationDelta | None = None,
 ) -> TensorDict:
     """One batch `[N, T]` (`[T]` for a single env), time last.
 
@@ -35,11 +37,13 @@ def assemble(
     stored : callable
         Whether a key goes to the consumer; it is asked for `("next", *obs)` too.
     mode : str
-        How next observations are kept: `full`, `compact` or `exact`.
+        How next observations are kept: `full`, `compact`, `exact` or `delta`.
     observations : list of keys
         Those whose successors the loop kept (`finals`, `carrier`).
     added : list of keys
         Observation keys written by batch passes, under `next` too; `compact` drops that copy.
+    delta : NextObservationDelta, optional
+        What `delta` makes of the keys that it knows.
     """
     lanes, steps = next(iter(columns.values())).shape[:2]
     root: dict = {}
@@ -54,12 +58,13 @@ def assemble(
         now = {key: tensors[key] for key in wanted}
         after = {key: carrier[key] for key in wanted}
         last = {key: parts for key, parts in finals.stacked().items() if key in now}
-        build = build_full if mode == "full" else build_exact
+        build = build_exact if mode == "exact" else build_full
         for key, value in build(now, after, finals.places, last, batched=batched).items():
             _put(root, under_next(key), value)
     size = (lanes, steps) if batched else (steps,)
     names = [None, "time"] if batched else ["time"]
-    return _tensordict(root, torch.Size(size), names)
+    batch = _tensordict(root, torch.Size(size), names)
+    return batch if delta is None else delta.compress(batch)
 
 
 def _in(parts: tuple[str, ...], keys: list[Key]) -> bool:

@@ -11,14 +11,27 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show, unravel
 
 
-def next_obs_mode(next_obs: str | None, compact_obs: bool) -> str:
+def next_obs_mode(next_obs: str | None, compact_obs: bool, delta: bool = False) -> str:
     """How next observations are kept: `full` unless something else is asked for.
+
+    Parameters
+    ----------
+    delta : bool
+        Whether the env brings a `NextObservationDelta`.
 
     Raises
     ------
     ArgumentError
         An unknown mode, or two that contradict each other.
     """
+    if delta:
+        asked = "compact" if compact_obs else next_obs
+        if asked not in (None, "delta"):
+            raise ArgumentError(
+                f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
+                fix="Leave out one of them.",
+            )
+        return "delta"
     if compact_obs and next_obs not in (None, "compact"):
         raise ArgumentError(f"compact_obs=True and next_obs='{next_obs}' contradict each other")
     mode = next_obs or ("compact" if compact_obs else "full")

@@ -24,7 +24,7 @@ from rlcli.collectors.options import check_split, next_obs_mode, whole_trajector
 from rlcli.collectors.policies import own_device
 from rlcli.collectors.trajectory_ids import _TrajectoryPool
 from rlcli.collectors.weights import Source
-from rlcli.collectors.wiring import EnvMaker, make_env, wire
+from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, POLICY_VERSION, TRUNCATED, Key
@@ -47,9 +47,12 @@ class Collector(BaseCollector):
         Where stages run; `device` sets the other three.
     devices : sequence of torch devices, optional
         The same as `device`, as a list that names one device: several are for workers, and this collector has none.
-    next_obs : {"full", "compact", "exact"}, optional
-        How `("next", *observation)` is kept: stored; not stored; or as a lazy tensor over the stored observations and
-        the few successors that are not among them (no value is lost).  `compact_obs=True` is `"compact"`.
+    next_obs : {"full", "compact", "exact", "delta"}, optional
+        How `("next", *observation)` is kept: stored; not stored; as a lazy tensor over the stored observations and the
+        few successors that are not among them (no value is lost); or as a difference of low precision (see
+        `NextObservationDelta`, which an env may bring with it).  `compact_obs=True` is `"compact"`.
+    delta_dtype : torch dtype
+        Of the differences of `next_obs="delta"`: float16, bfloat16 or int8.
     keep_keys : sequence of keys, optional
         Store only these; an observation brings its next value, in the way that `next_obs` says.
     max_frames_per_traj : int, optional
@@ -121,6 +124,7 @@ class Collector(BaseCollector):
         devices=None,
         next_obs: str | None = None,
         compact_obs: bool = False,
+        delta_dtype: torch.dtype = torch.float16,
         keep_keys: Sequence[Key] | None = None,
         max_frames_per_traj: int | None = None,
         init_random_frames: int | None = 0,
@@ -151,7 +155,7 @@ class Collector(BaseCollector):
     ) -> None:
         check_frames(frames_per_batch, total_frames)
         check_split(split_trajs, trajs_per_batch, track_traj_ids, extend_buffer)
-        self.next_obs = next_obs_mode(next_obs, compact_obs)
+        next_obs_mode(next_obs, compact_obs)
         super().__init__(
             postproc=postproc, replay_buffer=replay_buffer, extend_buffer=extend_buffer, split_trajs=split_trajs,
             trajectories=whole_trajectories(
@@ -171,6 +175,8 @@ class Collector(BaseCollector):
         self.env = make_env(
             create_env_fn, create_env_kwargs, policy, max_frames_per_traj, auto_register_policy_transforms
         )
+        self.next_obs = next_obs_mode(next_obs, compact_obs, delta_of(self.env) is not None)
+        self.env, self.delta = with_delta(self.env, self.next_obs, delta_dtype)
         self.batched = bool(self.env.batch_size)
         self.placement = place(
             device=one_device(device, devices), env_device=env_device, policy_device=policy_device,
@@ -243,7 +249,7 @@ class Collector(BaseCollector):
         batch = assemble(
             columns, batched=self.batched, stored=self._stored, mode=self.next_obs,
             observations=self.engine.observations, added=list(self.engine.faces.columns),
-            carrier=self.engine.carrier, finals=finals,
+            carrier=self.engine.carrier, finals=finals, delta=self.delta,
         )  # fmt: skip
         self.frames += batch.numel()
         return self._stored_where_asked(batch)
@@ -272,6 +278,10 @@ class Collector(BaseCollector):
     def raw_reward(self) -> np.ndarray | None:
         """The last batch's rewards `[N, T, 1]` as the env gave them; None where no transform changes rewards."""
         return self.engine.raw_reward
+
+    def figures(self) -> dict[str, Any]:
+        """For a closing report: with `next_obs="delta"`, under `delta` what rounding differences cost."""
+        return {} if self.delta is None else {"delta": self.delta.figures()}
 
     # ---- weights, seeds, end -----------------------------------------------------------------------------------
     def update_policy_weights_(self, policy: Source | None = None, *, model_id: str | None = None) -> None:

@@ -20,8 +20,9 @@ from rlcli.collectors.weights import FollowedWeights
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.lanes import Lanes
 from rlcli.errors import ArgumentError
-from rlcli.keys import POLICY_VERSION, REWARD, Key, under_next
-from rlcli.transforms import Faces, StepCounter, Transform, choose_faces
+from rlcli.keys import POLICY_VERSION, REWARD, Key, as_tuple, under_next
+from rlcli.transforms import Faces, NextObservationDelta, StepCounter, Transform, choose_faces
+from rlcli.transforms.delta_codec import delta_key
 
 EnvMaker = EnvBase | Callable[[], EnvBase]
 
@@ -77,6 +78,21 @@ def make_env(
     return env
 
 
+def with_delta(env: EnvBase, mode: str, dtype: torch.dtype) -> tuple[EnvBase, NextObservationDelta | None]:
+    """The env with its `NextObservationDelta`: its own, or in `delta` a new one on the outside; None in other modes."""
+    own = delta_of(env)
+    if own is not None or mode != "delta":
+        return env, own
+    added = NextObservationDelta(delta_dtype=dtype)
+    return TransformedEnv(env, added), added
+
+
+def delta_of(env: EnvBase) -> NextObservationDelta | None:
+    """The `NextObservationDelta` among an env's transforms."""
+    transforms = env.transforms if isinstance(env, TransformedEnv) else []
+    return next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
+
+
 def wire(
     env: EnvBase,
     policy: Any,
@@ -113,6 +129,9 @@ def wire(
         random = RandomProgram(lanes.actions, program.log_prob_key)
     faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
     known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
-    stored = keeper(keep_keys, list(schema), known, program.states)
+    own_delta = delta_of(env)
+    coded = {} if own_delta is None else {delta_key(key): under_next(key) for key in own_delta.keys}
+    kept = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
+    stored = keeper(kept, list(schema), known, program.states)
     weights = FollowedWeights(policy, own)
     return Wired(lanes, transforms, faces, used, is_copy, weights, program, random, stored)

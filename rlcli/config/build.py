@@ -13,7 +13,7 @@ from tensordict.nn import InteractionType
 from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, PolicyConfig
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, OptimConfig, PolicyConfig
 from rlcli.config.validate import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
@@ -31,7 +31,7 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.modules import ActorCritic, build_actor_critic, build_q_actor, build_soft_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 from rlcli.training.schedules import Linear
@@ -66,7 +66,7 @@ def build_env(
         False leaves rewards as the env gives them (evaluation).
     """
     lanes = cfg.num if num is None else num
-    base = _native(cfg, lanes) if _wants_native(cfg, lanes) else _serial(cfg, lanes)
+    base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
     transforms = build_transforms(cfg, base, gamma, scale_rewards)
     for transform in transforms:
         base = TransformedEnv(base, transform)
@@ -80,7 +80,7 @@ def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
     )
 
 
-def _wants_native(cfg: EnvConfig, lanes: int) -> bool:
+def wants_native(cfg: EnvConfig, lanes: int) -> bool:
     """Asked for, or found by `auto`: faster for this env, and its episodes can be resumed exactly."""
     if cfg.kind == "envpool" or cfg.mode == "native":
         return True
@@ -191,6 +191,18 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
         return None
     if p.kind in registry.users_names("policy"):
         return _users_policy(p, env)
+    learns = cfg.loss.kind if isinstance(cfg, Config) else ""
+    if learns == "dqn":
+        return build_q_actor(
+            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
+            dueling=p.dueling, orthogonal=p.orthogonal, eps_init=p.eps_init, eps_end=p.eps_end,
+            eps_frames=p.eps_frames, generator=cfg.seed,
+        )  # fmt: skip
+    if learns == "sac":
+        return build_soft_actor_critic(
+            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
+            orthogonal=p.orthogonal, generator=cfg.seed,
+        )  # fmt: skip
     return build_actor_critic(
         env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
         shared=p.shared, orthogonal=p.orthogonal, distribution=p.distribution, init_std=p.init_std,
@@ -227,7 +239,8 @@ def build_collector(
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
     return Collector(
         env, None if policy is None else policy.actor,
-        frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs, keep_keys=keep_keys,
+        frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs,
+        delta_dtype=getattr(torch, m.delta_dtype), keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
         reset_at_each_iter=c.reset_at_each_iter, split_trajs=c.split_trajs, set_truncated=c.set_truncated,
         trajs_per_batch=c.trajs_per_batch, traj_format="cat" if c.trajs_per_batch else None,
@@ -300,16 +313,19 @@ def build_ppo(cfg: Config, policy: ActorCritic) -> tuple[GAE, ClipPPOLoss]:
     return advantage, loss
 
 
-def build_update(cfg: Config, loss: ClipPPOLoss) -> Update:
-    """The update stage, its minibatch order drawn from the run's seed."""
-    o, epsilon = cfg.optim, cfg.loss.clip_epsilon
+def optimizer_options(o: OptimConfig) -> dict[str, Any]:
+    """What the chosen optimizer is told, beside its learning rate."""
     options: dict[str, Any] = {"weight_decay": o.weight_decay}
     if o.kind in ("adam", "adamw"):
-        options |= {"eps": o.eps, "betas": tuple(o.betas)}
-    elif o.kind == "rmsprop":
-        options |= {"eps": o.eps, "alpha": o.alpha, "momentum": o.momentum}
-    else:
-        options |= {"momentum": o.momentum}
+        return options | {"eps": o.eps, "betas": tuple(o.betas)}
+    if o.kind == "rmsprop":
+        return options | {"eps": o.eps, "alpha": o.alpha, "momentum": o.momentum}
+    return options | {"momentum": o.momentum}
+
+
+def build_update(cfg: Config, loss: ClipPPOLoss) -> Update:
+    """The update stage, its minibatch order drawn from the run's seed."""
+    o, epsilon, options = cfg.optim, cfg.loss.clip_epsilon, optimizer_options(cfg.optim)
     return Update(
         loss, optimizer=o.kind, lr=Linear(o.lr) if o.anneal_lr else o.lr, optimizer_options=options, epochs=o.epochs,
         batch_size=cfg.sampler.batch_size, max_grad_norm=o.max_grad_norm, target_kl=cfg.loss.target_kl,

@@ -32,11 +32,17 @@ class CollectorConfig:
 class MemoryConfig:
     """How the next observation is kept, and what else is stored."""
 
-    kind: str = option("exact", "which memory choice this is", choices=("full", "compact", "exact"))
+    kind: str = option("exact", "which memory choice this is", choices=("full", "compact", "exact", "delta"))
     next_obs: str = option(
         "exact",
-        "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it",
-        choices=("full", "compact", "exact"),
+        "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it; "
+        "delta: its difference, rounded",
+        choices=("full", "compact", "exact", "delta"),
+    )
+    delta_dtype: str = option(
+        "float16",
+        "delta: what differences are kept in; bfloat16 and int8 cannot overflow",
+        choices=("float16", "bfloat16", "int8"),
     )
     fill_value: float | None = option(
         None, "compact, on the disk: read where nobody kept the next observation; null: NaN, which integers lack"
@@ -48,15 +54,28 @@ class MemoryConfig:
 class StorageConfig:
     """Where rows wait between collecting and learning. On-policy runs need none."""
 
-    kind: str = option("none", "which storage choice this is", choices=("none",))
+    kind: str = option(
+        "none",
+        "tensor: in memory; memmap: on disk; compressed: in memory, images compressed",
+        choices=("none", "tensor", "memmap", "compressed"),
+    )
+    max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
+    ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2)
+    scratch_dir: str | None = option(None, "memmap: where its files lie; null: in the run folder")
 
 
 @dataclass
 class SamplerConfig:
     """How rows are drawn for an update."""
 
-    kind: str = option("minibatch", "which sampler choice this is", choices=("minibatch",))
-    batch_size: int = option(256, "rows in a minibatch; reshuffled every epoch", ge=1)
+    kind: str = option(
+        "minibatch",
+        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage",
+        choices=("minibatch", "random", "prioritized"),
+    )
+    batch_size: int = option(256, "rows of an update", ge=1)
+    alpha: float = option(0.6, "prioritized: how much priorities count", ge=0)
+    beta: float = option(0.4, "prioritized: how much of the bias weights undo at the start; rises to 1", ge=0, le=1)
 
 
 _DEVICE = "device for {}; null follows the choice of `device`"

@@ -64,6 +64,10 @@ class PolicyConfig:
     )
     init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)
     state_dependent_std: bool = option(False, "the deviation is an output of the network, not a free parameter")
+    dueling: bool = option(False, "dqn: values as a state's value plus advantages")
+    eps_init: float = option(1.0, "dqn: share of uniform actions at the start", ge=0, le=1)
+    eps_end: float = option(0.05, "dqn: the same after eps_frames", ge=0, le=1)
+    eps_frames: int = option(10_000, "dqn: frames over which it falls, in a straight line", ge=1)
     exploration: str = option(
         "random",
         "how actions are taken while collecting",

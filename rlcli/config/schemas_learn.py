@@ -1,4 +1,4 @@
-"""The fields of `value`, `loss` and `optim`: every detail of PPO that changes a number."""
+"""The fields of `value`, `loss` and `optim`: every detail of PPO, DQN and SAC that changes a number."""
 
 from __future__ import annotations
 
@@ -24,15 +24,26 @@ class ValueConfig:
 
 @dataclass
 class LossConfig:
-    """The clipped surrogate objective of PPO, its value and entropy terms."""
+    """What is minimised: PPO's clipped objective with its value and entropy terms, DQN's or SAC's losses."""
 
-    kind: str = option("ppo_clip", "which loss choice this is", choices=("ppo_clip",))
-    clip_epsilon: float = option(0.2, "range of the probability ratio around 1", gt=0, lt=1)
-    anneal_clip: bool = option(False, "lower clip_epsilon to 0 along the run")
-    clip_value: float | None = option(None, "range of a value change per update; null does not clip", gt=0)
-    entropy_coeff: float = option(0.01, "weight of the entropy bonus", ge=0)
-    critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
-    target_kl: float | None = option(None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0)
+    kind: str = option("ppo_clip", "which loss choice this is", choices=("ppo_clip", "dqn", "sac"))
+    clip_epsilon: float = option(0.2, "ppo: range of the probability ratio around 1", gt=0, lt=1)
+    anneal_clip: bool = option(False, "ppo: lower clip_epsilon to 0 along the run")
+    clip_value: float | None = option(None, "ppo: range of a value change per update; null does not clip", gt=0)
+    entropy_coeff: float = option(0.01, "ppo: weight of the entropy bonus", ge=0)
+    critic_coeff: float = option(0.5, "ppo: weight of the value loss", ge=0)
+    target_kl: float | None = option(None, "ppo: stop a batch's epochs once one's mean divergence exceeds this", gt=0)
+    distance: str = option("smooth_l1", "dqn, sac: of a value and its target", choices=("smooth_l1", "l2", "l1"))
+    double: bool = option(False, "dqn: the trained net chooses the next action, the target net values it")
+    n_steps: int = option(1, "dqn, sac: rewards summed before the next value", ge=1)
+    tau: float = option(1.0, "dqn, sac: share of the trained weights that target nets take over at a time", gt=0, le=1)
+    target_every: int = option(1, "dqn, sac: updates from one such time to the next", ge=1)
+    alpha: float | int | str = option("auto", "sac: weight of the entropy; auto: learned", gt=0, words=("auto",))
+    alpha_init: float = option(1.0, "sac: where a learned alpha begins", gt=0)
+    target_entropy: float | int | str = option(
+        "auto", "sac: that a learned alpha aims at; auto: minus the action dims, of actions scaled to [-1, 1]",
+        words=("auto",),
+    )  # fmt: skip
 
 
 @dataclass
@@ -42,7 +53,8 @@ class OptimConfig:
     kind: str = option("adam", "which optimizer choice this is", choices=("adam", "adamw", "rmsprop", "sgd"))
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(True, "lower the learning rate to 0 along the run")
-    epochs: int = option(10, "passes over a batch", ge=1)
+    epochs: int = option(10, "ppo: passes over a batch", ge=1)
+    updates_per_frame: float = option(1.0, "dqn, sac: updates for every frame that is collected", gt=0)
     max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)
     eps: float = option(1e-5, "adam, adamw, rmsprop: added to the denominator", gt=0)
     betas: list[float] = option([0.9, 0.999], "adam, adamw: decay of the two moments", ge=0, lt=1)

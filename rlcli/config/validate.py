@@ -12,6 +12,7 @@ from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config
 from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import Leaf, leaves
+from rlcli.config.validate_learning import check_learning, is_off_policy
 
 
 def validate(cfg: Any) -> list[Problem]:
@@ -30,7 +31,7 @@ def validate(cfg: Any) -> list[Problem]:
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
     checks = [check_memory, check_collector, check_policy, check_modes, check_wrappers, check_logger, check_run]
     if isinstance(cfg, Config):
-        checks += [check_batches, check_value, check_optim]
+        checks += [check_learning, check_batches, check_value, check_optim]
     for check in (*checks, check_env, check_devices):
         found += check(cfg)
     return found
@@ -73,6 +74,11 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
         yield Problem(
             "memory.fill_value has no meaning for rlcli train: it never reads the next observations that compact drops",
             "leave it out",
+        )
+    if memory.delta_dtype != "float16" and memory.next_obs != "delta":
+        yield Problem(
+            f"memory.delta_dtype has no meaning with memory={memory.next_obs}, which keeps no differences",
+            "leave it out, or use memory=delta",
         )
     for entry in memory.keep:
         parts = entry if isinstance(entry, list) and entry else [entry]
@@ -182,6 +188,8 @@ def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str
 
 
 def check_batches(cfg: Config) -> Iterator[Problem]:
+    if is_off_policy(cfg):
+        return
     rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
     if batch > rows >= 1 and not cfg.collector.trajs_per_batch:
         yield Problem(

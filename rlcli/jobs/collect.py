@@ -66,8 +66,9 @@ def fill(collection: Collection) -> None:
         resumed = run.info.get("resumed", [])
         outside = collector.lanes.bounds.figures()
         collection.reporter.close(
-            status, commands, verb="collect", run=str(run.path), resumed=resumed, out_of_bounds=outside
-        )
+            status, commands, verb="collect", run=str(run.path), resumed=resumed, out_of_bounds=outside,
+            **collector.figures(),
+        )  # fmt: skip
         collector.shutdown()
     if stop.requested:
         raise StoppedSafely(

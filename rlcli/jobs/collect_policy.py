@@ -48,6 +48,13 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
     return policy
 
 
+def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    """The policy that `acting_policy` would give a new run, without a run folder to keep it in."""
+    if cfg.policy.kind == "checkpoint":
+        return _restored(cfg, env, _asked_for(cfg))
+    return build.build_policy(cfg, env)
+
+
 def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
     """The configuration with the policy's path where the run itself keeps it: the training run may be gone."""
     kept = checkpoint.list_checkpoints(run.path / KEPT)

@@ -17,11 +17,12 @@ import torch
 from rlcli.config import build, registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
-from rlcli.data.next_obs.compact import fill_for
 from rlcli.data.segments import SegmentReader
 from rlcli.data.segments.layout import JOURNAL
+from rlcli.data.state_tree import flatten, restore
 from rlcli.data.tensor_file import decode, encode
 from rlcli.jobs.collect_policy import acting_policy
+from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
 from rlcli.keys import (
     DONE,
@@ -36,13 +37,14 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.modules import ActorCritic
+from rlcli.report.ledger import process_memory
 from rlcli.report.reporter import Facts, Reporter
+from rlcli.specs.fill import fill_for
 from rlcli.training import random_streams
 from rlcli.training.fitting import fitting
 from rlcli.training.provenance import surroundings
 from rlcli.training.run_folder import Run
 from rlcli.training.signals import StopSignals
-from rlcli.training.state_tree import flatten, restore
 
 SEGMENTS = "data"
 TREE = "@tree"  # the name of the state's JSON among its tensors; no path in a state begins with "@"
@@ -126,6 +128,7 @@ class Collection:
 
     def __init__(self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
+        self.imported = process_memory()[0]
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
         torch.set_num_threads(threads)
@@ -135,7 +138,7 @@ class Collection:
         if cfg.memory.fill_value is not None:
             for key in observed:
                 fill_for(key, self.env.full_observation_spec[key].dtype, cfg.memory.fill_value)
-        keys = _stored(cfg, observed, _writes_log_prob(self.policy))
+        keys = stored_keys(cfg, observed, self.policy)
         self.collector = build.build_collector(cfg, self.env, self.policy, keys)
         facts = Facts(
             title=cfg.recipe or "collect", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
@@ -170,6 +173,7 @@ class Collection:
             self._try_replaying()
         if not self.replayable:
             lines.append(NOTICE)
+        self.reporter.expect(expected(self.cfg, "collect", collector, Learning(self.policy), self.imported))
         self.reporter.start(*lines)
         if self.resumed is not None and self.resumed.segments is not None:
             self._catch_up(self.resumed.segments, self.resumed.first)
@@ -260,13 +264,9 @@ def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
     return [lane for lane in lanes if not done[lane]]
 
 
-def _stored(cfg: CollectConfig, observed: list[Key], log_prob: bool) -> list[Key]:
+def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
     """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
     keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
-    keep += [SAMPLE_LOG_PROB] if log_prob else []
+    keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
     return [*keep, *build.keys_of(cfg.memory.keep)]
-
-
-def _writes_log_prob(policy: ActorCritic | None) -> bool:
-    return policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ())

@@ -10,14 +10,15 @@ from rlcli.config import build, registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
+from rlcli.jobs import off_policy, on_policy
+from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
-from rlcli.kernels.gae import gae
+from rlcli.report.ledger import process_memory
 from rlcli.report.reporter import Facts, Reporter, Watched
 from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
 from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
 from rlcli.training.fitting import fitting
-from rlcli.training.on_policy import OnPolicy
 from rlcli.training.provenance import surroundings
 from rlcli.training.run_folder import Run
 from rlcli.training.saver import Saver
@@ -25,7 +26,7 @@ from rlcli.training.signals import StopSignals
 
 
 class Learner:
-    """One run's env, policy, collector, estimator, update, reporter and saver.
+    """One run's env, policy, collector, update, reporter and saver, with what its kind of run adds.
 
     Parameters
     ----------
@@ -39,6 +40,7 @@ class Learner:
 
     def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
+        self.imported = process_memory()[0]
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         self.env = build.build_env(cfg.env, gamma=cfg.value.gamma)
@@ -52,10 +54,12 @@ class Learner:
         device = places["train_device"]
         if device is not None:
             policy.to(device)
-        advantage, loss = build.build_ppo(cfg, policy)
-        self.collector = build.build_collector(cfg, self.env, policy, build.keys_to_keep(cfg, loss, self.env))
-        self.update = build.build_update(cfg, loss)
-        observed = [key for key in loss.in_keys if key in self.env.full_observation_spec.keys(True, True)]
+        if cfg.loss.kind in off_policy.KINDS:
+            self.wiring = off_policy.wire(cfg, self.env, policy, run)
+        else:
+            self.wiring = on_policy.wire(cfg, self.env, policy)
+        self.collector, self.update = self.wiring.collector, self.wiring.update
+        observed = [key for key in self.wiring.read if key in self.env.full_observation_spec.keys(True, True)]
         facts = Facts(
             title=cfg.recipe or "train", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
             obs_keys=observed, next_obs=cfg.memory.next_obs,
@@ -64,12 +68,14 @@ class Learner:
             facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at
         )
         stop.in_place = self.reporter.redraws
-        self.reporter.watch(Watched({"policy": policy}, self.update.optimizer.optimizer, device or "cpu"))
+        modules = {"policy": policy, "loss": self.update.loss}
+        self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu"))
         parts: dict[str, Any] = {
             "policy": policy,
             "update": self.update,
             "collector": self.collector,
             "reporter": self.reporter,
+            **self.wiring.more,
         }
         self.saver = Saver(
             run, parts, config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
@@ -77,16 +83,7 @@ class Learner:
         )  # fmt: skip
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, lambda: self.evaluation(cfg.run.eval_episodes))
-        self.loop = OnPolicy(
-            self.collector,
-            advantage,
-            self.update,
-            self.reporter,
-            self.saver,
-            cfg.total_frames,
-            play,
-            device if device != places["storing_device"] else None,
-        )
+        self.loop = self.wiring.loop(self.reporter, self.saver, play)
         self.saver.parts["loop"] = self.loop
         self.replayable = remember_episodes(self.collector, cfg.run.max_replay_steps)
 
@@ -101,8 +98,9 @@ class Learner:
             )
         if not self.replayable:
             lines.append(NOTICE)
-        one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
-        gae(one, no, no, one, one, 0.0, 0.0)  # loads the compiler now, not inside the first batch's timing
+        self.wiring.warm()  # now, not inside the first batch's timing
+        learning = Learning(self.policy, self.update.loss, getattr(self.loop, "advantage", None))
+        self.reporter.expect(expected(cfg, "train", collector, learning, self.imported))
         self.reporter.start(*lines)
 
     def evaluation(self, episodes: int) -> Evaluation | None:
@@ -150,6 +148,8 @@ class Learner:
         self.update.load_state_dict(state["update"])
         self.loop.load_state_dict(state["loop"])
         self.reporter.load_state_dict(state["reporter"])
+        for name, part in self.wiring.more.items():
+            part.load_state_dict(state[name])
         lost = self.collector.load_state_dict(state["collector"], replay=self.replayable)
         if lost:
             self.reporter.episodes.forget_open(lost)

@@ -56,8 +56,9 @@ def _close(learner: Learner, status: str, **facts: Any) -> None:
         resumed = learner.run.info.get("resumed", [])
         outside = learner.collector.lanes.bounds.figures()
         learner.reporter.close(
-            status, commands, verb="train", run=str(run), resumed=resumed, out_of_bounds=outside, **facts
-        )
+            status, commands, verb="train", run=str(run), resumed=resumed, out_of_bounds=outside,
+            **learner.collector.figures(), **facts
+        )  # fmt: skip
     finally:
         learner.collector.shutdown()
 

@@ -5,6 +5,7 @@ from rlcli.modules.activation import ACTIVATIONS, activation_class
 from rlcli.modules.actor import ProbabilisticActor
 from rlcli.modules.actor_critic import ActorCritic
 from rlcli.modules.build import build_actor_critic
+from rlcli.modules.build_values import build_q_actor, build_soft_actor_critic
 from rlcli.modules.cnn import NatureCNN
 from rlcli.modules.distributions import (
     Categorical,
@@ -19,6 +20,8 @@ from rlcli.modules.distributions import (
     family_of,
     param_keys,
 )
+from rlcli.modules.dueling import DuelingHead
+from rlcli.modules.e_greedy import EGreedyModule
 from rlcli.modules.encoders import DictEncoder, Flat, OneHotIndex
 from rlcli.modules.exploration import (
     ExplorationType,
@@ -26,11 +29,13 @@ from rlcli.modules.exploration import (
     exploration_type,
     set_exploration_type,
 )
-from rlcli.modules.heads import NormalParamExtractor, StateIndependentScale
+from rlcli.modules.heads import LogScaleExtractor, NormalParamExtractor, StateIndependentScale
 from rlcli.modules.initialise import orthogonal_, seeded
 from rlcli.modules.mlp import MLP
 from rlcli.modules.network import NETS, DictNet, network, observation_keys
 from rlcli.modules.own_module import as_actor
+from rlcli.modules.q_value import QValueActor, QValueModule
+from rlcli.modules.state_action import StateActionMLP
 from rlcli.modules.value import ActorValueOperator, ValueOperator
 
 __all__ = [
@@ -45,11 +50,14 @@ __all__ = [
     "Delta",
     "DictEncoder",
     "DictNet",
+    "DuelingHead",
+    "EGreedyModule",
     "ExplorationType",
     "Family",
     "Flat",
     "IndependentBernoulli",
     "IndependentNormal",
+    "LogScaleExtractor",
     "MultiCategorical",
     "MultiOneHot",
     "NatureCNN",
@@ -57,7 +65,10 @@ __all__ = [
     "OneHotCategorical",
     "OneHotIndex",
     "ProbabilisticActor",
+    "QValueActor",
+    "QValueModule",
     "RandomPolicy",
+    "StateActionMLP",
     "StateIndependentScale",
     "TanhNormal",
     "ValueOperator",
@@ -65,6 +76,8 @@ __all__ = [
     "activation_class",
     "as_actor",
     "build_actor_critic",
+    "build_q_actor",
+    "build_soft_actor_critic",
     "exploration_type",
     "family_of",
     "network",

@@ -21,7 +21,9 @@ from torch import Tensor
 from rlcli.errors import MissingKeyError
 from rlcli.kernels.mlp import Layer, hooked, layers_of, usual
 from rlcli.keys import Key, show, unravel
+from rlcli.modules.e_greedy import EGreedyModule
 from rlcli.modules.heads import StateIndependentScale
+from rlcli.modules.q_value import QValueModule
 
 _DIST_METHODS = ("get_dist", "get_dist_params", "build_dist_from_params")
 
@@ -65,6 +67,14 @@ class Parts(NamedTuple):
     head: ProbabilisticTensorDictModule | None  # None: it draws nothing
 
 
+class ValueParts(NamedTuple):
+    """A network of action values: what writes them, how one is chosen, how others are tried."""
+
+    stages: tuple[Stage, ...]
+    choice: QValueModule
+    exploration: EGreedyModule | None
+
+
 def take_apart(net: Any) -> Parts | None:
     """The parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
     stages: list[Stage] = []
@@ -79,12 +89,27 @@ def take_apart(net: Any) -> Parts | None:
     return Parts(tuple(stages), head)
 
 
-def _leaves(net: Any) -> Iterator[TensorDictModule | ProbabilisticTensorDictModule | None]:
-    """The tensordict modules of nested sequences in order; None for one that is more than it seems."""
+def take_apart_values(net: Any) -> ValueParts | None:
+    """The parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
+    leaves = list(_leaves(net, QValueModule, EGreedyModule))
+    exploration = leaves.pop() if leaves and type(leaves[-1]) is EGreedyModule else None
+    choice = leaves.pop() if leaves and type(leaves[-1]) is QValueModule else None
+    if choice is None or not leaves or not all(isinstance(leaf, TensorDictModule) for leaf in leaves):
+        return None
+    stages = [Stage(x.module, tuple(map(unravel, x.in_keys)), tuple(map(unravel, x.out_keys))) for x in leaves]
+    return ValueParts(tuple(stages), choice, exploration)
+
+
+def _leaves(net: Any, *heads: type) -> Iterator[Any]:
+    """The tensordict modules of nested sequences in order; None for one that is more than it seems.
+
+    `heads` are the classes of leaves that are no plain `TensorDictModule`.
+    """
+    heads = heads or (ProbabilisticTensorDictModule,)
     if usual(net, TensorDictSequential) or usual(net, ProbabilisticTensorDictSequential, *_DIST_METHODS):
         for part in net.module:
-            yield from _leaves(part)
+            yield from _leaves(part, *heads)
     elif usual(net, TensorDictModule):
         yield None if net._kwargs is not None or net.method is not None or net._get_kwargs else net
     else:
-        yield net if type(net) is ProbabilisticTensorDictModule and not hooked(net) else None
+        yield net if type(net) in heads and not hooked(net) else None

@@ -19,6 +19,7 @@ from rlcli.report import figures
 if TYPE_CHECKING:  # `rlcli ls` reads summaries, and must not wait for torch
     from rich.console import RenderableType
 
+    from rlcli.report.facts import Expected
     from rlcli.report.ledger import Ledger
     from rlcli.report.stages import Spent
 
@@ -36,8 +37,14 @@ def throughput(spent: Spent) -> dict:
     }
 
 
-def memory(ledger: Ledger, process: tuple[int, int], devices: Mapping[str, int] | None = None) -> dict:
-    """The ledger for the summary: every entry, sums by component, and the process."""
+def memory(
+    ledger: Ledger,
+    process: tuple[int, int],
+    devices: Mapping[str, int] | None = None,
+    expected: Expected | None = None,
+) -> dict:
+    """The ledger for the summary: every entry, sums by component, the process, and what the plan said of it."""
+    planned = {} if expected is None else {"planned": expected.total, "imported": expected.imported}
     return {
         "entries": [entry.as_dict() for entry in ledger.entries],
         "components": {
@@ -50,7 +57,7 @@ def memory(ledger: Ledger, process: tuple[int, int], devices: Mapping[str, int] 
             for name, total in ((name, ledger.component(name)) for name in ledger.components())
         },
         "saved": ledger.saved,
-        "process": {"now": process[0], "peak": process[1]},
+        "process": {"now": process[0], "peak": process[1]} | planned,
         "devices": dict(devices or {}),
     }
 
@@ -133,6 +140,8 @@ def _tables(summary: Mapping, brief: bool = False) -> Iterator[tuple[str, Table]
         yield "Evaluation", _evaluation_table(summary["evaluation"])
     yield "Throughput", _throughput_table(summary["throughput"])
     yield "Memory", _memory_table(summary["memory"], brief)
+    if summary.get("delta"):
+        yield "Differences", _delta_table(summary["delta"])
 
 
 def _learning_table(learning: Mapping) -> Table:
@@ -178,9 +187,22 @@ def _memory_table(ledger: Mapping, brief: bool) -> Table:
         rows.append([device, "", "", "", "", figures.size(peak), ""])
     process = ledger["process"]
     rows.append(["process RSS", "", "", "", figures.size(process["now"]), figures.size(process["peak"]), ""])
+    if planned := process.get("planned"):
+        off = f"{100 * (process['peak'] - planned) / planned:+.1f} %"
+        rows.append([f"plan said ({off})", "", "", "", "", figures.size(planned), ""])
     if brief:  # a terminal has about 80 columns: the shapes are in report.md
         header, rows = header[:1] + header[3:], [row[:1] + row[3:] for row in rows]
     return header, rows
+
+
+def _delta_table(coded: Mapping) -> Table:
+    """What `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
+    rows = [
+        [key, seen["codec"], f"{seen['bytes_a_row']} of {seen['full_bytes_a_row']}", figures.number(seen["max_change"]),
+         f"{seen['max_error']:.2g}", f"{seen['bound']:.2g}"]
+        for key, seen in coded.items()
+    ]  # fmt: skip
+    return ["key", "as", "bytes/frame", "largest", "max error", "bound"], rows
 
 
 def _held(entry: Mapping) -> list[str]:

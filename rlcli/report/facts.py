@@ -42,3 +42,19 @@ class Watched:
     modules: Mapping[str, torch.nn.Module]
     optimizer: torch.optim.Optimizer | Mapping | None = None
     device: torch.device | str = "cpu"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan said of the process.
+
+    Attributes
+    ----------
+    total : int
+        Bytes at its peak.
+    imported : int
+        Of them after the imports, before anything was made.
+    """
+
+    total: int
+    imported: int

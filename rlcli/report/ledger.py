@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import Key, show, under_next, unravel
+from rlcli.transforms.delta_codec import delta_key, scale_key
 
 ROLLOUT = "rollout"
 LEARNER = "params+optim"
@@ -128,7 +129,8 @@ def batch_entries(
     for obs_key in obs_keys:
         source = by_key.get(unravel(obs_key))
         if source is not None and show(under_next(obs_key)) not in held:
-            entries.append(_absent(component, under_next(obs_key), source.nbytes, frames))
+            instead = sum(by_key[key].nbytes for key in (delta_key(obs_key), scale_key(obs_key)) if key in by_key)
+            entries.append(_absent(component, under_next(obs_key), source.nbytes - instead, frames))
     for key, per_frame in (dropped or {}).items():
         if show(key) not in held:
             entries.append(_absent(component, key, per_frame * frames, frames))
@@ -147,12 +149,12 @@ def learner_entries(
     """
     claims = Claims() if claims is None else claims
     kinds: dict[str, list[Tensor]] = {"parameters": [], "gradients": [], "buffers": [], "optimizer": []}
-    for module in modules.values():
-        for parameter in module.parameters():
-            kinds["parameters"].append(parameter.data)
-            if parameter.grad is not None:
-                kinds["gradients"].append(parameter.grad)
-        kinds["buffers"] += list(module.buffers())
+    together = torch.nn.ModuleList(modules.values())  # what two of them share is listed once
+    for parameter in together.parameters():
+        kinds["parameters"].append(parameter.data)
+        if parameter.grad is not None:
+            kinds["gradients"].append(parameter.grad)
+    kinds["buffers"] += list(together.buffers())
     if optimizer is not None:
         state = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         kinds["optimizer"] += list(_tensors(state))

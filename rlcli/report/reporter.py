@@ -26,7 +26,7 @@ from rlcli.report import closing
 from rlcli.report.curve import Curve
 from rlcli.report.devices import DevicePeaks
 from rlcli.report.episodes import EpisodeStats, boundary_rows
-from rlcli.report.facts import Facts, Watched
+from rlcli.report.facts import Expected, Facts, Watched
 from rlcli.report.ledger import Entry, Ledger, process_memory
 from rlcli.report.metrics import MetricsWriter, plain
 from rlcli.report.snapshot import LEARNING, Snapshot, memory_rows
@@ -96,6 +96,7 @@ class Reporter:
         self._watched: Watched | None = None
         self._peaks: DevicePeaks | None = None
         self._process = (0, 0)
+        self._expected: Expected | None = None
         self._next_ledger = 0.0
 
     @property
@@ -113,6 +114,10 @@ class Reporter:
         self._watched = watched
         if torch.device(watched.device).type == "cuda":
             self._peaks = self.clock.watch = DevicePeaks(watched.device)
+
+    def expect(self, expected: Expected) -> None:
+        """Show what the plan said beside what the process takes."""
+        self._expected = expected
 
     def start(self, *lines: str) -> None:
         """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
@@ -132,6 +137,7 @@ class Reporter:
         done=None,
         approximated: int = 0,
         others: Iterable[Entry] = (),
+        frames: int | None = None,
     ) -> None:
         """Report one batch `[N, T]` after its update.
 
@@ -147,12 +153,15 @@ class Reporter:
             Rows of this batch whose successor value was approximated.
         others : iterable of Entry
             Ledger lines of other components.
+        frames : int, optional
+            Frames since the last report, where `batch` is the last of several.
         """
+        frames = batch.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
             ended = self._read_batch(reward, done)
-            self._frames += batch.numel()
+            self._frames += frames
             self._iteration += 1
             self._approximated += approximated
             self._learning = dict(learning or {})
@@ -161,7 +170,7 @@ class Reporter:
             if due or now >= self._next_ledger:
                 self._next_ledger = now + LEDGER_EVERY
                 self._read_ledger(batch, others)
-        spent = self.clock.lap(batch.numel())
+        spent = self.clock.lap(frames)
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
                 self._metrics.write(self._record(spent, ended))
@@ -219,6 +228,7 @@ class Reporter:
                 next_obs=facts.next_obs,
                 process=self._process,
                 devices=self._device_rows(),
+                planned=self._expected.total if self._expected else None,
             ),
             learning=shown,
             returns=self._curve.points,
@@ -363,7 +373,7 @@ class Reporter:
                 "total_frames": facts.total_frames,
                 "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "throughput": closing.throughput(self.clock.total()),
-                "memory": closing.memory(self.ledger, self._process, devices),
+                "memory": closing.memory(self.ledger, self._process, devices, self._expected),
                 "learning": learning,
                 "boundary_rows": self._boundary,
                 "approximated": self._approximated,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rlcli.keys import Key, show, under_next
 from rlcli.report.ledger import ROLLOUT, Ledger
 from rlcli.report.stages import Spent
+from rlcli.transforms.delta_codec import delta_key, scale_key
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them
 LEARNING = {"kl_approx": "kl", "clip_fraction": "clip", "explained_variance": "ev", "entropy": "entropy"}
@@ -97,6 +98,7 @@ def memory_rows(
     next_obs: str = "",
     process: tuple[int, int] | None = None,
     devices: Mapping[str, int] | None = None,
+    planned: int | None = None,
 ) -> list[MemoryRow]:
     """The ledger folded to what fits beside the throughput.
 
@@ -111,9 +113,12 @@ def memory_rows(
         Resident bytes now and at the peak.
     devices : mapping from device to bytes, optional
         The most each has held.
+    planned : int, optional
+        What the plan said the process would hold at its peak.
     """
     obs_keys = list(obs_keys)
-    obs, following = {show(key) for key in obs_keys}, {show(under_next(key)) for key in obs_keys}
+    obs = {show(key) for key in obs_keys}
+    following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key)}
     groups: dict[str, MemoryRow] = {}
     for entry in ledger.entries:
         label = entry.component
@@ -132,4 +137,6 @@ def memory_rows(
         rows.append(MemoryRow(device, None, peak))
     if process is not None:
         rows.append(MemoryRow("process RSS", *process))
+        if planned and process[1]:
+            rows.append(MemoryRow(f"plan said ({100 * (process[1] - planned) / planned:+.1f} %)", None, planned))
     return rows

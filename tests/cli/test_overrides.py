@@ -28,7 +28,7 @@ def complaints(*overrides: str) -> str:
         ),
         ("lr=1", "did you mean optim.lr?"),
         ("recipe=ppo_exat", "unknown recipe 'ppo_exat'; did you mean ppo_exact?"),
-        ("memory=exat", "unknown memory 'exat'; did you mean exact? (choices: full | compact | exact)"),
+        ("memory=exat", "unknown memory 'exat'; did you mean exact? (choices: full | compact | exact | delta)"),
         ("env.id=CartPol-v1", "did you mean CartPole-v1"),
         ("env.num=many", "env.num must be a whole number, not 'many'; allowed: >= 1"),
         ("env.num=1.5", "env.num must be a whole number, not 1.5"),

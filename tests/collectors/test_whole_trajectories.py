@@ -15,10 +15,10 @@ from rlcli.collectors.pieces import Cutter, Piece, end_to_end, joined
 from rlcli.data import full_next_obs
 from rlcli.data.next_obs import Rows
 from rlcli.data.split_trajectories import padded
+from rlcli.data.state_tree import flatten, restore
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED
-from rlcli.training.state_tree import flatten, restore
 
 MODES = ("full", "exact", "compact")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli.compose import configure
+from rlcli.data import sealed_folder
 from rlcli.errors import ConfigError
 from rlcli.jobs import collect, resume, train
 from rlcli.training import checkpoint
@@ -84,7 +85,7 @@ def reseal(folder: Path, **parts) -> None:
         manifest = checkpoint.read_manifest(path)
         for name, change in parts.items():
             manifest[name].update(change)
-        (path / checkpoint.MANIFEST).write_bytes(checkpoint._sealed(manifest))
+        (path / checkpoint.MANIFEST).write_bytes(sealed_folder.sealed(manifest))
 
 
 def is_refused_until_forced(path, listed: str, overrides=()) -> None:

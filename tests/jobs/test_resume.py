@@ -17,6 +17,7 @@ from rlcli.training.saver import Saver
 TASKS = {
     "cartpole exact": [],
     "cartpole compact": ["memory=compact"],
+    "cartpole delta": ["memory=delta", "memory.delta_dtype=int8"],
     "pendulum, scaled": [
         "env.id=Pendulum-v1",
         "memory=full",

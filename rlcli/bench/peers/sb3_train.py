@@ -1,4 +1,4 @@
-"""A whole PPO run with stable-baselines3 on N envs in one process."""
+"""A whole run with stable-baselines3 on N envs in one process."""
 
 from __future__ import annotations
 
@@ -9,30 +9,59 @@ from typing import Any
 def train(given: dict[str, Any], seed: int) -> Callable[[], float] | None:
     """One run; returns the mean return of its last 100 episodes. None where stable-baselines3 is not installed."""
     try:
-        from stable_baselines3 import PPO
+        import stable_baselines3
         from stable_baselines3.common.env_util import make_vec_env
     except ImportError:
         return None
-    from torch import nn
+    kind, more = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[given["algo"]](given)
 
     def run() -> float:
-        lanes = given["env.num"]
-        model = PPO(
+        model = getattr(stable_baselines3, kind)(
             "MlpPolicy",
-            make_vec_env(given["env.id"], lanes, seed=seed),
-            n_steps=given["collector.frames_per_batch"] // lanes,
+            make_vec_env(given["env.id"], given["env.num"], seed=seed),
             batch_size=given["sampler.batch_size"],
-            n_epochs=given["optim.epochs"],
-            learning_rate=lambda left: given["optim.lr"] * left,
             gamma=given["value.gamma"],
-            gae_lambda=given["value.lmbda"],
-            ent_coef=given["loss.entropy_coeff"],
-            policy_kwargs={"net_arch": list(given["policy.hidden"]), "activation_fn": nn.Tanh},
             device="cpu",
             seed=seed,
+            **more,
         )
         model.learn(given["total_frames"])
         episodes = [episode["r"] for episode in model.ep_info_buffer or ()]
         return sum(episodes) / len(episodes) if episodes else float("nan")
 
     return run
+
+
+def _ppo(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    from torch import nn
+
+    return "PPO", {
+        "n_steps": given["collector.frames_per_batch"] // given["env.num"],
+        "n_epochs": given["optim.epochs"],
+        "learning_rate": lambda left: given["optim.lr"] * left,
+        "gae_lambda": given["value.lmbda"],
+        "ent_coef": given["loss.entropy_coeff"],
+        "policy_kwargs": {"net_arch": list(given["policy.hidden"]), "activation_fn": nn.Tanh},
+    }
+
+
+def _stored(given: dict[str, Any]) -> dict[str, Any]:
+    """What DQN and SAC have in common; a step of all envs counts as one for SB3."""
+    frames = given["collector.frames_per_batch"]
+    return {
+        "train_freq": max(1, frames // given["env.num"]),
+        "gradient_steps": max(1, round(given["optim.updates_per_frame"] * frames)),
+        "learning_rate": given["optim.lr"],
+        "buffer_size": 100_000,
+        "policy_kwargs": {"net_arch": list(given["policy.hidden"])},
+    }
+
+
+def _dqn(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    frames = given["total_frames"]
+    more = {"learning_starts": min(1000, frames // 2), "target_update_interval": 10, "exploration_fraction": 0.16}
+    return "DQN", {**_stored(given), **more, "exploration_final_eps": 0.04}
+
+
+def _sac(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "SAC", {**_stored(given), "learning_starts": min(100, given["total_frames"] // 2)}

@@ -24,8 +24,9 @@ from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.envs.actions import ActionFormat
 from rlcli.keys import ACTION, Key, unravel
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, family_of, param_keys
+from rlcli.modules.distributions.e_greedy import EGreedyFamily
 from rlcli.modules.distributions.multi_categorical import MultiCategoricalFamily, MultiOneHotFamily
-from rlcli.modules.stages import Stage, take_apart
+from rlcli.modules.stages import Parts, Stage, ValueParts, take_apart, take_apart_values
 
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
 
@@ -59,10 +60,14 @@ def lower(
     whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example, rewrites)
     if whole.states or placement.policy_is_elsewhere or exploration not in _CHOICES:
         return whole
-    parts = take_apart(policy)
+    parts: Parts | ValueParts | None = take_apart(policy) or take_apart_values(policy)
     if parts is None or not parts.stages or not all(isinstance(stage.module, nn.Module) for stage in parts.stages):
         return whole
-    draw, written = _draw(parts.head, actions, exploration), _written(parts.stages, example, len(batch_size))
+    written = _written(parts.stages, example, len(batch_size))
+    if isinstance(parts, ValueParts):
+        draw = _greedy_draw(parts, actions, exploration)
+    else:
+        draw = _draw(parts.head, actions, exploration)
     if draw is None or written is None:
         return whole
     if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
@@ -138,6 +143,19 @@ def _draw(head: ProbabilisticTensorDictModule | None, actions: ActionFormat, exp
     keys = [unravel(key) for key in param_keys(head)]
     log_prob_key = unravel(head.log_prob_key) if head.return_log_prob else None
     return Draw(family, keys, log_prob_key, mode=exploration is not InteractionType.RANDOM)
+
+
+def _greedy_draw(parts: ValueParts, actions: ActionFormat, exploration) -> Draw | None:
+    choice, tries = parts.choice, parts.exploration
+    masked = choice.action_mask_key is not None or (tries is not None and tries.action_mask_key is not None)
+    keys = [unravel(choice.out_keys[0])] + ([] if tries is None else [tries.action_key])
+    if masked or actions.kind != "discrete" or any(key != ACTION for key in keys):
+        return None
+    if (choice.action_space == "one_hot") != actions.encoded:
+        return None
+    mode = tries is None or exploration is not InteractionType.RANDOM
+    family = EGreedyFamily((lambda: 0.0) if tries is None else (lambda: float(tries.eps)))
+    return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 
 def _same(program: LoweredProgram, example: TensorDictBase, inputs: Schema, batch_size: torch.Size) -> bool:

@@ -30,12 +30,16 @@ Rows = dict[Key, list[Tensor]]
 
 @dataclass
 class Draw:
-    """The last step of an actor: how an action comes from parameters."""
+    """The last step of an actor: how an action comes from parameters.
+
+    `chosen_key` is where the greedy action's value goes, for actors that choose by value.
+    """
 
     family: Family
     param_keys: list[Key]
     log_prob_key: Key | None
     mode: bool
+    chosen_key: Key | None = None
 
 
 class LoweredProgram(Program):
@@ -61,6 +65,8 @@ class LoweredProgram(Program):
         self.log_prob_key = draw.log_prob_key
         if draw.log_prob_key is not None:
             self.once[draw.log_prob_key] = ((), np.dtype(np.float32))
+        if draw.chosen_key is not None:
+            self.once[draw.chosen_key] = ((1,), np.dtype(np.float32))
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundLowered(self, columns, lanes)
@@ -190,6 +196,9 @@ class _BoundLowered(Bound):
             params = tuple(param[first:last] for param in self.params)
             log_prob = self.program.draw.family.log_prob(params, torch.from_numpy(taken))
             data[log_prob_key][:, first:last] = log_prob.numpy().T
+        if self.program.draw.chosen_key in data:
+            best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
+            data[self.program.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)

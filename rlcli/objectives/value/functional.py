@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlcli.kernels.gae import gae
 
-__all__ = ["generalized_advantage_estimate", "vec_generalized_advantage_estimate"]
+__all__ = ["generalized_advantage_estimate", "td0_return_estimate", "vec_generalized_advantage_estimate"]
 
 
 def generalized_advantage_estimate(
@@ -51,3 +51,19 @@ def generalized_advantage_estimate(
 
 
 vec_generalized_advantage_estimate = generalized_advantage_estimate
+
+
+def td0_return_estimate(
+    gamma: float | Tensor, next_state_value: Tensor, reward: Tensor, terminated: Tensor | None = None
+) -> Tensor:
+    """One-step target: `reward + gamma * next_state_value * (1 - terminated)` (Sutton and Barto 2018, eq. 6.2).
+
+    Parameters
+    ----------
+    gamma : float or Tensor
+        A tensor gives one discount a row: `gamma ** n` where the reward is that of n steps.
+    next_state_value, reward, terminated : Tensor `[*B]`
+        The same shape for all; where `terminated`, the value may be anything, NaN too.
+    """
+    value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
+    return reward + gamma * value

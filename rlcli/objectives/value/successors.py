@@ -1,6 +1,6 @@
 """The value of the next observation, whichever way the batch keeps it (contract: full, exact, compact).
 
-`full`     next obs are tensors            v = net(obs), v' = net(next obs)
+`full`     next obs are tensors            v = net(obs), v' = net(next obs); `delta` is decoded to that
 `exact`    next obs are (obs ++ extra)[i]  v = net(obs), e = net(extra), v' = (v ++ e)[i]: half the work, no
 copy `compact`  next obs are absent             v'_t = v_{t+1} inside a trajectory, approximated by v_t
 where it is cut
@@ -18,9 +18,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import MissingKeyError
-from rlcli.keys import Key, show, under_next
+from rlcli.keys import Key, show
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.value.network import RowValues
+from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
 class Values(NamedTuple):
@@ -59,7 +60,7 @@ def evaluate(
         Evaluate `exact` batches as `full` ones are, bit for bit.
     """
     root = {k: _rows(_get(td, k), td.ndim) for k in net.in_keys}
-    successors = {k: td.get(under_next(k), None) for k in net.in_keys}
+    successors: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in net.in_keys}
     if any(x is None for x in successors.values()):
         return _shifted(net(root, chunk_rows), td, ends, time)
     gather = None if two_calls else _common_gather(td, successors)

@@ -1,0 +1,51 @@
+"""`rlcli inspect RUN|BUFFER|FRAMES`: what is in a folder; nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rlcli.cli.job import Flags
+from rlcli.errors import ConfigError
+
+USAGE = """\
+usage: rlcli inspect RUN|BUFFER|FRAMES [--trajectory ID] [--json]
+
+Keys with their shapes, dtypes, bytes a frame, ranges and NaNs; trajectories with a histogram of their lengths;
+boundary rows; what is saved against storing every next observation. FOLDER is a run, the data folder of one, a
+folder of buffer dumps, or a checkpoint. Collected frames are read one segment at a time and their checksums compared.
+
+  --trajectory ID   its first and last steps
+  --json            the same as one JSON object
+"""
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    flags = Flags(prog="rlcli inspect", add_help=False, allow_abbrev=False)
+    flags.add_argument("-h", "--help", action="store_true")
+    flags.add_argument("path", nargs="?")
+    flags.add_argument("--trajectory", type=int, default=None, metavar="ID")
+    flags.add_argument("--json", action="store_true")
+    args = flags.parse_args(list(words))
+    if args.help:
+        print(USAGE, end="")
+        return 0
+    if args.path is None:
+        raise ConfigError("inspect needs a folder", fix="Write rlcli inspect RUN; rlcli ls runs lists them.")
+    from rlcli.cli.runs import run_folder
+
+    path = run_folder(args.path, "inspect")
+    from rlcli.cli.api import inspect
+
+    found = inspect(path, trajectory=args.trajectory)
+    if args.json:
+        print(json.dumps([each.as_dict() for each in found], indent=1))
+        return 0
+    from rlcli.report.inspection_view import show_inspection
+
+    for i, each in enumerate(found):
+        if i:
+            print()
+        show_inspection(each)
+    return 0

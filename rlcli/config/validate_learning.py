@@ -1,0 +1,98 @@
+"""Which options belong to learning from each batch once, and which to learning from stored rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlcli.config.problem import Problem
+from rlcli.config.schemas import Config
+
+OFF_POLICY = ("dqn", "sac")
+
+
+def is_off_policy(cfg: Config) -> bool:
+    """Whether the run learns from stored rows."""
+    return cfg.loss.kind in OFF_POLICY
+
+
+def check_learning(cfg: Config) -> Iterator[Problem]:
+    """Loss, storage, sampler and memory that do not fit together."""
+    yield from _stored(cfg) if is_off_policy(cfg) else _once(cfg)
+    yield from _no_meaning(cfg)
+    if cfg.storage.scratch_dir is not None and cfg.storage.kind != "memmap":
+        yield Problem(f"storage.scratch_dir has no meaning with storage={cfg.storage.kind}", "use storage=memmap")
+
+
+def _once(cfg: Config) -> Iterator[Problem]:
+    kind = cfg.loss.kind
+    if cfg.storage.kind != "none":
+        yield Problem(
+            f"loss={kind} learns from each batch once, and storage={cfg.storage.kind} would keep rows that nobody draws",
+            "use storage=none, or loss=dqn | sac",
+        )
+    if cfg.sampler.kind != "minibatch":
+        yield Problem(
+            f"sampler={cfg.sampler.kind} draws rows of a storage, which loss={kind} does not use",
+            "use sampler=minibatch, or loss=dqn | sac",
+        )
+
+
+def _stored(cfg: Config) -> Iterator[Problem]:
+    kind, c = cfg.loss.kind, cfg.collector
+    if cfg.storage.kind == "none":
+        yield Problem(f"loss={kind} learns from stored rows, and storage=none keeps none", "use storage=tensor")
+    elif cfg.storage.max_size < c.frames_per_batch:
+        yield Problem(
+            f"storage.max_size={cfg.storage.max_size} is less than collector.frames_per_batch={c.frames_per_batch}",
+            f"use storage.max_size >= {c.frames_per_batch}",
+        )
+    if cfg.sampler.kind == "minibatch":
+        yield Problem(
+            f"loss={kind} draws rows of a storage, and sampler=minibatch cuts one batch",
+            "use sampler=random or sampler=prioritized",
+        )
+    if cfg.memory.next_obs == "compact":
+        yield Problem(
+            f"loss={kind} reads every row's next observation, and memory=compact keeps none", "use memory=exact"
+        )
+    if cfg.policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
+        only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
+        yield Problem(
+            f"policy.distribution={cfg.policy.distribution} has no meaning: loss={kind}{only}", "leave it out"
+        )
+    for name in ("split_trajs", "trajs_per_batch"):
+        if getattr(c, name):
+            yield Problem(f"collector.{name} has no meaning with loss={kind}, which learns from rows", "leave it out")
+    if c.init_random_frames >= cfg.total_frames:
+        yield Problem(
+            f"collector.init_random_frames={c.init_random_frames} leaves nothing of total_frames={cfg.total_frames} "
+            "to learn in",
+            f"use collector.init_random_frames < {cfg.total_frames}",
+        )
+    if kind == "dqn" and cfg.policy.eps_end > cfg.policy.eps_init:
+        yield Problem(
+            f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}",
+            "epsilon falls: use policy.eps_end <= policy.eps_init",
+        )
+    if kind == "sac" and cfg.loss.alpha != "auto" and cfg.loss.target_entropy != "auto":
+        yield Problem("loss.target_entropy has no meaning with a fixed loss.alpha", "use loss.alpha=auto")
+
+
+def _no_meaning(cfg: Config) -> Iterator[Problem]:
+    """Options that change nothing for this loss, where they were set."""
+    given = (
+        ("loss.double", cfg.loss.double, ("dqn",)),
+        ("policy.dueling", cfg.policy.dueling, ("dqn",)),
+        ("loss.n_steps", cfg.loss.n_steps > 1, OFF_POLICY),
+        ("policy.shared", cfg.policy.shared and cfg.policy.kind != "cnn", ("ppo_clip",)),
+        ("loss.clip_value", cfg.loss.clip_value is not None, ("ppo_clip",)),
+        ("loss.target_kl", cfg.loss.target_kl is not None, ("ppo_clip",)),
+        ("loss.anneal_clip", cfg.loss.anneal_clip, ("ppo_clip",)),
+        ("loss.target_entropy", cfg.loss.target_entropy != "auto" and cfg.loss.alpha == "auto", ("sac",)),
+        ("loss.alpha", cfg.loss.alpha != "auto", ("sac",)),
+    )
+    for key, is_given, kinds in given:
+        if is_given and cfg.loss.kind not in kinds:
+            yield Problem(
+                f"{key} has no meaning with loss={cfg.loss.kind}", f"leave it out, or use loss={' | '.join(kinds)}"
+            )

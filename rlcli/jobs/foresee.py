@@ -1,0 +1,162 @@
+"""What a run needs, from its collector's schema and its networks, whether they were made to run or to be looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.collectors import Collector
+from rlcli.collectors.frames import next_steps
+from rlcli.config import build
+from rlcli.config.schemas import CollectConfig
+from rlcli.data.fields import Field
+from rlcli.errors import told
+from rlcli.jobs.plan_advice import advice_for, modes_of, places_of, warnings_for
+from rlcli.jobs.plan_buffer import buffer_entries, delta_of
+from rlcli.jobs.plan_peaks import update_peak, values_peak
+from rlcli.jobs.plan_tensors import (
+    Rows,
+    batch_entries,
+    learner_entries,
+    per_end,
+    rows_of,
+    sample_entry,
+    shuffled_entry,
+    spare_entry,
+    written_by,
+)
+from rlcli.keys import Key, unravel
+from rlcli.report.facts import Expected
+from rlcli.report.ledger import Entry, process_memory
+from rlcli.report.live_bytes import LiveBytes
+from rlcli.report.plan import WORKING, WORKING_TO_COLLECT, Peak, Plan
+
+
+@dataclass(frozen=True)
+class Learning:
+    """The parts of a learner that need memory.
+
+    Attributes
+    ----------
+    policy : module or None
+        None while actions are random.
+    loss, estimator : module or None
+        None while frames are only collected; off-policy losses need no estimator.
+    """
+
+    policy: Any = None
+    loss: Any = None
+    estimator: Any = None
+
+
+def expected(cfg: CollectConfig, verb: str, collector: Collector, learning: Learning, imported: int) -> Expected:
+    """The plan of a run that is about to begin, for its report.
+
+    Parameters
+    ----------
+    imported : int
+        What the process held before anything was made.
+    """
+    return Expected(foresee(cfg, verb, collector, learning, so_far(imported, learning)).total, imported)
+
+
+def so_far(imported: int, learning: Learning) -> dict[str, int]:
+    """The process of a run that is about to begin, its parameters left out: they are among the tensors."""
+    made = process_memory()[0] - imported - parameter_bytes(learning.policy)
+    parts = {"after imports": imported, "envs, networks, kernels": max(made, 0)}
+    return parts | {"libraries at work": working(learning)}
+
+
+def working(learning: Learning) -> int:
+    """What libraries touch when they are first used."""
+    return WORKING_TO_COLLECT if learning.loss is None else WORKING
+
+
+def foresee(
+    cfg: CollectConfig, verb: str, collector: Collector, learning: Learning, process: dict[str, int], *, ends: int = 0
+) -> Plan:
+    """The plan of a run whose parts are there already.
+
+    Parameters
+    ----------
+    collector : Collector
+        Asked for its schema; it may have been made with fewer lanes.
+    process : dict from part to bytes
+        What the process holds beside tensors.
+    ends : int
+        Episodes that end inside the batch, see `batch_entries`.
+    """
+    lanes, coded = cfg.env.num, delta_of(cfg)
+    steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
+    rows, mode, device = rows_of(collector, lanes, steps), cfg.memory.next_obs, _device(cfg, "storing_device")
+    entries: list[Entry] = []
+    peaks: list[Peak] = []
+    added: Mapping[Key, Field] = {}
+    index = False
+    estimator, loss = learning.estimator, learning.loss
+    if estimator is not None:
+        if not (cfg.collector.trajs_per_batch or cfg.collector.split_trajs):  # those are reported as collected
+            added, index = written_by(estimator, mode), mode == "exact"
+        peaks.append(_values(estimator, rows, _device(cfg, "train_device")))
+    entries += batch_entries(rows, mode, added=added, index=index, ends=ends, device=device, delta_dtype=coded)
+    if cfg.total_frames > rows.frames:
+        entries.append(spare_entry(rows, mode, device, coded))
+    if loss is not None:
+        entries += _learned(cfg, rows, learning, peaks)
+    entries += buffer_entries(cfg, rows, mode)
+    found = Plan(
+        verb, cfg.recipe or verb, cfg.env.id, rows.frames, lanes, cfg.total_frames, mode, tuple(entries),
+        per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
+        modes=modes_of(cfg, rows, estimator), warnings=warnings_for(cfg, rows) + _unknown(peaks),
+    )  # fmt: skip
+    found = dataclasses.replace(found, places=places_of(cfg, found))
+    return dataclasses.replace(found, advice=advice_for(cfg, found))
+
+
+def _unknown(peaks: list[Peak]) -> list[str]:
+    return [f"what {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
+
+
+def _learned(cfg: Any, rows: Rows, learning: Learning, peaks: list[Peak]) -> list[Entry]:
+    """Entries of what is trained; the update's peak goes to `peaks`."""
+    device, loss = _device(cfg, "train_device"), learning.loss
+    options = build.optimizer_options(cfg.optim)
+    entries = learner_entries(learning.policy, loss, cfg.optim.kind, options, device)
+    known: dict[Key, Field] = {**rows.fields, **rows.copies, **rows.successors}
+    known |= written_by(learning.estimator, "full") if learning.estimator is not None else {}
+    read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
+    drawn = cfg.sampler.kind != "minibatch"
+    batch_size = cfg.sampler.batch_size if drawn else min(cfg.sampler.batch_size, rows.frames)
+    entries.append(sample_entry(read, batch_size, device) if drawn else shuffled_entry(read, rows.frames, device))
+    peaks.append(_counted("update", batch_size, device, lambda: update_peak(loss, read, batch_size, device)))
+    return entries
+
+
+def _values(estimator: Any, rows: Rows, device: str) -> Peak:
+    known = {**rows.fields, **rows.copies}
+    chunk = rows.frames
+    if estimator.num_chunks or estimator.value_chunk_size:
+        size = estimator.value_chunk_size or -(-rows.lanes // estimator.num_chunks)
+        chunk = min(chunk, size * rows.steps)
+    net = estimator.value_network
+    return _counted("values", chunk, device, lambda: values_peak(net, known, rows.frames, chunk, device))
+
+
+def _counted(stage: str, rows: int, device: str, count: Callable[[], LiveBytes]) -> Peak:
+    """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
+    try:
+        live = count()
+    except Exception as error:  # a network may raise anything; the plan says so
+        return Peak(stage, 0, 0, rows, device, unknown=told(error, 160))
+    return Peak(stage, live.peak, live.kept, rows, device)
+
+
+def parameter_bytes(policy: Any) -> int:
+    return sum(p.nbytes for p in policy.parameters()) if policy is not None else 0
+
+
+def _device(cfg: CollectConfig, stage: str) -> str:
+    device = build.devices(cfg)[stage]
+    return "cpu" if device is None else str(device)

@@ -1,0 +1,194 @@
+"""The parts of an off-policy run: a buffer, its storage and sampler, DQN's or SAC's loss, target networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rlcli.config import build
+from rlcli.config.schemas import Config
+from rlcli.data.buffers.replay_buffer import ReplayBuffer
+from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
+from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler
+from rlcli.data.storages import LazyTensorStorage, Storage
+from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError
+from rlcli.jobs.wiring import Wiring
+from rlcli.keys import ACTION, Key
+from rlcli.modules import ActorCritic, EGreedyModule, QValueActor
+from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
+from rlcli.objectives import DQNLoss, HardUpdate, SACLoss, SoftUpdate
+from rlcli.objectives.bootstrap import BootstrappedLoss
+from rlcli.objectives.targets import TargetUpdate
+from rlcli.specs import Composite, TensorSpec
+from rlcli.training.off_policy import OffPolicy
+from rlcli.training.off_policy_update import OffPolicyUpdate
+from rlcli.training.run_folder import Run
+from rlcli.training.schedules import Linear
+from rlcli.transforms import MultiStepTransform, NextObservationDelta
+
+KINDS = ("dqn", "sac")
+
+
+def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
+    """See the top of the file."""
+    device = build.devices(cfg)["train_device"]
+    generator = torch.Generator(device or "cpu").manual_seed(cfg.seed)
+    loss = build_loss(cfg, policy, env.action_spec, generator)
+    if device is not None:
+        loss.to(device)
+    collector = build.build_collector(cfg, env, policy, keys_to_keep(cfg, loss))
+    update = build_update(cfg, loss, generator)
+    buffer = build_buffer(cfg, run, device)
+    exploring = [m for m in policy.actor.modules() if isinstance(m, EGreedyModule)]
+    beta = Linear(cfg.sampler.beta, 1.0)
+    return Wiring(
+        collector,
+        update,
+        loss.in_keys,
+        lambda reporter, saver, play: OffPolicy(
+            collector,
+            buffer,
+            update,
+            reporter,
+            saver,
+            cfg.total_frames,
+            updates_per_frame=cfg.optim.updates_per_frame,
+            learning_starts=cfg.collector.init_random_frames,
+            explore=exploring[0].step if exploring else None,
+            beta=beta.at if cfg.sampler.kind == "prioritized" else None,
+            evaluation=play,
+        ),
+        more={"buffer": buffer},
+        warm=lambda: load_compiler(cfg),
+    )
+
+
+def keys_to_keep(cfg: Config, loss: BootstrappedLoss) -> list[Key]:
+    """What a stored row holds: what the loss reads, and nothing else."""
+    return [*loss.in_keys, *build.keys_of(cfg.memory.keep)]
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------
+def build_loss(cfg: Config, policy: ActorCritic, spec: TensorSpec, generator: torch.Generator) -> BootstrappedLoss:
+    """DQN's or SAC's."""
+    return build_dqn(cfg, policy) if cfg.loss.kind == "dqn" else build_sac(cfg, policy, spec, generator)
+
+
+def build_dqn(cfg: Config, policy: ActorCritic) -> DQNLoss:
+    """The loss on the greedy part of the actor."""
+    network = next((m for m in policy.actor.modules() if isinstance(m, QValueActor)), None)
+    if network is None:
+        raise ConfigError(
+            "DQN needs an actor that chooses by value",
+            where=f"policy={cfg.policy.kind}",
+            why=f"its builder gave {type(policy.actor).__name__}",
+            fix="Return rlcli.modules.QValueActor(net, spec=action_spec), with an EGreedyModule behind it to explore.",
+        )
+    o = cfg.loss
+    return DQNLoss(network, loss_function=o.distance, double_dqn=o.double, gamma=cfg.value.gamma)
+
+
+def build_sac(cfg: Config, policy: ActorCritic, spec: TensorSpec, generator: torch.Generator) -> SACLoss:
+    """The losses of the actor and its critics."""
+    if not isinstance(policy.critic, torch.nn.ModuleList):
+        raise ConfigError(
+            "SAC needs an actor and a list of critics that read observations and action",
+            where=f"policy={cfg.policy.kind}",
+            fix="Return (actor, nn.ModuleList([ValueOperator(net, ['observation', 'action']), ...])).",
+        )
+    o = cfg.loss
+    loss = SACLoss(
+        policy.actor, list(policy.critic), loss_function=o.distance, gamma=cfg.value.gamma, action_spec=_leaf(spec),
+        alpha_init=o.alpha_init if o.alpha == "auto" else float(o.alpha), fixed_alpha=o.alpha != "auto",
+        generator=generator,
+    )  # fmt: skip
+    if o.target_entropy == "auto":
+        loss.target_entropy += _log_width(loss)
+    else:
+        loss.target_entropy = float(o.target_entropy)
+    return loss
+
+
+def _leaf(spec: TensorSpec) -> TensorSpec:
+    return spec[ACTION] if isinstance(spec, Composite) else spec
+
+
+def _log_width(loss: SACLoss) -> float:
+    """What an action's entropy gains by its units, against actions scaled to [-1, 1]."""
+    family = loss.density.family
+    return float(torch.from_numpy(family._half).log().sum()) if isinstance(family, TanhNormalFamily) else 0.0
+
+
+def build_update(cfg: Config, loss: BootstrappedLoss, generator: torch.Generator) -> OffPolicyUpdate:
+    """The update stage and the target networks' way to follow."""
+    o, targets = cfg.optim, cfg.loss
+    follow: TargetUpdate
+    if targets.tau == 1.0:
+        follow = HardUpdate(loss, value_network_update_interval=targets.target_every)
+    else:
+        follow = SoftUpdate(loss, tau=targets.tau, every=targets.target_every)
+    return OffPolicyUpdate(
+        loss, follow, optimizer=o.kind, lr=Linear(o.lr) if o.anneal_lr else o.lr,
+        optimizer_options=build.optimizer_options(o), max_grad_norm=o.max_grad_norm, generator=generator,
+        compile=o.compile,
+    )  # fmt: skip
+
+
+# ---- buffer ----------------------------------------------------------------------------------------------------
+def build_buffer(cfg: Config, run: Run, device: torch.device | None) -> ReplayBuffer:
+    """Storage, sampler and n-step rewards, seeded from the run's seed."""
+    s = cfg.sampler
+    sampler: Sampler = RandomSampler(seed=cfg.seed)
+    kind: Any = ReplayBuffer
+    if s.kind == "prioritized":
+        sampler = PrioritizedSampler(cfg.storage.max_size, s.alpha, s.beta, seed=cfg.seed)
+        kind = TensorDictReplayBuffer
+    buffer = kind(
+        storage=build_storage(cfg, run), sampler=sampler, batch_size=s.batch_size, device=device,
+        next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
+    )  # fmt: skip
+    if cfg.memory.next_obs == "delta":
+        buffer.append_transform(NextObservationDelta())
+    if cfg.loss.n_steps > 1:
+        buffer.append_transform(MultiStepTransform(cfg.loss.n_steps, cfg.value.gamma))
+    return buffer
+
+
+def clear_rows(folder: Path) -> None:
+    """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count."""
+    if (folder / "journal.jsonl").is_file():
+        for pattern in ("journal.jsonl", "rows-*.bin", "state-*.safetensors"):
+            for file in folder.glob(pattern):
+                file.unlink()
+
+
+def build_storage(cfg: Config, run: Run) -> Storage:
+    """Where rows lie."""
+    s = cfg.storage
+    if s.kind == "compressed":
+        from rlcli.data.storages.compressed import CompressedStorage
+
+        return CompressedStorage(s.max_size, ndim=s.ndim)
+    if s.kind == "memmap":
+        from rlcli.data.storages.memmap import LazyMemmapStorage
+
+        folder = run.path / "buffer" if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
+        clear_rows(folder)
+        return LazyMemmapStorage(s.max_size, ndim=s.ndim, scratch_dir=folder)
+    return LazyTensorStorage(s.max_size, ndim=s.ndim)
+
+
+def load_compiler(cfg: Config) -> None:
+    """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
+    one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
+    following = {"observation": one, "reward": one, "done": no, "terminated": no}
+    rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
+    sampler = PrioritizedSampler(8, 0.6, 0.4, seed=0) if cfg.sampler.kind == "prioritized" else RandomSampler(seed=0)
+    exact = "exact" if cfg.memory.next_obs == "exact" else "full"
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=exact)
+    buffer.extend(rows)
+    buffer.sample()

@@ -1,0 +1,66 @@
+"""A replay buffer's bytes when it is full, key by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlcli.jobs.plan_tensors import Rows, stored_fields
+from rlcli.keys import show
+from rlcli.report.ledger import Entry
+
+BUFFER = "buffer"
+EPISODE = 100  # steps of an episode: what is not known before a run
+WORDS = 5  # 64-bit numbers of a run, and of a trajectory
+WIDE, PACKED = 1024, 20  # uint8 rows that are compressed, and by how much: stacks of four Atari games, random play
+_DISK = ("memmap",)
+
+
+def buffer_entries(cfg: Any, rows: Rows, mode: str) -> list[Entry]:
+    """The columns of the configured storage once it holds all that the run gives it; empty without one."""
+    storage = getattr(cfg, "storage", None)
+    if storage is None or storage.kind == "none":
+        return []
+    device = "disk" if storage.kind in _DISK else "cpu"
+    count = min(storage.max_size, cfg.total_frames)
+    fields = stored_fields(rows, mode, delta_of(cfg))
+    columns = []
+    for key, field in fields.items():
+        width, note = field.width, ""
+        if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
+            width, note = max(1, width // PACKED), f"about a {PACKED}th of its bytes: it depends on the images"
+        dtype, shape = str(field.dtype).removeprefix("torch."), (count, *field.shape)
+        nbytes = count * width
+        columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
+    index = _index_bytes(storage, rows, mode, count)
+    about = f"about; episodes of {EPISODE} steps"
+    return [*columns, Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about)]
+
+
+def _index_bytes(storage: Any, rows: Rows, mode: str, count: int) -> int:
+    """What says which rows belong together, and in `exact` the next observations that no row stands for.
+
+    A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own.
+    """
+    trajectories = count // EPISODE + rows.lanes
+    runs = trajectories + (count // rows.steps if storage.ndim == 1 and rows.lanes > 1 else 0)
+    table = WORDS * 8 * (_power(runs) + _power(trajectories)) + 8 * _power(2 * trajectories) + storage.max_size // 8
+    if mode != "exact":
+        return table
+    return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 5 // 4
+
+
+def _power(count: int) -> int:
+    """Tables double."""
+    return 1 << max(count - 1, 1).bit_length()
+
+
+def delta_of(cfg: Any) -> torch.dtype:
+    """What differences are kept in."""
+    return getattr(torch, cfg.memory.delta_dtype)
+
+
+def buffer_bytes(cfg: Any, rows: Rows, mode: str) -> int:
+    """The whole buffer in some mode."""
+    return sum(entry.bytes for entry in buffer_entries(cfg, rows, mode))

@@ -1,0 +1,163 @@
+"""What losses that learn from stored steps share: columns of the next state, discounts, weights, priorities.
+
+Reads `("next", reward)`, `("next", terminated)`, and where they are there `steps_to_next_obs` (the reward is that of so
+many steps), `priority_weight` and masks. Writes the priority of every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
+from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.ppo.functional import CRITIC_LOSSES
+from rlcli.objectives.reduction import MASK_KEYS, REDUCTIONS, expanded, mask_of, reduce
+from rlcli.objectives.targets import Pair
+from rlcli.objectives.value.functional import td0_return_estimate
+
+Columns = Mapping[Key, Tensor]
+Terms = dict[str, Tensor]
+ROWS = "td_error"  # the one entry of `terms` that has a number for every row
+
+
+class BootstrappedLoss(KeyedModule):
+    """Base of `DQNLoss` and `SACLoss`.
+
+    Parameters
+    ----------
+    loss_function : {"l2", "l1", "smooth_l1"}
+        Distance of a value and its target.
+    gamma : float
+        Discount of one step.
+    reduction : {"mean", "sum", "none"}
+    """
+
+    default_keys: ClassVar[dict[str, Key]] = {
+        "action": ACTION,
+        "reward": "reward",
+        "done": "done",
+        "terminated": "terminated",
+        "priority": TD_ERROR,
+        "priority_weight": PRIORITY_WEIGHT,
+    }
+    out_keys: ClassVar[list[str]]
+
+    def __init__(self, loss_function: str, gamma: float, reduction: str) -> None:
+        super().__init__()
+        for name, given, allowed in (
+            ("loss_function", loss_function, CRITIC_LOSSES),
+            ("reduction", reduction, REDUCTIONS),
+        ):
+            if given not in allowed:
+                raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
+        self.loss_function, self.reduction = loss_function, reduction
+        self.make_value_estimator(gamma=gamma)
+
+    def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
+        """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
+        if value_type is not None:
+            raise ArgumentError("targets are one-step here", why=f"got {value_type}", fix="Use n-step rewards instead.")
+        if not 0 <= gamma <= 1:
+            raise ArgumentError("gamma must lie in [0, 1]", why=f"got {gamma}")
+        self.gamma = float(gamma)
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """What the loss reads and a buffer must hold."""
+        raise NotImplementedError
+
+    def target_pairs(self) -> list[Pair]:
+        """(trained, target) networks."""
+        raise NotImplementedError
+
+    def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
+        """`forward` on raw tensors `{key: [*B, ...]}`; `td_error` has a number for every row."""
+        raise NotImplementedError
+
+    @property
+    def next_keys(self) -> list[Key]:
+        """Reward and ends of the step, as `in_keys` lists them."""
+        k = self.tensor_keys
+        return [under_next(k.reward), under_next(k.done), under_next(k.terminated)]
+
+    @property
+    def optional_keys(self) -> list[Key]:
+        """Read where the batch has them."""
+        return [STEPS_TO_NEXT_OBS, self.tensor_keys.priority_weight, *MASK_KEYS]
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Loss terms and diagnostics of a batch `[*B]`; writes each row's priority into `td`."""
+        columns: dict[Key, Tensor] = {k: td.get(k) for k in self.in_keys if td.get(k, None) is not None}
+        columns.update((k, x) for k in self.optional_keys if (x := td.get(k, None)) is not None)
+        terms = self.terms(columns, td.ndim)
+        td.set(self.tensor_keys.priority, self.priority_column(terms.pop(ROWS)))
+        return TensorDict(dict(terms))
+
+    def priority_column(self, error: Tensor) -> Tensor:
+        """Priorities `[*B]` in the shape in which they are stored."""
+        return error
+
+    # ---- for subclasses ----------------------------------------------------------------------------------------
+    def need(self, columns: Columns, key: Key) -> Tensor:
+        """A column, or the sentence that it is missing."""
+        x = columns.get(key)
+        if x is None:
+            raise MissingKeyError(
+                f"the batch has no {show(key)}",
+                where=type(self).__name__,
+                fix="Keep it when collecting (keep_keys), or rename it with set_keys.",
+            )
+        return x
+
+    def rows(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None, Tensor | None]:
+        """Columns with zeros where a mask lets nothing through, that mask `[*B]`, and the weights `[*B]`."""
+        mask, weights = mask_of(columns), columns.get(self.tensor_keys.priority_weight)
+        size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
+        if weights is not None:
+            weights = weights.reshape(size)
+        if mask is None:
+            return dict(columns), None, weights
+        mask = mask.reshape(size)
+        return {k: x.masked_fill(~expanded(mask, x), 0) for k, x in columns.items()}, mask, weights
+
+    def target(self, columns: Columns, next_value: Tensor) -> Tensor:
+        """The value `[*B]` that a row's own value is to have."""
+        reward, _, terminated = (self.need(columns, k).reshape(next_value.shape) for k in self.next_keys)
+        steps = columns.get(STEPS_TO_NEXT_OBS)
+        gamma = self.gamma if steps is None else self.gamma ** steps.reshape(next_value.shape)
+        return td0_return_estimate(gamma, next_value, reward, terminated)
+
+    def reduced(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
+        """`x [*B]` by `reduction`; a weighted mean is divided by the sum of the weights."""
+        if weights is None:
+            return reduce(x, mask, self.reduction)
+        if self.reduction != "mean":
+            return reduce(x * weights, mask, self.reduction)
+        return reduce(x * weights, mask, "sum") / reduce(weights, mask, "sum")
+
+
+def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
+    """The columns under `next`, named as the networks read them."""
+    found = {}
+    for key in keys:
+        x = columns.get(under_next(key))
+        if x is None:
+            raise MissingKeyError(
+                f"the batch has no {show(under_next(key))}",
+                why="the value of the next state is needed",
+                fix="Use memory=exact or memory=full, which keep next observations.",
+            )
+        found[key] = x
+    return found
+
+
+@torch.no_grad()
+def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
+    """A diagnostic: the mean of the rows that count."""
+    return reduce(x.detach(), mask)

@@ -1,0 +1,125 @@
+"""Q-learning of discrete actions: DQN (Mnih et al. 2015), double (arXiv:1509.06461), n-step and prioritized.
+
+Reads the network's in_keys, those under `next`, action, reward, terminated and what `bootstrap` names. Writes `loss`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION_VALUE, Key, under_next, unravel
+from rlcli.modules.q_value import QValueActor, action_space_of, chosen, greedy
+from rlcli.modules.stages import Stage, take_apart_values
+from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, Columns, Terms, mean_of, next_columns
+from rlcli.objectives.ppo.functional import value_error
+from rlcli.objectives.targets import Pair, target_of
+from rlcli.specs import TensorSpec
+
+
+class DQNLoss(BootstrappedLoss):
+    """Distance of `Q(s, a)` from `r + gamma max_b Q'(s', b)`.
+
+    Parameters
+    ----------
+    value_network : QValueActor or nn.Module
+        Writes `action_value [*B, n]`. A plain module is wrapped; then `action_space` is needed.
+    loss_function : {"l2", "l1", "smooth_l1"}
+    delay_value : bool
+        Q' is a target network, which an updater moves; otherwise it is Q itself, without gradient.
+    double_dqn : bool
+        b is the best action of Q, valued by Q'.
+    action_space : str or TensorSpec, optional
+        "categorical" or "one_hot"; by default what the network says.
+    reduction : {"mean", "sum", "none"}
+    gamma : float
+
+    Notes
+    -----
+    The priority of a row is its squared error, as upstream's; a sampler's exponent of half the size makes it |error|.
+    """
+
+    out_keys: ClassVar[list[str]] = ["loss"]
+
+    default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "action_value": ACTION_VALUE}
+
+    def __init__(
+        self,
+        value_network: QValueActor | nn.Module,
+        *,
+        loss_function: str = "l2",
+        delay_value: bool = True,
+        double_dqn: bool = False,
+        action_space: str | TensorSpec | None = None,
+        reduction: str = "mean",
+        gamma: float = 0.99,
+    ) -> None:
+        super().__init__(loss_function, gamma, reduction)
+        if double_dqn and not delay_value:
+            raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
+        spec = action_space if isinstance(action_space, TensorSpec) else None
+        said = None if isinstance(action_space, TensorSpec) else action_space
+        if not isinstance(value_network, TensorDictModuleBase):
+            value_network = QValueActor(value_network, spec=spec, action_space=said)
+        known = getattr(value_network, "action_space", None)
+        self.action_space: str = action_space_of(said or (known if spec is None else None), spec)  # type: ignore
+        self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
+        self.target_value_network = target_of(value_network) if delay_value else None
+        self.online = ActionValues(value_network)
+        self.delayed = ActionValues(self.target_value_network) if delay_value else self.online  # type: ignore[arg-type]
+        if self.online.key is not None:
+            self.tensor_keys.action_value = self.online.key
+
+    @property
+    def in_keys(self) -> list[Key]:
+        own = [unravel(k) for k in self.value_network.in_keys]
+        return [*own, self.tensor_keys.action, *map(under_next, own), *self.next_keys]
+
+    def target_pairs(self) -> list[Pair]:
+        return [] if self.target_value_network is None else [(self.value_network, self.target_value_network)]
+
+    def priority_column(self, error: Tensor) -> Tensor:
+        return error.unsqueeze(-1)
+
+    def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
+        columns, mask, weights = self.rows(columns, batch_dims)
+        key = self.tensor_keys.action_value
+        values = self.online(columns, key, batch_dims)
+        value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
+        with torch.no_grad():
+            later = next_columns(columns, [unravel(k) for k in self.value_network.in_keys])
+            next_values = self.delayed(later, key, batch_dims)
+            if self.double_dqn:
+                best = greedy(self.online(later, key, batch_dims), self.action_space)
+                next_value = chosen(next_values, best, self.action_space)
+            else:
+                next_value = next_values.amax(-1)
+            target = self.target(columns, next_value)
+            error = (value - target).square()
+        loss = self.reduced(value_error(value, target, self.loss_function), mask, weights)
+        return {"loss": loss, "q_value": mean_of(value, mask), ROWS: error}
+
+
+class ActionValues:
+    """A `QValueActor` as a function from columns to values `[*B, n]`, on raw tensors where it allows that."""
+
+    def __init__(self, network: TensorDictModuleBase) -> None:
+        self.network = network
+        parts = take_apart_values(network)
+        self.stages: tuple[Stage, ...] = () if parts is None else parts.stages
+        self.key: Key | None = None if parts is None else parts.choice.action_value_key
+
+    def __call__(self, columns: Columns, key: Key, batch_dims: int = 1) -> Tensor:
+        if self.stages:
+            values = dict(columns)
+            for stage in self.stages:
+                stage.run(values)
+            return values[key]
+        inputs = {k: columns[k] for k in map(unravel, self.network.in_keys)}
+        size = next(iter(inputs.values())).shape[:batch_dims]
+        return self.network(TensorDict(dict(inputs), batch_size=size)).get(key)

@@ -1,0 +1,228 @@
+"""Soft actor-critic with twin critics and a learned temperature (arXiv:1812.05905).
+
+Reads the networks' in_keys, those under `next`, action, reward, terminated and what `bootstrap` names. Writes
+`loss_actor`, `loss_qvalue`, `loss_alpha` (their sum is minimised; each reaches only its own parameters), diagnostics.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import STATE_ACTION_VALUE, Key, under_next
+from rlcli.modules.distributions.family import Params
+from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
+from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, Columns, Terms, mean_of, next_columns
+from rlcli.objectives.density import Density
+from rlcli.objectives.lowered import Lowered
+from rlcli.objectives.ppo.functional import value_error
+from rlcli.objectives.targets import Pair, target_of
+from rlcli.specs import Composite, TensorSpec
+
+
+class SACLoss(BootstrappedLoss):
+    """Losses of an actor, its critics and the temperature `alpha`.
+
+    Parameters
+    ----------
+    actor_network : ProbabilisticTensorDictSequential
+        Draws differentiable actions, such as a `TanhNormal`'s.
+    qvalue_network : TensorDictModuleBase or sequence of them
+        Reads observations and action, writes `state_action_value [*B, 1]`. One is copied `num_qvalue_nets` times, with
+        weights drawn anew.
+    num_qvalue_nets : int
+    loss_function : {"l2", "l1", "smooth_l1"}
+        Of the critics.
+    alpha_init : float
+    min_alpha, max_alpha : float, optional
+        Bounds of the temperature.
+    action_spec : TensorSpec, optional
+        For the target entropy, where the actor has no spec.
+    fixed_alpha : bool
+        The temperature stays; `loss_alpha` is reported and has no gradient.
+    target_entropy : float or "auto"
+        Auto: minus the number of action dims.
+    delay_qvalue : bool
+        Targets come from target networks.
+    reduction : {"mean", "sum", "none"}
+    gamma : float
+    generator : torch.Generator, optional
+        Of the actions that are drawn, on the device of the actor; torch's global one by default.
+    """
+
+    out_keys: ClassVar[list[str]] = ["loss_actor", "loss_qvalue", "loss_alpha"]
+
+    default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "state_action_value": STATE_ACTION_VALUE}
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential,
+        qvalue_network: TensorDictModuleBase | Sequence[TensorDictModuleBase],
+        *,
+        num_qvalue_nets: int = 2,
+        loss_function: str = "smooth_l1",
+        alpha_init: float = 1.0,
+        min_alpha: float | None = None,
+        max_alpha: float | None = None,
+        action_spec: TensorSpec | None = None,
+        fixed_alpha: bool = False,
+        target_entropy: str | float = "auto",
+        delay_qvalue: bool = True,
+        reduction: str = "mean",
+        gamma: float = 0.99,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(loss_function, gamma, reduction)
+        if alpha_init <= 0:
+            raise ArgumentError("alpha_init must be above 0", why=f"got {alpha_init}")
+        self.actor_network, self.generator = actor_network, generator
+        self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))
+        self.target_qvalue_network = target_of(self.qvalue_network) if delay_qvalue else None
+        self.delay_qvalue, self.fixed_alpha = delay_qvalue, fixed_alpha
+        start = torch.tensor(math.log(alpha_init), device=next(actor_network.parameters()).device)
+        if fixed_alpha:
+            self.register_buffer("log_alpha", start)
+        else:
+            self.log_alpha = nn.Parameter(start)
+        self.log_alpha_bounds = tuple(None if x is None else math.log(x) for x in (min_alpha, max_alpha))
+        self.density = Density(actor_network)
+        self.critics = [Lowered(net) for net in self.qvalue_network]
+        delayed = self.target_qvalue_network or self.qvalue_network
+        self.target_critics = [Lowered(net) for net in delayed]
+        if STATE_ACTION_VALUE not in self.critics[0].out_keys:
+            self.tensor_keys.state_action_value = self.critics[0].out_keys[-1]
+        spec = action_spec if action_spec is not None else getattr(actor_network, "spec", None)
+        self.target_entropy = _entropy(target_entropy, spec, self.tensor_keys.action)
+
+    @property
+    def in_keys(self) -> list[Key]:
+        own, critic = self.density.in_keys, self.critics[0].in_keys
+        later = [*own, *(k for k in critic if k != self.tensor_keys.action)]
+        keys = [*own, *critic, self.tensor_keys.action, *map(under_next, later), *self.next_keys]
+        return list(dict.fromkeys(keys))
+
+    def target_pairs(self) -> list[Pair]:
+        return [] if self.target_qvalue_network is None else [(self.qvalue_network, self.target_qvalue_network)]
+
+    @property
+    def alpha(self) -> Tensor:
+        """The temperature, without gradient."""
+        low, high = self.log_alpha_bounds
+        if low is not None or high is not None:
+            self.log_alpha.data.clamp_(low, high)
+        return self.log_alpha.detach().exp()
+
+    def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
+        columns, mask, weights = self.rows(columns, batch_dims)
+        alpha = self.alpha
+        with torch.no_grad():
+            target = self._target(columns, alpha, batch_dims)
+        values = self._values(self.critics, columns, batch_dims)
+        error = sum(value_error(q, target, self.loss_function) for q in values)
+        action, log_prob = self._draw(columns, batch_dims)
+        drawn = self._values(_frozen(self.critics), {**columns, self.tensor_keys.action: action}, batch_dims)
+        least = torch.stack(drawn).amin(0)
+        entropy = -log_prob.detach()
+        terms = {
+            "loss_actor": self.reduced(alpha * log_prob - least, mask, weights),
+            "loss_qvalue": self.reduced(error, mask, weights),  # type: ignore[arg-type]
+            "loss_alpha": self.reduced(self.log_alpha * (entropy - self.target_entropy), mask, weights),
+            "alpha": alpha,
+            "entropy": mean_of(entropy, mask),
+            "q_value": mean_of(values[0], mask),
+        }
+        with torch.no_grad():
+            terms[ROWS] = torch.stack([(q - target).abs() for q in values]).amax(0)
+        return terms
+
+    def _target(self, columns: Columns, alpha: Tensor, batch_dims: int) -> Tensor:
+        """`r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))`."""
+        action = self.tensor_keys.action
+        read = dict.fromkeys([*self.density.in_keys, *(k for k in self.critics[0].in_keys if k != action)])
+        later = next_columns(columns, list(read))
+        drawn, log_prob = self._draw(later, batch_dims)
+        values = self._values(self.target_critics, {**later, action: drawn}, batch_dims)
+        return self.target(columns, torch.stack(values).amin(0) - alpha * log_prob)
+
+    def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
+        """A differentiable action and its log-probability `[*B]`."""
+        family = self.density.family
+        if family is not None and family.has_rsample:
+            params, _ = self.density.parameters(columns)
+            return _sampled(family, params, self.generator)
+        inputs = {k: columns[k] for k in self.density.in_keys}
+        size = next(iter(inputs.values())).shape[:batch_dims]
+        dist = self.actor_network.get_dist(TensorDict(dict(inputs), batch_size=size))
+        if not dist.has_rsample:
+            raise ArgumentError(
+                "SAC needs actions that are differentiable in the actor's outputs",
+                why=f"{type(dist).__name__} has no rsample",
+                fix="Use policy.distribution=tanh_normal; discrete actions are for loss=dqn.",
+            )
+        action = dist.rsample()
+        return action, dist.log_prob(action)
+
+    def _values(self, critics: Sequence[Lowered], columns: Columns, batch_dims: int) -> list[Tensor]:
+        key = self.tensor_keys.state_action_value
+        return [critic(columns, batch_dims)[key].squeeze(-1) for critic in critics]
+
+
+def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    if isinstance(family, TanhNormalFamily):
+        return family.rsample_and_log_prob(params, generator)
+    action = family.rsample(params, generator)
+    return action, family.log_prob(params, action)
+
+
+class _Frozen(Lowered):
+    """A critic whose parameters get no gradient, while the action it is given does."""
+
+    def __init__(self, critic: Lowered) -> None:
+        self.__dict__.update(critic.__dict__)
+
+    def __call__(self, columns: Columns, batch_dims: int = 1, skip=()) -> dict[Key, Tensor]:
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        for p in trained:
+            p.requires_grad_(False)
+        try:
+            return super().__call__(columns, batch_dims, skip)
+        finally:
+            for p in trained:
+                p.requires_grad_(True)
+
+
+def _frozen(critics: Sequence[Lowered]) -> list[Lowered]:
+    return [_Frozen(critic) for critic in critics]
+
+
+def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count: int) -> list[TensorDictModuleBase]:
+    if not isinstance(given, TensorDictModuleBase):
+        return list(given)
+    if count < 1:
+        raise ArgumentError("num_qvalue_nets must be at least 1", why=f"got {count}")
+    nets = [given] + [copy.deepcopy(given) for _ in range(count - 1)]
+    for net in nets[1:]:
+        for module in net.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+    return nets
+
+
+def _entropy(wanted: str | float, spec: TensorSpec | None, key: Key) -> float:
+    if wanted != "auto":
+        return float(wanted)
+    leaf = spec[key] if isinstance(spec, Composite) else spec
+    if leaf is None:
+        raise ArgumentError(
+            "the target entropy cannot be derived", why="the actor has no spec",
+            fix="Give action_spec=env.action_spec, or target_entropy=-(number of action dims).",
+        )  # fmt: skip
+    return -float(leaf.shape[-1])

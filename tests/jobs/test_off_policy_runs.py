@@ -1,0 +1,159 @@
+"""Runs that learn from stored rows: they learn, resume bit for bit, and keep what they are told to keep."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tensordict.nn import TensorDictSequential
+from test_resume import final_state, same, stop_after
+
+from rlcli.cli.compose import configure
+from rlcli.config.registry import register_policy
+from rlcli.errors import ConfigError
+from rlcli.jobs import collect, evaluate, resume, train
+from rlcli.modules import MLP, EGreedyModule, QValueActor
+
+SMALL = ["run.eval_episodes=0", "console=off", "logger=none", "policy.hidden=[16]", "sampler.batch_size=32"]
+DQN = [
+    "loss=dqn", "storage=tensor", "sampler=random", "storage.max_size=500", "total_frames=1200", "env.num=4",
+    "collector.frames_per_batch=64", "collector.init_random_frames=200", "loss.target_every=20",
+    "optim.updates_per_frame=0.3", "policy.eps_frames=800", *SMALL,
+]  # fmt: skip
+SAC = [
+    "loss=sac", "storage=tensor", "sampler=random", "storage.max_size=300", "total_frames=450", "env.num=2",
+    "env.id=Pendulum-v1", "collector.frames_per_batch=10", "collector.init_random_frames=50",
+    "env.max_episode_steps=40", *SMALL,
+]  # fmt: skip
+TASKS = {
+    "dqn": DQN,
+    "dqn full": [*DQN, "memory=full"],
+    "dqn double prioritized": [*DQN, "sampler=prioritized", "loss.double=true"],
+    "dqn n-step": [*DQN, "loss.n_steps=3"],
+    "dqn n-step delta": [*DQN, "loss.n_steps=3", "memory=delta"],
+    "dqn dueling, soft": [*DQN, "policy.dueling=true", "loss.tau=0.1"],
+    "dqn two dims": [*DQN, "storage.ndim=2"],
+    "sac": SAC,
+    "sac fixed alpha": [*SAC, "loss.alpha=0.2", "sampler=prioritized"],
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def start(*words: str):
+        return train(configure("train", list(words)), list(words))
+
+    return start
+
+
+def decided(run) -> dict:
+    """The final state, but for the numbers that the index gives its slots: they have no meaning of their own."""
+    state = final_state(run)
+    ring = state["buffer"]["rows"]["ring"]
+    assert ring.pop("index") and "slots" in ring
+    ring.pop("slots")
+    return state
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+def test_stopped_and_resumed_equals_uninterrupted(run, task):
+    whole = decided(run("run.dir=whole", *task))
+    with stop_after(random.Random(str(task)).randrange(2, 18)):
+        run("run.dir=cut", *task)
+    same(decided(resume("cut")), whole)
+
+
+def test_a_run_cut_again_and_again_still_ends_the_same(run):
+    whole = decided(run("run.dir=whole", *DQN))
+    with stop_after(3):
+        run("run.dir=cut", *DQN)
+    for _ in range(4):
+        with stop_after(3):
+            resume("cut")
+    same(decided(resume("cut")), whole)
+
+
+def test_exact_and_full_learn_the_same_weights(run):
+    """The rows that are drawn, and what they read, do not depend on how next observations are kept."""
+    states = [final_state(run(f"run.dir={mode}", *DQN, f"memory={mode}")) for mode in ("exact", "full")]
+    for name, x in states[0]["policy"].items():
+        assert torch.equal(x, states[1]["policy"][name]), name
+
+
+def test_updates_are_those_that_frames_have_earned(run):
+    state = final_state(run("run.dir=a", *DQN))
+    learned = 1200 + 16 - 200  # the last batch is cut to whole steps; the first 200 frames earn nothing
+    assert abs(int(state["update"]["counters"][0]) - 0.3 * learned) <= 6
+    assert 0 <= state["loop"]["owed"] < 1
+
+
+def test_epsilon_falls_by_frames_and_ends_where_it_is_told_to(run):
+    policy = final_state(run("run.dir=a", *DQN))["policy"]
+    eps, frames = (next(x for k, x in policy.items() if k.endswith(name)) for name in (".eps", ".frames"))
+    assert float(eps) == pytest.approx(0.05) and int(frames) >= 1200
+
+
+def test_the_greedy_policy_of_a_run_can_be_evaluated(run):
+    found = evaluate(run("run.dir=a", *DQN).path, episodes=3)
+    assert len(found.returns) == 3
+
+
+def test_rows_of_a_buffer_are_in_the_ledger(run):
+    memory = run("run.dir=a", *DQN).summary["memory"]
+    text = str(memory)
+    assert "buffer" in text and "index" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loss=dqn"], ["storage=none keeps none; use storage=tensor", "sampler=minibatch cuts one batch"]),
+        (["storage=tensor", "sampler=random"], ["loss=ppo_clip learns from each batch once", "use sampler=minibatch"]),
+        ([*DQN, "memory=compact"], ["memory=compact keeps none; use memory=exact"]),
+        ([*DQN, "policy.eps_init=0.01"], ["policy.eps_end=0.05 is more than policy.eps_init=0.01"]),
+        ([*DQN, "collector.init_random_frames=5000"], ["leaves nothing of total_frames=1200"]),
+        ([*DQN, "storage.max_size=10"], ["storage.max_size=10 is less than collector.frames_per_batch=64"]),
+        ([*SAC, "loss.double=true", "policy.dueling=true"], ["loss.double has no meaning", "policy.dueling has no"]),
+        ([*SAC, "loss.alpha=0.1", "loss.target_entropy=-1"], ["loss.target_entropy has no meaning with a fixed"]),
+        (["loss.n_steps=3"], ["loss.n_steps has no meaning with loss=ppo_clip"]),
+        ([*DQN, "storage.scratch_dir=x"], ["storage.scratch_dir has no meaning with storage=tensor"]),
+    ],
+)
+def test_what_does_not_fit_is_said_all_at_once(words, said):
+    with pytest.raises(ConfigError) as caught:
+        configure("train", words)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_an_action_that_does_not_fit_the_loss_names_the_one_that_does(run):
+    with pytest.raises(ConfigError, match="loss=sac for continuous"):
+        run("run.dir=a", *DQN, "env.id=Pendulum-v1")
+    with pytest.raises(ConfigError, match="loss=dqn for a choice"):
+        run("run.dir=b", *SAC, "env.id=CartPole-v1")
+
+
+@pytest.mark.parametrize("task", [DQN, SAC], ids=["dqn", "sac"])
+def test_frames_can_be_collected_with_a_trained_policy(run, task):
+    trained = run("run.dir=a", *task)
+    words = [
+        "policy=checkpoint", f"policy.path={trained.path}", "total_frames=64", "collector.frames_per_batch=32",
+        "env.num=2", f"env.id={trained.config['env']['id']}", "console=off", "run.dir=b",
+    ]  # fmt: skip
+    frames = collect(configure("collect", words), words)
+    assert frames.summary["frames"] == 64
+
+
+def test_a_users_own_network_of_action_values_is_trained(run):
+    @register_policy("OwnValues")
+    def own_values(observation_spec, action_spec, width=8):
+        values = QValueActor(MLP(4, 2, (width,)), spec=action_spec)
+        return TensorDictSequential(values, EGreedyModule(action_spec, 1.0, 0.1, 500))
+
+    state = final_state(run("run.dir=a", *DQN, "policy=OwnValues", "policy.kwargs.width=12"))
+    assert any(x.shape == (12, 4) for x in state["policy"].values())
+    with pytest.raises(ConfigError, match="needs an actor and a list of critics"):
+        run("run.dir=b", *SAC, "policy=OwnValues", "env.id=CartPole-v1")

@@ -1,0 +1,98 @@
+"""Target networks: frozen copies that follow when they are told to."""
+
+import pytest
+import torch
+from torch import nn
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.modules import MLP, QValueActor
+from rlcli.objectives import DQNLoss, HardUpdate, SoftUpdate
+
+
+def dqn(**options):
+    torch.manual_seed(0)
+    return DQNLoss(QValueActor(MLP(4, 2, (8,)), action_space="categorical"), **options)
+
+
+def moved(loss, by=1.0):
+    with torch.no_grad():
+        for p in loss.value_network.parameters():
+            p += by
+
+
+def weights(network):
+    return torch.cat([p.detach().reshape(-1) for p in network.parameters()])
+
+
+def test_targets_begin_equal_and_are_not_trained():
+    loss = dqn()
+    assert torch.equal(weights(loss.value_network), weights(loss.target_value_network))
+    assert not any(p.requires_grad for p in loss.target_value_network.parameters())
+    moved(loss)
+    assert not torch.equal(weights(loss.value_network), weights(loss.target_value_network))
+
+
+@pytest.mark.parametrize("options", [{"tau": 0.25}, {"eps": 0.75}])
+def test_a_soft_update_moves_a_share_of_the_way(options):
+    loss = dqn()
+    update = SoftUpdate(loss, **options)
+    before = weights(loss.target_value_network)
+    moved(loss)
+    update.step()
+    assert torch.allclose(weights(loss.target_value_network), before + 0.25, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_an_interval_is_counted_in_steps_and_survives_a_checkpoint(kind):
+    loss = dqn()
+    make = lambda: HardUpdate(loss, value_network_update_interval=3) if kind == "hard" else SoftUpdate(loss, tau=0.5, every=3)  # noqa: E731, E501  # fmt: skip
+    update, before = make(), weights(loss.target_value_network)
+    moved(loss)
+    update.step()
+    update.step()
+    assert torch.equal(weights(loss.target_value_network), before)
+    resumed = make()
+    resumed.load_state_dict(update.state_dict())
+    resumed.step()
+    assert torch.allclose(weights(loss.target_value_network), before + (1.0 if kind == "hard" else 0.5), atol=1e-6)
+
+
+def test_an_update_follows_weights_that_were_replaced():
+    loss = dqn()
+    update = SoftUpdate(loss, tau=1.0)
+    loss.value_network.load_state_dict({k: x + 2 for k, x in loss.value_network.state_dict().items()}, assign=True)
+    update.step()
+    assert torch.equal(weights(loss.value_network), weights(loss.target_value_network))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SoftUpdate(dqn()), "exactly one of eps and tau"),
+        (lambda: SoftUpdate(dqn(), eps=0.9, tau=0.1), "exactly one of eps and tau"),
+        (lambda: SoftUpdate(dqn(), tau=1.5), "tau must lie"),
+        (lambda: HardUpdate(dqn(), value_network_update_interval=0), "at least 1"),
+        (lambda: HardUpdate(dqn(delay_value=False)), "no target networks"),
+        (lambda: HardUpdate(nn.Linear(1, 1)), "no target networks"),
+        (lambda: dqn(delay_value=False, double_dqn=True), "needs delay_value"),
+        (lambda: dqn(loss_function="l3"), "unknown loss_function"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(make, said):
+    with pytest.raises(ArgumentError, match=said):
+        make()
+
+
+def test_a_batch_without_next_observations_is_told_what_keeps_them():
+    columns = {
+        "observation": torch.randn(3, 4),
+        "action": torch.zeros(3, dtype=torch.int64),
+        ("next", "reward"): torch.zeros(3, 1),
+        ("next", "terminated"): torch.zeros(3, 1, dtype=torch.bool),
+        ("next", "done"): torch.zeros(3, 1, dtype=torch.bool),
+    }
+    with pytest.raises(MissingKeyError, match="memory=exact"):
+        dqn().terms(columns)
+    del columns["action"]
+    with pytest.raises(MissingKeyError, match="action"):
+        dqn().terms({**columns, ("next", "observation"): torch.randn(3, 4)})
