@@ -44,7 +44,7 @@ def words_of(command: str) -> list[str]:
     verb, *rest = [stands_for.get(word, word) for word in command.split()[1:]]
     if verb in ("train", "collect") and not {"--help", "--cfg"} & set(rest):
         rest += ["--cfg", "job"]
-    return [verb, *rest, "--help"] if verb in ("resume", "eval") else [verb, *rest]
+    return [verb, *rest, "--help"] if verb in ("resume", "eval", "inspect", "verify") else [verb, *rest]
 
 
 def bench_of(command: str) -> str | None:
