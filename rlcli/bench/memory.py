@@ -64,11 +64,12 @@ def _words(text: str) -> list[str]:
 def _cartpole(report: Report, given: dict[str, Any]) -> None:
     """A row of a vector env, in memory."""
     batches = list(_frames(EnvConfig(num=8), given["frames"]))
-    ours = _buffer(LazyTensorStorage, given["frames"] + PART, given)
-    for batch in batches:
-        ours.extend(batch)
-    _check("CartPole", ours, batches)
-    report.figures.append(Figure("CartPole row, exact", _bytes(ours), "B", "<= 30"))
+    for name, codes, bar in (("CartPole row, exact, packed", True, "<= 30"), ("CartPole row, exact", False, "")):
+        ours = _buffer(LazyTensorStorage, given["frames"] + PART, given, codes=codes)
+        for batch in batches:
+            ours.extend(batch)
+        _check(name, ours, batches)
+        report.figures.append(Figure(name, _bytes(ours), "B", bar))
     if (upstream := _upstream(batches, given)) is not None:
         report.figures.append(Figure("CartPole row, torchrl", upstream, "B"))
 
@@ -84,10 +85,10 @@ def _frames(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
 
 
 def _buffer(
-    kind: Callable[..., Any], rows: int, given: dict[str, Any], frame_stack: int | None = None
+    kind: Callable[..., Any], rows: int, given: dict[str, Any], frame_stack: int | None = None, codes: bool = False
 ) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(
-        storage=kind(rows), batch_size=given["batch_size"], next_obs="exact", frame_stack=frame_stack
+        storage=kind(rows), batch_size=given["batch_size"], next_obs="exact", frame_stack=frame_stack, codes=codes
     )
 
 

@@ -27,7 +27,7 @@ def _once(cfg: Config) -> Iterator[Problem]:
     kind = cfg.loss.kind
     if cfg.storage.kind != "none":
         yield Problem(
-            f"loss={kind} learns from each batch once, and storage={cfg.storage.kind} would keep rows that nobody draws",
+            f"loss={kind} learns from each batch once, and storage={cfg.storage.kind} would keep rows nobody draws",
             "use storage=none, or loss=dqn | sac",
         )
     if cfg.sampler.kind != "minibatch":

@@ -43,6 +43,8 @@ class Ring(Protocol):
     lanes: int
 
     @property
+    def packing(self) -> Any: ...
+    @property
     def base(self) -> int: ...
     @property
     def cursor(self) -> int: ...
@@ -169,7 +171,7 @@ def load(ring: Ring, folder: Path | str, *, cut: bool = True) -> dict[str, Any]:
     fields = read_fields(manifest["fields"])
     ring.load_state_dict(state["ring"], cut=cut)
     for file in (_File(**entry) for entry in manifest["rows"]):
-        _fill(storage, file.first + file.start, _columns(path, file, fields, manifest["lanes"]))
+        _fill(storage, file.first + file.start, ring.packing.taken(_columns(path, file, fields, manifest["lanes"])))
     return state["extra"]
 
 

@@ -63,11 +63,11 @@ def _keys(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
         for key, value in ring.read(part).items(include_nested=True, leaves_only=True):
             name = show(unravel(key))
             keys.setdefault(name, KeyFacts.of(name, value, 1)).add(value)
-    widths = {show(unravel(key)): field.width for key, field in ring.storage.fields.items()}
+    widths = {show(unravel(key)): ring.packing.width(key) or 0.0 for key in ring.packing.fields}
     pool = 0 if ring.pool is None else ring.pool.memory.nbytes
     apart = sum(facts.full for name, facts in keys.items() if name not in widths)
     for name, facts in keys.items():
-        facts.stored = widths[name] * len(rows) if name in widths else round(pool * facts.full / max(apart, 1))
+        facts.stored = round(widths[name] * len(rows)) if name in widths else round(pool * facts.full / max(apart, 1))
     return list(keys.values())
 
 

@@ -114,8 +114,9 @@ def build_soft_actor_critic(
     head = action_head(action_spec, len(observation_spec.shape), "tanh_normal")
     with seeded(generator):
         actor_net = network(
-            observation_spec, keys, 2 * head.features, net=net, hidden=hidden, activation=activation, orthogonal=orthogonal
-        )
+            observation_spec, keys, 2 * head.features, net=net, hidden=hidden, activation=activation,
+            orthogonal=orthogonal,
+        )  # fmt: skip
         stages = TensorDictSequential(
             TensorDictModule(actor_net, keys, ["loc_and_scale"]),
             TensorDictModule(LogScaleExtractor(), ["loc_and_scale"], ["loc", "scale"]),

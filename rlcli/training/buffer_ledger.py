@@ -19,10 +19,11 @@ def buffer_entries(buffer: ReplayBuffer) -> list[Entry]:
     share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():
-        held = int(share * field.width) if key in storage.fields else 0
+        width = ring.packing.width(key)
+        held = 0 if width is None else int(share * width)
         kind = str(field.dtype).removeprefix("torch.")
-        saved = 0 if key in storage.fields else rows * field.width
-        note = "" if key in storage.fields else "exact"
+        saved = 0 if width == field.width else rows * field.width - held
+        note = "exact" if width is None else "" if width == field.width else "packed"
         shape = (rows, *field.shape)
         entries.append(
             Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)

@@ -67,9 +67,8 @@ class OffPolicy:
         self.by_priority = buffer.sampler.has_priorities
         self.iteration = 0
         self.owed = 0.0  # updates that collected frames have earned and nobody has made
-        self._unreported: list[
-            tuple[np.ndarray, np.ndarray]
-        ] = []  # rewards and ends of each batch since the last report
+        # rewards and ends of each batch since the last report
+        self._unreported: list[tuple[np.ndarray, np.ndarray]] = []
 
     def run(self) -> None:
         """Train until `total_frames`; returns early only by raising (StoppedSafely among others)."""

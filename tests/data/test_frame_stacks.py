@@ -11,7 +11,7 @@ from rlcli.data import dumps
 from rlcli.data.buffers.frame_stacks import FrameStacks, Promoted
 from rlcli.data.buffers.ring import Ring
 from rlcli.data.next_obs import Rows
-from rlcli.data.storages import LazyTensorStorage
+from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ArgumentError
 
 FRAMES = 3
@@ -143,6 +143,21 @@ def test_interleaved_single_steps_are_linked_and_not_copied():
         ring.extend(batch_of(rows, [4, 1], None, True)[0])
     held = ring.stacks["pixels"]
     assert len(held._free) == len(held.memory)  # no slot is in use: 200 heads are links
+
+
+@pytest.mark.filterwarnings("ignore:.*shifted by one")
+@pytest.mark.parametrize("make", [LazyMemmapStorage, lambda size, ndim: CompressedStorage(size, ndim=ndim, widest=1)])
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_rows_that_are_not_in_plain_memory_read_the_same(make, ndim):
+    rng = np.random.default_rng(0)
+    rings = [Ring(storage(60, ndim=ndim), frame_stack=FRAMES) for storage in (make, LazyTensorStorage)]
+    players = Players(rng, 2, 200)
+    for _ in range(6):
+        td, _ = batch_of([players.play(env, 9) for env in range(2)], [2, 9], rng, True)
+        for ring in rings:
+            ring.extend(td)
+        rows = rng.integers(0, len(rings[0]), 30)
+        same(rings[0].read(rows), rings[1].read(rows))
 
 
 def test_a_dump_brings_stacks_back(tmp_path):

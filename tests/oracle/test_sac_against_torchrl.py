@@ -100,7 +100,8 @@ def test_terms_gradients_and_priorities_agree(extra, options):
     assert a["td_error"].shape == b["td_error"].shape and close(a["td_error"], b["td_error"])
     sum(x[k] for k in ours.out_keys).backward()
     sum(y[k] for k in ("loss_actor", "loss_qvalue", "loss_alpha")).backward()
-    critics = [torch.stack(pair) for pair in zip(*([p.grad for p in q.parameters()] for q in ours.qvalue_network))]
+    first, second = ([p.grad for p in critic.parameters()] for critic in ours.qvalue_network)
+    critics = [torch.stack(pair) for pair in zip(first, second, strict=True)]
     for p, q in zip(critics, flat(theirs.qvalue_network_params), strict=True):
         assert close(p, q.grad)
     if not options.get("fixed_alpha"):

@@ -24,7 +24,7 @@ def fill(ring: Ring, state: dict[str, Any]) -> None:
     """The inverse of `rows_of`, for a ring of the same size."""
     ring.load_state_dict(state["ring"])
     if state["columns"]:
-        restore_rows(ring, state["columns"])
+        restore_rows(ring, ring.packing.taken(state["columns"]))
 
 
 def plain(batch: TensorDictBase, info: dict[str, Any], last: bool) -> dict[str, Any]:

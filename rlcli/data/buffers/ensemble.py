@@ -251,6 +251,21 @@ class ReplayBufferEnsemble:
         for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
             buffer.load_state_dict(saved)
 
+    # ---- the end -----------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close every member; see `ReplayBuffer.close`."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        for buffer in self.buffers:
+            buffer.close()
+
+    def __enter__(self) -> ReplayBufferEnsemble:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"
 

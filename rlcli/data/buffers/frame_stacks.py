@@ -21,8 +21,9 @@ from torch import Tensor
 from rlcli.data.fields import Field
 from rlcli.data.next_obs.side_pool import bytes_of
 from rlcli.data.storages import Storage
+from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.errors import ArgumentError
-from rlcli.keys import NEXT, Key, as_tuple, show, unravel
+from rlcli.keys import Key, show
 
 _MANY = 64  # rows of which something can be said
 
@@ -74,14 +75,14 @@ class FrameStacks:
         self.memory = np.empty((0, (frames - 1) * self.frame.width), np.uint8)
         self._free: list[int] = []
         self._tips: dict[int, int] = {}  # trajectory -> the newest step of it, where a stretch may be linked to
+        self._notes = np.empty(0, np.uint8)
         self._seen = self._whole = 0
         self._told = False
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def newest(self, stacks: Tensor) -> Tensor:
-        """Of whole stacks `[N, *F]` what is stored."""
-        split = stacks.view(len(stacks), self.frames, *self.frame.shape)
-        return split[:, -1].contiguous()
+        """Of whole stacks `[N, *F]` what is stored; a view."""
+        return stacks.view(len(stacks), self.frames, *self.frame.shape)[:, -1]
 
     def promote(self, storage: Storage, base: int, cursor: int, new_base: int) -> Promoted:
         """Copy what live rows still need of rows below `new_base`, which are about to be written over."""
@@ -104,11 +105,33 @@ class FrameStacks:
             0
         ].numpy()
 
+    def prepare(
+        self, stacks: Tensor, cursor: int, length: int, start: int, stop: int, promoted: Promoted
+    ) -> None:  # fmt: skip
+        """Compare the steps `[start, stop)` of a batch, and make room for what `follow` notes; nothing else changes."""
+        from rlcli.kernels.stacks.cpu import NEW, SAME_FRAMES, shifted
+
+        stacks = stacks if stacks.is_cpu else stacks.cpu()
+        if len(self._notes) < len(stacks):
+            self._notes = np.empty(len(stacks), np.uint8)
+        notes = self._notes[: len(stacks)]
+        shifted(
+            stacks.data_ptr(), self.tails.ctypes.data, cursor > 0 and start == 0, self.lanes, length, start, stop,
+            self.frames, self.frame.width, notes,
+        )  # fmt: skip
+        mine = notes.reshape(self.lanes, length)[:, start:stop]
+        most = int(np.count_nonzero(mine & NEW, axis=1).max())
+        self._room(most + 2)  # the first row of a lane may need one as well, and one place stays free, for a front
+        slots = int(np.count_nonzero(mine & (NEW | SAME_FRAMES) == NEW)) + len(promoted.fronts) + len(promoted.links)
+        if stop - start >= self.steps:  # nothing above is left, so the first row begins a stretch in any case
+            slots += int(np.count_nonzero(mine[:, 0] & NEW == 0))
+        self._more_slots(slots)
+
     def follow(
         self, storage: Storage, stacks: Tensor, index: Any, cursor: int, length: int, seam: int, start: int, stop: int,
         promoted: Promoted,
     ) -> None:  # fmt: skip
-        """Note the steps `[start, stop)` of a batch, which were just written from step `cursor` on.
+        """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
 
         Parameters
         ----------
@@ -119,16 +142,11 @@ class FrameStacks:
         seam : int
             Rows of one env in a flat batch.
         """
-        from rlcli.kernels.stacks.cpu import NEW, REPEAT, SAME_FRAMES, shifted
+        from rlcli.kernels.stacks.cpu import NEW, REPEAT, SAME_FRAMES
 
-        stacks = stacks if stacks.is_cpu else stacks.cpu()
         survives = index.base < cursor  # some row above the new ones is still there
-        notes = np.empty(self.lanes * length, np.uint8)
-        flat = stacks.reshape(len(stacks), -1)
-        shifted(
-            stacks.data_ptr(), self.tails.ctypes.data, cursor > 0 and start == 0, self.lanes, length, start, stop,
-            self.frames, self.frame.width, notes,
-        )  # fmt: skip
+        flat = (stacks if stacks.is_cpu else stacks.cpu()).reshape(len(stacks), -1)
+        notes = self._notes
         self._take(promoted, index.base)
         new = []
         for lane in range(self.lanes):
@@ -195,30 +213,48 @@ class FrameStacks:
         if len(self._tips) > 4 * (index.count + 16):
             self._tips = {number: step for number, step in self._tips.items() if step >= index.base}
 
+    def forget_tips(self) -> None:
+        """The trajectories have other numbers now."""
+        self._tips = {}
+
     @property
     def _mask(self) -> int:
         return self.heads.shape[2] - 1
 
     def _append(self, lane: int, step: int, before: int) -> None:
-        head, tail = self.ends[:, lane].tolist()
-        if tail - head + 1 >= self.heads.shape[2]:  # one place stays free, for a front
-            heads = np.zeros((2, self.lanes, 2 * self.heads.shape[2]), np.int64)
-            for other in range(self.lanes):
-                numbers = np.arange(*self.ends[:, other])
-                heads[:, other, numbers & (2 * self._mask + 1)] = self.heads[:, other, numbers & self._mask]
-            self.heads = heads
+        self._room(2)
+        tail = int(self.ends[1, lane])
         self.heads[:, lane, tail & self._mask] = step, before
         self.ends[1, lane] = tail + 1
 
+    def _room(self, count: int) -> None:
+        """For so many heads more in every lane."""
+        need, held = int((self.ends[1] - self.ends[0]).max()) + count, self.heads.shape[2]
+        if need <= held:
+            return
+        size = 1 << (need - 1).bit_length()
+        heads = np.zeros((2, self.lanes, size), np.int64)
+        for lane in range(self.lanes):
+            numbers = np.arange(*self.ends[:, lane])
+            heads[:, lane, numbers & (size - 1)] = self.heads[:, lane, numbers & self._mask]
+        self.heads = heads
+
     def _slot(self, frames: np.ndarray) -> int:
-        if not self._free:
-            memory = np.empty((max(4, 2 * len(self.memory)), self.memory.shape[1]), np.uint8)
-            memory[: len(self.memory)] = self.memory
-            self._free = list(range(len(memory) - 1, len(self.memory) - 1, -1))
-            self.memory = memory
+        self._more_slots(1)
         slot = self._free.pop()
         self.memory[slot] = frames
         return slot
+
+    def _more_slots(self, count: int) -> None:
+        """For so many slots more than are in use."""
+        held = len(self.memory)
+        need = held - len(self._free) + count
+        if need <= held:
+            return
+        memory = np.empty((max(need, 4, held * 5 // 4), self.memory.shape[1]), np.uint8)
+        memory[:held] = self.memory
+        self._free = [*range(len(memory) - 1, held - 1, -1), *self._free]
+        self.memory = memory
 
     def _tell(self, rows: int) -> None:
         self._seen += rows
@@ -236,9 +272,24 @@ class FrameStacks:
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, storage: Storage, base: int, rows: np.ndarray) -> Tensor:
-        """Whole stacks `[N, *F]` of live rows."""
-        from rlcli.kernels.stacks.cpu import places
+        """Stacks `[N, *F]` of live rows int64 `[N]`."""
+        return self.read_all(storage, base, [rows])[0]
 
+    def read_all(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
+        """`read` for several lists of rows of one length; neighbours that stand at one place are read together."""
+        from rlcli.kernels.stacks.cpu import gather_stacks, places
+
+        column = storage.address(self.key)
+        if column is not None:
+            made = [sample_memory(self.field, len(rows[0])) for _ in rows]
+            gather_stacks(
+                self.heads, self.ends, base, self.steps, self.lanes, np.stack(rows), self.frames, self.frame.width,
+                column, self.memory.ctypes.data, np.array([stacks.data_ptr() for stacks in made]),
+            )  # fmt: skip
+            return made
+        return [self._read_from(storage, base, part, places) for part in rows]
+
+    def _read_from(self, storage: Storage, base: int, rows: np.ndarray, places: Any) -> Tensor:
         where = np.empty((len(rows), self.frames), np.int64)
         patched = places(self.heads, self.ends, base, self.steps, self.lanes, rows, self.frames, where)
         flat = where.reshape(-1)
@@ -251,6 +302,13 @@ class FrameStacks:
         return frames.view(len(rows), *self.field.shape)
 
     # ---- single rows, checkpoints ------------------------------------------------------------------------------
+    def reserve(self, index: Any, rows: np.ndarray) -> None:
+        """Room for rows int64 `[N]` to be written over: each may begin a stretch, and so may all that read from it."""
+        steps = index.base + (rows // self.lanes - index.base) % self.steps
+        count = 2 * len(rows) + int(np.isin(self.heads[1], -2 - steps).sum())
+        self._room(count + 2)
+        self._more_slots(count)
+
     def overwrite(self, storage: Storage, index: Any, rows: np.ndarray, stacks: Tensor) -> None:
         """Rows int64 `[N]`, each once, are about to get other stacks: keep what their neighbours read from them."""
         steps = index.base + (rows // self.lanes - index.base) % self.steps
@@ -312,32 +370,3 @@ class FrameStacks:
             taken += size
         self.tails[:] = state["tails"].numpy()
         self._tips = dict(state["tips"].tolist())
-
-
-def stacked_keys(
-    fields: Mapping[Key, Field], observations: Sequence[Key], frame_stack: int | Mapping[Key, int] | None
-) -> dict[Key, int]:
-    """The keys that are stored one frame a row, and how many frames a stack of theirs has.
-
-    Raises
-    ------
-    ArgumentError
-        A key that is not in the batch, or a number that fits no observation.
-    """
-    if frame_stack is None:
-        return {}
-    if isinstance(frame_stack, Mapping):
-        for key in frame_stack:
-            if unravel(key) not in fields:
-                raise ArgumentError(f"frame_stack names {show(key)}, which is not in the batch")
-        return {unravel(key): frames for key, frames in frame_stack.items()}
-    among = observations or [key for key in fields if as_tuple(key)[0] != NEXT]
-    fit = [key for key in among if len(fields[key].shape) > 1 and fields[key].shape[0] % frame_stack == 0]
-    if not fit:
-        raise ArgumentError(
-            f"no observation is a stack of {frame_stack} frames",
-            where="frame_stack",
-            why=", ".join(f"{show(key)} is {fields[key]} a row" for key in among),
-            fix="The first dim must hold the frames; name the key: frame_stack={'pixels': 4}.",
-        )
-    return dict.fromkeys(fit, frame_stack)

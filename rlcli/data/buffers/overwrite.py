@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.data.buffers.room import room_for
 from rlcli.data.fields import check_fit
 from rlcli.data.index.cut_out import cut_out
 from rlcli.data.nesting import columns_of
@@ -35,6 +36,11 @@ def overwrite(ring: Ring, rows: np.ndarray, batch: TensorDictBase) -> None:
     telling = [*ring.pairs.keys, *ring.pairs.nexts, *ring.markers.end_keys]
     telling += [] if ring.markers.traj_key is None else [ring.markers.traj_key]
     changed = np.flatnonzero(_changed(ring, rows, columns, telling))
+    others = {key: np.flatnonzero(_changed(ring, rows, columns, [key])) for key in ring.stacks}
+    with room_for(len(rows)):  # all of it before anything changes
+        ring.index.reserve(len(changed))
+        for key, stacks in ring.stacks.items():
+            stacks.reserve(ring.index, rows[others[key]])
     if len(changed):
         at = torch.from_numpy(changed)
         ids, ends = ring.markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
@@ -43,13 +49,13 @@ def overwrite(ring: Ring, rows: np.ndarray, batch: TensorDictBase) -> None:
             before = ring.pool.pack(ring.columns(rows[changed], ring.pairs.keys))
             after = ring.pool.pack({key: columns[under_next(key)][at] for key in ring.pairs.keys})
         cut_out(ring.index, rows[changed], ids, ends, before, after)
-    stored = {key: columns[key].contiguous() for key in ring.storage.fields}
+    stored = {key: columns[key].contiguous() for key in ring.packing.fields}
     for key, stacks in ring.stacks.items():
-        other = np.flatnonzero(_changed(ring, rows, columns, [key]))
+        other = others[key]
         if len(other):
             stacks.overwrite(ring.storage, ring.index, rows[other], stored[key][torch.from_numpy(other)])
         stored[key] = stacks.newest(stored[key])
-    ring.storage.scatter(rows, stored)
+    ring.storage.scatter(rows, ring.packing.pack(stored, ring.base * ring.lanes, len(ring)))
 
 
 def _check(ring: Ring, rows: np.ndarray, batch: TensorDictBase, given: Mapping[Key, Tensor]) -> None:

@@ -9,7 +9,6 @@ drawn is their affair.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +19,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffers.buffer_state import fill, plain, rows_of, sampled
+from rlcli.data.buffers.gate import Gate
 from rlcli.data.buffers.objects import ObjectRing, items_of
 from rlcli.data.buffers.prefetch import Prefetcher
 from rlcli.data.buffers.ring import Ring
 from rlcli.data.buffers.rows import rows_at
 from rlcli.data.buffers.sides import Sides
-from rlcli.data.dumps import dump, load, resume
+from rlcli.data.dumps import dump, load, resume, ring_content
 from rlcli.data.nesting import nested
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
 from rlcli.data.samplers.sampler import need_size
@@ -68,6 +68,8 @@ class ReplayBuffer:
         How next observations are kept, see `Ring`.
     frame_stack : int or dict of key to int, optional
         Observations that are stored one frame a row, see `Ring`.
+    codes : bool
+        Small keys are stored in as few bytes as they need, see `Ring`.
 
     Raises
     ------
@@ -88,21 +90,23 @@ class ReplayBuffer:
         device: torch.device | str | None = None,
         next_obs: str = "auto",
         frame_stack: int | Mapping[Key, int] | None = None,
+        codes: bool = False,
     ) -> None:
         self.storage = _made("storage", storage, Storage)
         self.sampler = RandomSampler() if sampler is None else _made("sampler", sampler, Sampler)
-        self.ring = _ring_of(self.storage, next_obs, frame_stack)
+        self.ring = _ring_of(self.storage, next_obs, frame_stack, codes)
         self.sampler.bind(self.ring)
         self.batch_size = self.sampler.batch_size() if batch_size is None else need_size("batch_size", batch_size)
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
         self.device = None if device is None else torch.device(device)
-        self._lock = threading.RLock()
+        self._lock = Gate()
         self._sides = Sides(self.ring)
         self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch)) if prefetch else None
         if transform is not None:
             self.append_transform(transform)
         if isinstance(self.storage, LazyMemmapStorage) and self.storage.fields:
             resume(self.ring)
+            self._heed_markers()
             self.sampler.extended(self.ring, len(self.ring))
 
     # ---- writing -----------------------------------------------------------------------------------------------
@@ -215,6 +219,7 @@ class ReplayBuffer:
         return batch[0] if single else batch
 
     def __len__(self) -> int:
+        self._lock.check()
         return len(self.ring)
 
     def _size(self, batch_size: int | None) -> int:
@@ -309,6 +314,7 @@ class ReplayBuffer:
         self._forget_ahead()
         with self._lock:
             fill(self.ring, state["rows"])
+            self._heed_markers()
             self._take_over(state["rest"])
         if self._ahead is not None and state["ahead"]:
             self._ahead.put_back([Sampled(*sampled(saved)) for saved in state["ahead"]], state["ahead_size"])
@@ -339,7 +345,14 @@ class ReplayBuffer:
         """
         self._forget_ahead()
         with self._lock:
-            self._take_over(load(self.ring, folder))
+            rest = load(self.ring, folder)
+            self._heed_markers()
+            self._take_over(rest)
+
+    def _heed_markers(self) -> None:
+        """Loaded rows may have been told apart by other keys than this buffer's sampler asked for."""
+        if isinstance(self.ring, Ring):
+            self.ring.heed_markers()
 
     def _rest(self) -> dict[str, Any]:
         """What a buffer knows beside its rows."""
@@ -349,18 +362,49 @@ class ReplayBuffer:
         self._sides.load_state_dict(rest["transforms"])
         self.sampler.load_state_dict(rest["sampler"])
 
+    # ---- the end -----------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Commit rows on disk, give memory back and end the thread that makes samples ahead.
+
+        Every later call says that the buffer is closed; closing it again does nothing.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses to take what was not yet committed: the buffer is open still.
+        """
+        if self._lock.closed:
+            return
+        with self._lock:
+            if isinstance(self.storage, LazyMemmapStorage):
+                self.storage.close(ring_content(self.ring))
+            else:
+                self.storage.clear()
+            self._lock.closed = True
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:  # not under the lock: a sample that is being made needs it
+            ahead.close()
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
+        if self._lock.closed:
+            return f"{type(self).__name__}(closed)"
         return (
             f"{type(self).__name__}({len(self)} of {self.storage.max_size} rows in {type(self.storage).__name__}, "
             f"{type(self.sampler).__name__}, batch_size={self.batch_size})"
         )
 
 
-def _ring_of(storage: Storage, next_obs: str, frame_stack: int | Mapping[Key, int] | None) -> Any:
+def _ring_of(storage: Storage, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool) -> Any:
     """A `Ring`, or what stands for one over objects."""
     if isinstance(storage, ListStorage):
         return ObjectRing(storage)
-    return Ring(storage, next_obs=next_obs, frame_stack=frame_stack)
+    return Ring(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
 
 
 def _check_batch(batch: Any) -> None:

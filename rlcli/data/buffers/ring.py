@@ -23,8 +23,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffers import ring_state
-from rlcli.data.buffers.frame_stacks import FrameStacks, stacked_keys
+from rlcli.data.buffers.frame_stacks import FrameStacks
 from rlcli.data.buffers.overwrite import overwrite
+from rlcli.data.buffers.remark import remark
+from rlcli.data.buffers.room import room_for
+from rlcli.data.buffers.stacked_keys import stacked_keys
+from rlcli.data.codes import Code, Packing
 from rlcli.data.fields import Field, check_fit, fields_of
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.index.markers import Markers
@@ -35,6 +39,8 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.side_pool import SidePool
 from rlcli.data.state_file import encode_state
 from rlcli.data.storages import Storage
+from rlcli.data.storages.sample_memory import sample_memory
+from rlcli.data.storages.tensor import by_row
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import Key, show, unravel
 
@@ -51,6 +57,9 @@ class Ring:
         Observations that are stacks of so many frames, oldest first along the first dim of a row, are stored one
         frame a row; a number stands for all observations that can be such stacks. Next observations are then kept
         once as well, where they are known.
+    codes : bool
+        Flags, one-hot rows, small whole numbers and trajectory ids are stored in as few bytes as they need and read
+        back bit for bit, where that saves a tenth of a row (`rlcli.data.codes`).
 
     Attributes
     ----------
@@ -71,11 +80,17 @@ class Ring:
     """
 
     def __init__(
-        self, storage: Storage, *, next_obs: str = "auto", frame_stack: int | Mapping[Key, int] | None = None
+        self,
+        storage: Storage,
+        *,
+        next_obs: str = "auto",
+        frame_stack: int | Mapping[Key, int] | None = None,
+        codes: bool = False,
     ) -> None:
         if next_obs not in ("auto", "exact", "full"):
             raise ArgumentError("next_obs is auto, exact or full", where="next_obs", why=f"got {next_obs!r}")
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
+        self.packing = Packing(storage, codes)
         self._asked: tuple[Key | None, tuple[Key, ...]] = (None, ())
         self._forget()
 
@@ -88,6 +103,7 @@ class Ring:
         self.pairs = Pairs((), {}, np.empty(0, np.int64))
         self.stacks: dict[Key, FrameStacks] = {}
         self.index = TrajectoryIndex(self.steps)
+        self.packing.forget()
         self._loose = LooseRows()
 
     @property
@@ -111,21 +127,29 @@ class Ring:
         return self.storage.nbytes + self.index.nbytes + beside + sum(s.nbytes for s in self.stacks.values())
 
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
-        """Say by which keys trajectories are told apart; before the first write.
+        """Say by which keys trajectories are told apart; the index of rows that are stored already is made anew.
 
-        Raises
-        ------
-        ArgumentError
-            Rows are stored already, told apart by other keys.
+        Without ids nothing that was apart before is joined.
         """
         asked = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys))
-        if self.markers is not None and Markers.among(self.fields, *asked) != self.markers:
-            raise ArgumentError(
-                "rows are stored already, and their trajectories are told apart by other keys",
-                why=f"they use {self.markers}",
-                fix="Give the buffer its sampler before the first write, or empty(fields=True) it.",
-            )
+        if self.markers is not None:
+            self._mark(Markers.among(self.fields, *asked))
         self._asked = asked
+
+    def heed_markers(self) -> None:
+        """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""
+        if self.markers is not None and self._asked != (None, ()):
+            self._mark(Markers.among(self.fields, *self._asked))
+
+    def _mark(self, markers: Markers) -> None:
+        if markers == self.markers:
+            return
+        self.packing.keep_ids(markers.traj_key, self.index, self.base * self.lanes, len(self))
+        if len(self):
+            remark(self, markers)
+        else:
+            self.markers, has_ids = markers, markers.traj_key is not None
+            self.index = TrajectoryIndex(self.steps, self.lanes, has_ids=has_ids, pool=self.pool, exact=self.exact)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> np.ndarray:
@@ -150,13 +174,19 @@ class Ring:
         seam = lead[-1] if self.lanes == 1 and len(lead) else length
         columns = self._flat(given, len(lead), count)
         ids, ends = self.markers.read(columns, count)  # type: ignore[union-attr]
+        packed = self.packing.pack(columns, self.base * self.lanes, len(self))
         form, where = self.pairs.point(columns, given, count)
         for start in range(0, length, self.steps):  # a batch longer than the ring goes in pieces
             stop = min(start + self.steps, length)
             cursor, new_base = self.cursor, max(0, self.cursor + stop - start - self.steps)
-            promoted = [s.promote(self.storage, self.base, cursor, new_base) for s in self.stacks.values()]
-            self._store(columns, length, start, stop)
-            self.index.record(self.pairs.table, form, where, ids, ends, length, seam, start, stop)
+            batch_of = (self.pairs.table, form, where, ids, ends, length, seam, start, stop)
+            with room_for(count):  # all of it before anything is written over
+                promoted = [s.promote(self.storage, self.base, cursor, new_base) for s in self.stacks.values()]
+                for (key, stacks), kept in zip(self.stacks.items(), promoted, strict=True):
+                    stacks.prepare(columns[key], cursor, length, start, stop, kept)
+                self.index.prepare(*batch_of)
+            self._store(packed, length, start, stop)
+            self.index.record(*batch_of)
             for (key, stacks), kept in zip(self.stacks.items(), promoted, strict=True):
                 stacks.follow(self.storage, columns[key], self.index, cursor, length, seam, start, stop, kept)
             if self.exact and not self._loose.told:
@@ -207,11 +237,12 @@ class Ring:
         lazy = any(isinstance(column, Rows) for column in given.values())
         stacked = stacked_keys(fields, found, self.frame_stack)
         exact = self.next_obs == "exact" or (self.next_obs == "auto" and (lazy or bool(stacked)))
-        self.lay_out(fields, markers, lane_shape, exact, found, stacked)
+        self.lay_out(fields, markers, lane_shape, exact, found, stacked, given, len(lead))
 
     def lay_out(
         self, fields: Mapping[Key, Field], markers: Markers, lane_shape: torch.Size, exact: bool,
-        found: Sequence[Key], stacked: Mapping[Key, int],
+        found: Sequence[Key], stacked: Mapping[Key, int], codes: Sequence[Code] | Mapping[Key, Tensor] = (),
+        lead: int = 1,
     ) -> None:  # fmt: skip
         """Fix all that batches have in common.
 
@@ -221,6 +252,8 @@ class Ring:
             Observations whose next ones are known.
         stacked : dict of key to int
             Observations of which one frame a row is stored.
+        codes : sequence of Code, or a first batch
+            How keys are packed, or columns ``[*lead dims, *F]`` by which that is chosen.
         """
         lanes, pool = math.prod(lane_shape), None
         steps = self.storage.max_size // lanes
@@ -231,7 +264,9 @@ class Ring:
         self.storage.lanes = lanes
         stacks = {key: FrameStacks(key, fields[key], frames, steps, lanes) for key, frames in stacked.items()}
         stored |= {key: stack.frame for key, stack in stacks.items()}
-        self.storage.declare(stored, steps * lanes)
+        if isinstance(codes, Mapping):
+            codes = self.packing.chosen(stored, codes, lead, markers.traj_key, stacks)
+        self.packing.declare(stored, codes, steps * lanes)
         self.stacks = stacks
         self.fields, self.markers, self.lane_shape, self.lanes, self.steps = (
             dict(fields),
@@ -246,7 +281,7 @@ class Ring:
     def _flat(self, given: Mapping[Key, Tensor], lead: int, count: int) -> dict[Key, Tensor]:
         """The columns that are stored, contiguous `[count, *F]`."""
         columns: dict[Key, Tensor] = {}
-        for key in self.storage.fields:
+        for key in self.packing.fields:
             column = given[key]
             if type(column) is Rows:
                 column = column.full()
@@ -290,10 +325,11 @@ class Ring:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
         stacked = {key: stacks.frames for key, stacks in self.stacks.items()}
         laid_out = (self.fields, self.markers, self.lane_shape, self.exact, self.pairs.keys, stacked)
+        codes = self.packing.codes
         self.storage.clear()
         self._forget()
         if not fields and laid_out[0]:
-            self.lay_out(*laid_out)  # type: ignore[arg-type]
+            self.lay_out(*laid_out, codes)  # type: ignore[arg-type]
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> TensorDictBase:
@@ -315,13 +351,17 @@ class Ring:
                     f"{show(key)} is not stored", why=f"stored are {', '.join(map(show, self.fields))}"
                 )
         if not self.exact and not self.stacks:
-            return self.storage.gather(rows, keys if keys is None else wanted)
+            return self.packing.gather(rows, self.index, keys if keys is None else wanted)
         nexts = {key: root for key, root in zip(self.pairs.nexts, self.pairs.keys, strict=True) if key in wanted}
         nexts = nexts if self.exact else {}
-        out = self._gather(rows, [key for key in wanted if key not in nexts])
+        both = [root for root in nexts.values() if root in self.stacks and root in wanted]
+        out = self._gather(rows, [key for key in wanted if key not in nexts and key not in both])
         if nexts:
             places, patched = self.index.next_places(rows)
-            found = self._gather(np.where(places < 0, rows, places) if patched else places, nexts.values())
+            below = np.where(places < 0, rows, places) if patched else places
+            found = self._gather(below, [root for root in nexts.values() if root not in both])
+            for root in both:
+                out[root], found[root] = self.stacks[root].read_all(self.storage, self.base, [rows, below])
             if patched:
                 self.pool.patch(places, found)  # type: ignore[union-attr]
             for key, root in nexts.items():
@@ -331,9 +371,9 @@ class Ring:
     def _gather(self, rows: np.ndarray, keys: Iterable[Key]) -> dict[Key, Tensor]:
         """Stored columns, stacks put together."""
         if not self.stacks:
-            return self.storage.gather(rows, keys)
+            return self.packing.gather(rows, self.index, keys)
         keys = list(keys)
-        out = self.storage.gather(rows, [key for key in keys if key not in self.stacks])
+        out = self.packing.gather(rows, self.index, [key for key in keys if key not in self.stacks])
         return out | {key: self.stacks[key].read(self.storage, self.base, rows) for key in keys if key in self.stacks}
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
@@ -374,12 +414,13 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
     """The steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
     count = (stop - start) * lanes
     if not all(column.is_cpu for column in columns.values()):
-        split = {key: column.view(lanes, length, *column.shape[1:])[:, start:stop] for key, column in columns.items()}
+        split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
         return {key: column.transpose(0, 1).flatten(0, 1) for key, column in split.items()}
     from rlcli.kernels.rows.cpu import by_step
 
-    out = {key: column.new_empty((count, *column.shape[1:])) for key, column in columns.items()}
-    widths = [column.nbytes // len(column) for column in columns.values()]
-    given, made = ([column.data_ptr() for column in part.values()] for part in (columns, out))
-    by_step(np.array(given), np.array(widths), lanes, length, start, stop, np.array(made))
+    held, given, apart = by_row(columns, columns)
+    out = {key: sample_memory(Field.of(column), count) for key, column in columns.items()}
+    widths, made = zip(*((Field.of(c).width, c.data_ptr()) for c in out.values()), strict=True)
+    by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
+    del held
     return out

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rlcli.data.codes import codes_of
 from rlcli.data.fields import Field
 from rlcli.data.index.markers import Markers
 from rlcli.errors import ArgumentError
@@ -33,6 +34,7 @@ def state_of(ring: Ring) -> dict[str, Any]:
         "exact": ring.exact,
         "observations": [list(as_tuple(key)) for key in ring.pairs.keys],
         "markers": ring.markers.state(),
+        "codes": ring.packing.state(),
         "index": ring.index.state_dict(),
         "slots": torch.from_numpy(_slots(ring)),
         "stacks": [[list(as_tuple(key)), stacks.frames, stacks.state_dict()] for key, stacks in ring.stacks.items()],
@@ -65,7 +67,8 @@ def restore(ring: Ring, state: Mapping[str, Any]) -> None:
     found = [unravel(tuple(key)) for key in state["observations"]]
     markers = Markers.of_state(state["markers"])
     stacked = {unravel(tuple(key)): frames for key, frames, _ in state["stacks"]}
-    ring.lay_out(fields, markers, torch.Size(state["lane_shape"]), state["exact"], found, stacked)
+    codes = codes_of(state.get("codes", []))
+    ring.lay_out(fields, markers, torch.Size(state["lane_shape"]), state["exact"], found, stacked, codes)
     for (_, _, mine), stacks in zip(state["stacks"], ring.stacks.values(), strict=True):
         stacks.load_state_dict(mine)
     ring.index.load_state_dict(state["index"])

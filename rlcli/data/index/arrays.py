@@ -76,23 +76,60 @@ class IndexArrays:
                 numbers = np.arange(self._lanes[layout.HEAD, lane], self._lanes[layout.TAIL, lane])
                 runs[:, lane, numbers & (wanted - 1)] = self._runs[:, lane, numbers & (room - 1)]
             self._runs = runs
-        if (wanted := _power(int(self._scalars[layout.TRAJ_LIVE]) + need)) > self._trajs.shape[1]:
-            trajs = np.zeros((5, wanted), np.int64)
+        if (wanted := int(self._scalars[layout.TRAJ_LIVE]) + need) > self._trajs.shape[1]:
+            trajs = np.zeros((5, max(wanted, self._trajs.shape[1] * 5 // 4)), np.int64)
             trajs[:, : self._trajs.shape[1]] = self._trajs
             self._trajs = trajs
         if (wanted := _power(2 * (int(self._scalars[layout.HASHED]) + need))) > len(self._hashed):
             self._hashed = np.full(wanted, -1, np.int64)
             park_again(self._scalars, self._trajs, self._hashed)
         if self.pool is not None and (wanted := self.slots_in_use + need + self.width) > len(self._slots):
-            self._grow_pool(max(wanted, len(self._slots) * 3 // 2))
+            self._grow_pool(max(wanted, len(self._slots) * 5 // 4))
 
     def _grow_pool(self, slots: int) -> None:
         assert self.pool is not None
+        larger = np.concatenate((self._slots, np.empty(slots - len(self._slots), np.int64)))
         self.pool.grow(slots)
-        self._slots = np.concatenate((self._slots, np.empty(slots - len(self._slots), np.int64)))
+        self._slots = larger
         self._scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
 
+    # ---- for `remark`, where rows are stored already -----------------------------------------------------------
+    def begin(self, other: IndexArrays) -> None:
+        """Begin, empty, at the oldest live row of another index."""
+        self._scalars[CURSOR] = other.base
+
+    def part(self, rows: np.ndarray, length: int) -> None:
+        """Let these rows of the batch ``[lanes, length]`` that was prepared last begin trajectories."""
+        notes = self._notes[: length * self.width]
+        notes[rows] &= ~np.uint8(layout.GOES | layout.PLAIN_ROW)
+        inner = notes.reshape(self.width, length)[:, 1:]
+        self._scalars[layout.NEED_RUNS] = self.width + np.count_nonzero(inner & layout.PLAIN_ROW == 0)
+        self._grow()
+
+    def finish(self, other: IndexArrays) -> None:
+        """Go on where another index stands; without ids what is closed there stays so."""
+        self._scalars[layout.MANY] = other._scalars[layout.MANY]
+        self.version = other.version + 1
+        if self._scalars[HAS_IDS]:
+            return
+        for lane in range(self.width):
+            run, state = self._newest(lane), other._trajs[layout.STATE, other._newest(lane)[layout.TRAJ]]
+            if state != layout.OPEN and self._trajs[layout.STATE, run[layout.TRAJ]] == layout.OPEN:
+                self._trajs[layout.STATE, run[layout.TRAJ]] = layout.CLOSED
+                if not self._scalars[EXACT]:
+                    self.give_slot(int(run[layout.WHERE]))
+                    run[layout.WHERE] = layout.BELOW
+
+    def _newest(self, lane: int) -> np.ndarray:
+        """The newest run of a lane; not a copy."""
+        return self._runs[:, lane, (self._lanes[layout.TAIL, lane] - 1) & (self._runs.shape[2] - 1)]
+
     # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
+    def reserve(self, rows: int) -> None:
+        """Room for so many rows to be cut out: each leaves two runs more, and three next observations in slots."""
+        self._scalars[layout.NEED_RUNS] = 3 * rows
+        self._grow()
+
     def new_traj(self, traj_id: int, lane: int) -> int:
         """The number of a new trajectory, whose runs the caller sets."""
         from rlcli.kernels.index.table import new_traj
@@ -140,7 +177,10 @@ class IndexArrays:
             at = np.arange(*self._lanes[:, lane]) & (self._runs.shape[2] - 1)
             rows = self._runs[layout.END, lane, at] % self.steps * self.width + lane
             np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
-        self._hashed = np.full(_power(2 * (int(self._scalars[layout.TRAJ_LIVE]) + 1)), -1, np.int64)
+        wanted = _power(2 * (int(self._scalars[layout.HASHED]) + 1))
+        if wanted > len(self._hashed):
+            self._hashed = np.empty(wanted, np.int64)
+        self._hashed[:] = -1
         park_again(self._scalars, self._trajs, self._hashed)
         self.version += 1
 
@@ -195,7 +235,7 @@ class IndexArrays:
             self._runs[:, lane, numbers] = listed[:, taken : taken + size]
             taken += size
         trajs = state["trajs"].numpy()
-        self._trajs = np.zeros((5, _power(trajs.shape[1])), np.int64)
+        self._trajs = np.zeros((5, max(16, trajs.shape[1])), np.int64)
         self._trajs[:, : trajs.shape[1]] = trajs
         if self.pool is not None:
             self._slots = np.empty(0, np.int64)

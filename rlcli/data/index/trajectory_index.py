@@ -47,11 +47,13 @@ class TrajectoryIndex(IndexArrays):
     _table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
 
     # ---- writing -----------------------------------------------------------------------------------------------
-    def record(
+    def prepare(
         self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
         length: int, seam: int, start: int, stop: int,
     ) -> None:  # fmt: skip
-        """Follow the steps ``[start, stop)`` of a batch ``[lanes, length]``; at most as many as the ring has.
+        """Compare the steps ``[start, stop)`` of a batch ``[lanes, length]``, and make room for their runs.
+
+        No answer of the index changes, also where there is no memory for more.
 
         Parameters
         ----------
@@ -63,17 +65,25 @@ class TrajectoryIndex(IndexArrays):
         seam : int
             Rows of one env in a flat batch; `length` elsewhere.
         """
-        from rlcli.kernels.index.write import record
+        from rlcli.kernels.index.write import compare, fits
 
         if len(self._notes) < len(done):
             self._notes = np.empty(len(done), np.uint8)
-        compared = False
-        while not record(
-            self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits, self._notes,
-            pairs, form, where, ids, done, length, seam, start, stop, compared,
-        ):  # fmt: skip
+        compare(self._scalars, pairs, form, where, ids, done, length, seam, start, stop, self._notes)
+        if not fits(self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots):
             self._grow()
-            compared = True
+
+    def record(
+        self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
+        length: int, seam: int, start: int, stop: int,
+    ) -> None:  # fmt: skip
+        """Follow the steps that were prepared last, at most as many as the ring has."""
+        from rlcli.kernels.index.write import record
+
+        record(
+            self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits, self._notes,
+            pairs, form, where, ids, done, length, seam, start, stop,
+        )  # fmt: skip
         self.version += 1
 
     @property
@@ -112,8 +122,13 @@ class TrajectoryIndex(IndexArrays):
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Each row's trajectory id, int64; where rows carry no ids, a number that no two stored trajectories share."""
-        ids, _, numbers = self._whose(rows)
-        return ids if self._scalars[HAS_IDS] else numbers
+        if not self._scalars[HAS_IDS]:
+            return self.numbers(rows)
+        from rlcli.kernels.index.ids import ids_of
+
+        out = np.empty(len(rows), np.int64)
+        ids_of(self._scalars, self._runs, self._lanes, self._trajs, rows, out)
+        return out
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
         """Each row's place in its trajectory, counted from the first row ever stored of it, int64."""

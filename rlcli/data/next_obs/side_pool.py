@@ -5,6 +5,7 @@ Which slots are in use is the index's affair.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -74,9 +75,7 @@ class SidePool:
 
 def bytes_of(column: Tensor) -> Tensor:
     """The bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
-    plain = column.detach().cpu().reshape(len(column), -1).contiguous()
-    return (
-        plain.view(torch.uint8).view(len(column), -1)
-        if plain.numel()
-        else plain.new_empty((len(column), 0), dtype=torch.uint8)
-    )
+    plain = column.detach().cpu().reshape(len(column), math.prod(column.shape[1:])).contiguous()
+    if plain.numel():
+        return plain.view(torch.uint8).view(len(column), -1)
+    return plain.new_empty((len(column), plain.shape[1] * plain.element_size()), dtype=torch.uint8)

@@ -73,6 +73,10 @@ class Storage(ABC):
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """New columns `[N, *F]` of rows int64 `[N]`, each key gathered once; all keys by default."""
 
+    def address(self, key: Key) -> int | None:
+        """Where a column begins, if its rows lie in plain memory one after another; valid until the next `declare`."""
+        return None
+
     def settle(self, state: Callable[[], list[bytes | memoryview]] | None = None) -> None:
         """Told by the owner after each whole write; a storage on disk commits here when it is time.
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
+from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ResourceError
 from rlcli.keys import Key
@@ -66,8 +67,8 @@ class LazyTensorStorage(Storage):
     def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
         count = len(next(iter(columns.values())))
         if self.device.type == "cpu":
-            held, addresses = contiguous(columns, self.fields)
-            _kernels().put(self._addresses, self._widths, start, count, addresses)
+            held, addresses, apart = by_row(columns, self.fields)
+            _kernels().put(self._addresses, self._widths, start, count, addresses, apart)
             del held
         else:
             self._grow(start + count)
@@ -103,7 +104,7 @@ class LazyTensorStorage(Storage):
             at = torch.from_numpy(rows).to(self.device, non_blocking=True)
             return {key: self._columns[key].index_select(0, at) for key in chosen}
         count = len(rows)
-        out = {key: self._columns[key].new_empty((count, *field.shape)) for key, field in chosen.items()}
+        out = {key: sample_memory(field, count) for key, field in chosen.items()}
         targets = np.array([column.data_ptr() for column in out.values()], np.int64)
         addresses, widths = self._addresses, self._widths
         if keys is not None:
@@ -116,6 +117,9 @@ class LazyTensorStorage(Storage):
         """The live column `[capacity, *F]` (on a GPU: as far as it has grown). Not a copy."""
         return self._columns[key]
 
+    def address(self, key: Key) -> int | None:
+        return self._columns[key].data_ptr() if self.device.type == "cpu" else None
+
     def clear(self) -> None:
         self.fields, self._columns, self._written, self.capacity = {}, {}, 0, self.max_size
 
@@ -123,6 +127,14 @@ class LazyTensorStorage(Storage):
     def nbytes(self) -> int:
         rows = self._written if self.device.type == "cpu" else None
         return sum((len(c) if rows is None else rows) * self.fields[k].width for k, c in self._columns.items())
+
+
+def by_row(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
+    """The columns in CPU memory, each row in one piece; where they begin, and bytes between rows."""
+    held = [columns[key] for key in order]
+    held = [c if c.is_cpu and (c.is_contiguous() or c[0].is_contiguous()) else c.cpu().contiguous() for c in held]
+    apart = np.array([c.stride(0) * c.element_size() for c in held], np.int64)
+    return held, np.array([column.data_ptr() for column in held], np.int64), apart
 
 
 def contiguous(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray]:

@@ -29,3 +29,5 @@ HEAD, TAIL = range(2)
 # trajectories
 ID, LANE, FIRST, LAST, STATE = range(5)
 FREE, CLOSED, OPEN, PARKED = range(4)  # OPEN: its last row is its lane's newest; PARKED: other rows came after it
+# of a row and the one above it: the trajectory goes on, the bytes follow, nothing is to be noted
+GOES, SAME, PLAIN_ROW = 1, 2, 4

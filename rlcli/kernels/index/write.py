@@ -17,6 +17,7 @@ from rlcli.kernels.index.layout import (
     EXACT,
     FIRST,
     FREE,
+    GOES,
     HAS_IDS,
     HASHED,
     HEAD,
@@ -32,8 +33,10 @@ from rlcli.kernels.index.layout import (
     OPEN,
     PAIRED,
     PARKED,
+    PLAIN_ROW,
     POOL,
     POS,
+    SAME,
     SLOT_FREE,
     SLOT_HIGH,
     SLOT_WIDTH,
@@ -52,8 +55,6 @@ from rlcli.kernels.rows.bytes import copy_bytes, same_bytes
 PLAIN, INDEXED, ENDS = range(3)
 # one column of `pairs` for each observation key
 OBS, NEXT, EXTRA, WIDTH, OFFSET, POOLED = range(6)
-# of a row and the one above it: the trajectory goes on, the bytes follow, nothing is to be noted
-GOES, SAME, PLAIN_ROW = 1, 2, 4
 
 
 @compiled()
@@ -297,13 +298,9 @@ def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
 def record(
     scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
     slots: np.ndarray, bits: np.ndarray, notes: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray,
-    ids: np.ndarray, done: np.ndarray, length: int, seam: int, start: int, stop: int, compared: bool,
-) -> bool:  # fmt: skip
-    """Follow the steps `[start, stop)` of a batch of `length` steps a lane; False where the arrays must grow first."""
-    if not compared:
-        compare(scalars, pairs, form, index, ids, done, length, seam, start, stop, notes)
-    if not fits(scalars, runs, lanes, trajs, hashed, slots):
-        return False
+    ids: np.ndarray, done: np.ndarray, length: int, seam: int, start: int, stop: int,
+) -> None:  # fmt: skip
+    """Follow the steps `[start, stop)` of a batch of `length` steps a lane, which were compared and fit."""
     known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
     many = seam < length
     mask, count, capacity = runs.shape[2] - 1, scalars[LANES], scalars[LANES] * scalars[STEPS]
@@ -362,4 +359,3 @@ def record(
     cursor = scalars[CURSOR] + stop - start
     evict(scalars, runs, lanes, trajs, hashed, slots, cursor - scalars[STEPS])
     scalars[MANY], scalars[CURSOR] = many, cursor
-    return True

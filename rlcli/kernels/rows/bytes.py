@@ -67,7 +67,44 @@ def _mover(size: int) -> Any:
 
 
 _MOVE = types.void(types.int64, types.int64)
-move_1, move_4, move_8, move_16 = _mover(1), _mover(4), _mover(8), _mover(16)
+move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
+
+
+def _reader(size: int) -> Any:
+    @_callable
+    def read(typing: Any, address: Any) -> Any:
+        """The signed whole number at an address, which need not be aligned."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.PointerType(ir.IntType(8 * size))
+            value = builder.load(builder.inttoptr(args[0], pointer), align=1)
+            return value if size == 8 else builder.sext(value, ir.IntType(64))
+
+        return types.int64(types.int64), generate
+
+    return read
+
+
+read_1, read_2, read_4, read_8 = _reader(1), _reader(2), _reader(4), _reader(8)
+
+
+def _writer(size: int) -> Any:
+    @_callable
+    def write(typing: Any, address: Any, value: Any) -> Any:
+        """The low bytes of a whole number, to an address that need not be aligned."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.IntType(8 * size)
+            value = args[1] if size == 8 else builder.trunc(args[1], kind)
+            builder.store(value, builder.inttoptr(args[0], ir.PointerType(kind)), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return write
+
+
+write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer(8)
 
 
 @_callable

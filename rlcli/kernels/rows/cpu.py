@@ -9,14 +9,21 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.rows.bytes import copy_bytes, move_1, move_4, move_8, move_16
+from rlcli.kernels.rows.bytes import copy_bytes, move_1, move_2, move_4, move_8, move_16
 
 
 @compiled()
-def put(columns: np.ndarray, widths: np.ndarray, start: int, count: int, sources: np.ndarray) -> None:
-    """Rows `[start, start + count)` of every column from contiguous memory at `sources` [K]."""
+def put(
+    columns: np.ndarray, widths: np.ndarray, start: int, count: int, sources: np.ndarray, apart: np.ndarray
+) -> None:
+    """Rows `[start, start + count)` of every column from rows that lie `apart` [K] bytes at `sources` [K]."""
     for k in range(len(columns)):
-        copy_bytes(columns[k] + start * widths[k], sources[k], count * widths[k])
+        width, target, source, step = widths[k], columns[k] + start * widths[k], sources[k], apart[k]
+        if width == step:
+            copy_bytes(target, source, count * width)
+        else:
+            for i in range(count):
+                copy_bytes(target + i * width, source + i * step, width)
 
 
 @compiled()
@@ -27,6 +34,9 @@ def gather(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, targets: n
         if width == 1:
             for i in range(len(rows)):
                 move_1(out + i, base + rows[i])
+        elif width == 2:
+            for i in range(len(rows)):
+                move_2(out + i * 2, base + rows[i] * 2)
         elif width == 4:
             for i in range(len(rows)):
                 move_4(out + i * 4, base + rows[i] * 4)
@@ -52,12 +62,16 @@ def scatter(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, sources: 
 
 @compiled()
 def by_step(
-    sources: np.ndarray, widths: np.ndarray, lanes: int, length: int, start: int, stop: int, targets: np.ndarray
-) -> None:
-    """The steps `[start, stop)` of columns `[lanes, length]`, step after step instead of lane after lane."""
+    sources: np.ndarray, apart: np.ndarray, widths: np.ndarray, lanes: int, length: int, start: int, stop: int,
+    targets: np.ndarray,
+) -> None:  # fmt: skip
+    """The steps `[start, stop)` of columns `[lanes, length]`, step after step instead of lane after lane.
+
+    Rows of the sources lie `apart` [K] bytes.
+    """
     for k in range(len(sources)):
         width = widths[k]
         for lane in range(lanes):
-            source, target = sources[k] + (lane * length + start) * width, targets[k] + lane * width
+            source, target = sources[k] + (lane * length + start) * apart[k], targets[k] + lane * width
             for step in range(stop - start):
-                copy_bytes(target + step * lanes * width, source + step * width, width)
+                copy_bytes(target + step * lanes * width, source + step * apart[k], width)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.rows.bytes import same_bytes
+from rlcli.kernels.rows.bytes import copy_bytes, same_bytes
 
 START, BEFORE = range(2)
 REPEAT = -1
@@ -47,6 +47,31 @@ def shifted(
 
 
 @compiled()
+def place_of(
+    heads: np.ndarray, ends: np.ndarray, ring: int, lanes: int, lane: int, newest: int, back: int, frames: int
+) -> int:
+    """Where the frame lies that is `back` frames older than the newest one of a step's stack: see `places`."""
+    mask, step, left = heads.shape[2] - 1, newest, back
+    while True:
+        low, high = ends[0, lane], ends[1, lane] - 1
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if heads[START, lane, middle & mask] <= step:
+                low = middle
+            else:
+                high = middle - 1
+        first, before = heads[START, lane, low & mask], heads[BEFORE, lane, low & mask]
+        if left <= step - first:
+            return (step - left) % ring * lanes + lane
+        left -= step - first
+        if before == REPEAT:
+            return first % ring * lanes + lane
+        if before >= 0:  # the frames of a slot lie oldest first
+            return -1 - (before * (frames - 1) + frames - 1 - left)
+        step, left = -2 - before, left - 1
+
+
+@compiled()
 def places(
     heads: np.ndarray, ends: np.ndarray, base: int, ring: int, lanes: int, rows: np.ndarray, frames: int,
     out: np.ndarray,
@@ -55,32 +80,39 @@ def places(
 
     The answer is how many lie in slots. `ring` are the steps that it holds.
     """
-    mask, patched = heads.shape[2] - 1, 0
+    patched = 0
     for i in range(len(rows)):
         lane = rows[i] % lanes
         newest = base + (rows[i] // lanes - base) % ring
         for back in range(frames):
-            step, left = newest, back
-            while True:
-                low, high = ends[0, lane], ends[1, lane] - 1
-                while low < high:
-                    middle = (low + high + 1) >> 1
-                    if heads[START, lane, middle & mask] <= step:
-                        low = middle
-                    else:
-                        high = middle - 1
-                first, before = heads[START, lane, low & mask], heads[BEFORE, lane, low & mask]
-                if left <= step - first:
-                    place = (step - left) % ring * lanes + lane
-                    break
-                left -= step - first
-                if before == REPEAT:
-                    place = first % ring * lanes + lane
-                    break
-                if before >= 0:  # the frames of a slot lie oldest first
-                    place = -1 - (before * (frames - 1) + frames - 1 - left)
-                    patched += 1
-                    break
-                step, left = -2 - before, left - 1
+            place = place_of(heads, ends, ring, lanes, lane, newest, back, frames)
             out[i, frames - 1 - back] = place
+            patched += place < 0
     return patched
+
+
+@compiled()
+def gather_stacks(
+    heads: np.ndarray, ends: np.ndarray, base: int, ring: int, lanes: int, rows: np.ndarray, frames: int, width: int,
+    column: int, slots: int, targets: np.ndarray,
+) -> None:  # fmt: skip
+    """Stacks of rows [J, N] put together at `targets` [J]; `column` and `slots` are addresses.
+
+    Row i is done for all J at once: stacks that lie side by side share most of their frames.
+    """
+    for i in range(rows.shape[1]):
+        for j in range(rows.shape[0]):
+            row = rows[j, i]
+            lane = row % lanes
+            newest = base + (row // lanes - base) % ring
+            target = targets[j] + i * frames * width
+            begin, end = 0, 0  # what lies side by side is copied at once
+            for back in range(frames - 1, -1, -1):
+                place = place_of(heads, ends, ring, lanes, lane, newest, back, frames)
+                source = column + place * width if place >= 0 else slots + (-1 - place) * width
+                if source != end:
+                    copy_bytes(target, begin, end - begin)
+                    target += end - begin
+                    begin = source
+                end = source + width
+            copy_bytes(target, begin, end - begin)

@@ -1,0 +1,147 @@
+"""Columns of small values into one column of records and back, by address.
+
+Every value is looked at while it is packed; what a code cannot hold is told, never rounded. Bytes count, so -0.0 is
+not 0.0. Nothing else is checked: whoever calls holds contiguous memory of the right size alive.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.codes.layout import AT, BITS, COUNT, KIND, ONE, ONE_HOT, SIZE, WIDE
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.rows.bytes import (
+    load_1,
+    read_1,
+    read_2,
+    read_4,
+    read_8,
+    store_1,
+    write_1,
+    write_2,
+    write_4,
+    write_8,
+)
+
+
+@compiled()
+def _read(address: int, size: int) -> int:
+    if size == 8:
+        return read_8(address)
+    if size == 4:
+        return read_4(address)
+    if size == 2:
+        return read_2(address)
+    return read_1(address)
+
+
+@compiled()
+def _write(address: int, value: int, size: int) -> None:
+    if size == 8:
+        write_8(address, value)
+    elif size == 4:
+        write_4(address, value)
+    elif size == 2:
+        write_2(address, value)
+    else:
+        write_1(address, value)
+
+
+@compiled()
+def pack(table: np.ndarray, record: int, width: int, count: int, sources: np.ndarray) -> int:
+    """Fill `count` records of `width` zero bytes at `record`; the first code that cannot hold a value, or -1."""
+    for k in range(len(table)):
+        kind, at, elements, size = table[k, KIND], table[k, AT], table[k, COUNT], table[k, SIZE]
+        wide, one, source = table[k, WIDE], table[k, ONE], sources[k]
+        if kind == BITS:
+            other = np.int64(0)
+            for j in range(elements):
+                target, shift, value = record + ((at + j) >> 3), (at + j) & 7, source + j
+                for _ in range(count):
+                    byte = np.int64(load_1(value))
+                    other |= byte
+                    store_1(target, np.uint8(np.int64(load_1(target)) | (byte << shift)))
+                    target += width
+                    value += elements
+            if other > 1:
+                return k
+        elif kind == ONE_HOT:
+            if not _pack_one_hot(source, record + at, width, count, elements, size, wide, one):
+                return k
+        elif not _pack_narrow(source, record + at, width, count, elements, size, wide):
+            return k
+    return -1
+
+
+@compiled()
+def _pack_one_hot(
+    source: int, target: int, width: int, count: int, elements: int, size: int, wide: int, one: int
+) -> bool:
+    """The place of the set element, or the number of elements where none is."""
+    for _ in range(count):
+        hot = elements
+        for j in range(elements):
+            value = _read(source, size)
+            source += size
+            if value != 0:
+                if value != one or hot != elements:
+                    return False
+                hot = j
+        _write(target, hot, wide)
+        target += width
+    return True
+
+
+@compiled()
+def _pack_narrow(source: int, target: int, width: int, count: int, elements: int, size: int, wide: int) -> bool:
+    """The low bytes, of which the highest bit must say all that is above them."""
+    shift = 64 - 8 * wide
+    for _ in range(count):
+        for j in range(elements):
+            value = _read(source, size)
+            if (value << shift) >> shift != value:
+                return False
+            _write(target + j * wide, value, wide)
+            source += size
+        target += width
+    return True
+
+
+@compiled()
+def unpack(table: np.ndarray, record: int, width: int, count: int, targets: np.ndarray) -> None:
+    """The inverse of `pack`, into uninitialised memory."""
+    for k in range(len(table)):
+        kind, at, elements, size = table[k, KIND], table[k, AT], table[k, COUNT], table[k, SIZE]
+        wide, one, target = table[k, WIDE], table[k, ONE], targets[k]
+        if kind == BITS:
+            for j in range(elements):
+                source, shift, value = record + ((at + j) >> 3), (at + j) & 7, target + j
+                for _ in range(count):
+                    store_1(value, np.uint8((np.int64(load_1(source)) >> shift) & 1))
+                    source += width
+                    value += elements
+        elif kind == ONE_HOT:
+            _unpack_one_hot(record + at, target, width, count, elements, size, wide, one)
+        else:
+            _unpack_narrow(record + at, target, width, count, elements, size, wide)
+
+
+@compiled()
+def _unpack_one_hot(
+    source: int, target: int, width: int, count: int, elements: int, size: int, wide: int, one: int
+) -> None:
+    for _ in range(count):
+        hot = read_1(source) & 255 if wide == 1 else read_2(source) & 65535
+        for j in range(elements):
+            _write(target, one if j == hot else 0, size)
+            target += size
+        source += width
+
+
+@compiled()
+def _unpack_narrow(source: int, target: int, width: int, count: int, elements: int, size: int, wide: int) -> None:
+    for _ in range(count):
+        for j in range(elements):
+            _write(target, _read(source + j * wide, wide), size)
+            target += size
+        source += width

@@ -1,0 +1,10 @@
+"""What the table of codes says, one row a code. Loads no compiler.
+
+`table` [C, 6] int64: kind; byte (or, of bits, bit) of the record where it begins; elements of a value; bytes of an
+element; bytes of the code; what a set element looks like, as a whole number.
+"""
+
+from __future__ import annotations
+
+KIND, AT, COUNT, SIZE, WIDE, ONE = range(6)
+BITS, ONE_HOT, NARROW = range(3)

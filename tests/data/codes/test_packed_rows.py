@@ -1,0 +1,210 @@
+"""Packed keys are read as they were written, bit for bit, whatever is written, wherever the ring goes round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, dumps
+from rlcli.data.buffers.ring import Ring
+from rlcli.data.codes.code import INDEX, RECORD
+from rlcli.errors import ArgumentError
+from rlcli.kernels.codes import layout
+
+FLAGS = ("done", "terminated", ("next", "done"), ("next", "terminated"), ("next", "truncated"), "is_init")
+ODD = [torch.int16, torch.int32, torch.int64, torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+KINDS = {
+    "memory": lambda folder, ndim, size: LazyTensorStorage(size, ndim=ndim),
+    "compressed": lambda folder, ndim, size: CompressedStorage(size, ndim=ndim),
+    "temporary": lambda folder, ndim, size: LazyMemmapStorage(size, ndim=ndim),
+    "disk": lambda folder, ndim, size: LazyMemmapStorage(size, ndim=ndim, scratch_dir=folder / "rows"),
+}
+
+
+class Play:
+    """Batches `[envs, T]`; `wild` ones hold what no code expects."""
+
+    def __init__(self, rng, envs):
+        self.rng, self.envs = rng, envs
+        self.dtype = ODD[rng.integers(len(ODD))]
+        self.n = int(rng.choice([2, 3, 9, 254, 255, 300]))
+        self.ids, self.next_id = np.arange(envs), envs
+        self.id_dtype = [torch.int64, torch.int32][rng.integers(2)]
+
+    def batch(self, steps, wild):
+        rng, shape = self.rng, (self.envs, steps)
+        one_hot = torch.nn.functional.one_hot(torch.from_numpy(rng.integers(0, self.n, shape)), self.n)
+        action, mask = one_hot.to(self.dtype), one_hot.bool()
+        count = torch.from_numpy(rng.integers(-100, 100, (*shape, 2)))
+        if wild and rng.random() < 0.7:
+            at = tuple(rng.integers(0, size) for size in (*shape, self.n))
+            odd = [0, 1, 2, -0.0, 100, float("nan")][rng.integers(6 if self.dtype.is_floating_point else 3)]
+            action[at] = odd
+        if wild and rng.random() < 0.7:
+            reach = [2**7, 2**15, 2**31, 2**62][rng.integers(4)]
+            count[rng.integers(self.envs), rng.integers(steps)] = int(
+                rng.choice([-reach, reach, -reach - 1, reach - 1])
+            )
+        done = rng.random((*shape, 1)) < 0.2
+        ids = np.empty(shape, np.int64)
+        for t in range(steps):
+            ids[:, t] = self.ids
+            for env in np.flatnonzero(done[:, t, 0]):
+                self.ids[env], self.next_id = self.next_id, self.next_id + 1
+        flat = {key: torch.from_numpy(rng.random((*shape, 1)) < 0.3) for key in FLAGS}
+        flat[("next", "done")] = torch.from_numpy(done)
+        flat |= {
+            "observation": torch.from_numpy(rng.standard_normal((*shape, 2)).astype(np.float32)),
+            ("next", "observation"): torch.from_numpy(rng.standard_normal((*shape, 2)).astype(np.float32)),
+            "action": action,
+            "mask": mask,
+            "count": count,
+            ("collector", "traj_ids"): torch.from_numpy(ids).to(self.id_dtype),
+        }
+        return TensorDict(flat, shape)
+
+
+def _bits(column):
+    return column.dtype, tuple(column.shape), column.contiguous().numpy(force=True).tobytes() if (
+        column.dtype is not torch.bfloat16) else column.contiguous().view(torch.int16).numpy().tobytes()  # fmt: skip
+
+
+def _live(ring):
+    return np.arange(ring.base * ring.lanes, ring.cursor * ring.lanes) % (ring.steps * ring.lanes)
+
+
+def _agree(ours, plain, rng):
+    rows = rng.permutation(_live(ours))
+    np.testing.assert_array_equal(np.sort(_live(plain)), np.sort(rows))
+    keys = list(plain.fields)
+    some = [keys[i] for i in rng.permutation(len(keys))[: rng.integers(1, len(keys) + 1)]]
+    for asked in (None, some):
+        got, wanted = ours.columns(rows, asked), plain.columns(rows, asked)
+        assert list(got) == list(wanted)
+        for key in wanted:
+            assert _bits(got[key]) == _bits(wanted[key]), key
+    np.testing.assert_array_equal(ours.index.ids(rows), plain.index.ids(rows))
+
+
+@pytest.mark.parametrize("next_obs", ["exact", "full"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_equal_writes_bit_for_bit(tmp_path, kind, next_obs):
+    relaid = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        envs, ndim = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+        size = int(rng.integers(20, 60)) // envs * envs
+        play = Play(rng, envs)
+        ours = Ring(KINDS[kind](tmp_path / str(seed), ndim, size), next_obs=next_obs, codes=True)
+        plain = Ring(LazyTensorStorage(size, ndim=ndim), next_obs=next_obs, codes=False)
+        for write in range(14):
+            batch = play.batch(int(rng.integers(1, 9)), wild=write > 3)
+            np.testing.assert_array_equal(ours.extend(batch), plain.extend(batch))
+            if rng.random() < 0.3:
+                rows = rng.choice(_live(ours), min(3, len(ours)), replace=False)
+                other = play.batch(len(rows), wild=True)[0]
+                ours.overwrite(rows, other)
+                plain.overwrite(rows, other)
+            _agree(ours, plain, rng)
+            if rng.random() < 0.2:
+                again = Ring(KINDS["memory"](tmp_path, ndim, size), next_obs=next_obs, codes=bool(rng.integers(2)))
+                dumps.dump(ours, tmp_path / f"dump{seed}")
+                dumps.load(again, tmp_path / f"dump{seed}", cut=False)
+                _agree(again, plain, rng)
+                if kind == "memory":
+                    ours = again
+        assert ours.packing.codes and RECORD in ours.storage.fields
+        relaid += ours.packing.relaid
+        assert ours.storage.nbytes < plain.storage.nbytes or kind in ("temporary", "disk")
+    assert (relaid > 0) == (kind != "disk")
+
+
+def test_a_row_of_flags_ids_and_one_hot_actions_takes_what_it_needs():
+    play = Play(np.random.default_rng(0), 3)
+    play.n, play.dtype = 2, torch.int64
+    ring = Ring(LazyTensorStorage(300), next_obs="exact", codes=True)
+    ring.extend(play.batch(50, wild=False))
+    kinds = {code.key: code.kind for code in ring.packing.codes}
+    assert kinds["action"] == layout.ONE_HOT and kinds[("collector", "traj_ids")] == INDEX
+    assert ring.storage.fields[RECORD].width == 1 + 1 + 2  # six flags and a mask of two; the action; two small numbers
+    assert ring.storage.nbytes == 150 * (8 + 4)
+
+
+def test_what_does_not_fit_changes_one_key_and_is_counted():
+    play = Play(np.random.default_rng(1), 2)
+    play.n, play.dtype = 4, torch.int64
+    ring, written = Ring(LazyTensorStorage(40), codes=True), []
+    for number in (5, 200, 40_000, 2**33, 7):
+        batch = play.batch(3, wild=False)
+        batch["count"][1, 1] = number
+        written.append(batch)
+        ring.extend(batch)
+    assert ring.packing.relaid == 3 and "count" in ring.storage.fields and "action" not in ring.storage.fields
+    assert torch.equal(ring.read(np.arange(30))["count"], torch.cat([b["count"].reshape(-1, 2) for b in written]))
+
+
+def test_rows_that_save_too_little_stay_as_they_are():
+    ring = Ring(LazyTensorStorage(40), codes=True)
+    ring.extend(TensorDict({"observation": torch.zeros(4, 900), "done": torch.zeros(4, 1, dtype=torch.bool)}, [4]))
+    assert not ring.packing.codes and set(ring.storage.fields) == {"observation", "done"}
+
+
+def test_codes_go_into_a_checkpoint_and_onto_a_disk(tmp_path):
+    play = Play(np.random.default_rng(2), 2)
+    play.n, play.dtype = 5, torch.int64
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30), batch_size=4, codes=True)
+    for _ in range(9):
+        rb.extend(play.batch(4, wild=False))
+    for storage in (LazyTensorStorage(30), LazyMemmapStorage(30, scratch_dir=tmp_path / "rows")):
+        other = TensorDictReplayBuffer(storage=storage, batch_size=4)
+        other.load_state_dict(rb.state_dict())
+        assert (other[:] == rb[:]).all() and other.ring.packing.codes
+    other.storage.close(lambda: dumps.ring_content(other.ring)())
+    back = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows", resume=True), batch_size=4
+    )
+    assert (back[:] == rb[:]).all()
+    batch = play.batch(4, wild=False)
+    rb.extend(batch)
+    back.extend(batch)
+    assert (back[:] == rb[:]).all()
+
+
+def test_a_flag_that_is_neither_is_refused_where_rows_cannot_be_laid_out_anew(tmp_path):
+    flags = {key: torch.zeros(8, 1, dtype=torch.bool) for key in FLAGS}
+    batch = TensorDict(flags, [8])
+    odd = batch.clone()
+    odd["done"].view(torch.uint8)[3] = 2
+    for storage in (LazyTensorStorage(20), LazyMemmapStorage(20, scratch_dir=tmp_path / "rows")):
+        ring = Ring(storage, codes=True)
+        ring.extend(batch)
+        if isinstance(storage, LazyTensorStorage):
+            ring.extend(odd)
+            assert ring.read(np.arange(16))["done"].view(torch.uint8)[11] == 2
+        else:
+            with pytest.raises(ArgumentError, match="neither true nor false"):
+                ring.extend(odd)
+            assert len(ring) == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_that_the_index_knew_are_stored_when_rows_are_told_apart_by_another_key(tmp_path, kind):
+    play = Play(np.random.default_rng(3), 2)
+    play.n, play.dtype = 5, torch.int64
+    ring = Ring(KINDS[kind](tmp_path, 2, 30), next_obs="full", codes=True)
+    plain = Ring(LazyTensorStorage(30, ndim=2), next_obs="full")
+    for _ in range(6):
+        batch = play.batch(4, wild=False)
+        batch["block"] = batch["collector", "traj_ids"] // 3
+        ring.extend(batch)
+        plain.extend(batch)
+    if kind == "disk":
+        with pytest.raises(ArgumentError, match="told apart by another key"):
+            ring.use_markers("block")
+    else:
+        ring.use_markers("block")
+        plain.use_markers("block")
+        assert ("collector", "traj_ids") in ring.storage.fields
+    _agree(ring, plain, play.rng)

@@ -1,0 +1,119 @@
+"""A buffer that is closed gives back what it held, and says so whatever is asked of it."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from episodes import episodes
+
+from rlcli.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    TensorDictPrioritizedReplayBuffer,
+)
+from rlcli.errors import ArgumentError, ResourceError
+
+CALLS = {
+    "extend": lambda rb, td: rb.extend(td),
+    "add": lambda rb, td: rb.add(td[0]),
+    "write over": lambda rb, td: rb.__setitem__(0, td[0]),
+    "empty": lambda rb, td: rb.empty(),
+    "sample": lambda rb, td: rb.sample(),
+    "iterate": lambda rb, td: next(iter(rb)),
+    "read": lambda rb, td: rb[0],
+    "len": lambda rb, td: len(rb),
+    "priority": lambda rb, td: rb.update_priority([0], 1.0),
+    "transform": lambda rb, td: rb.append_transform(lambda sample: sample),
+    "seed": lambda rb, td: rb.set_seed(0),
+    "state": lambda rb, td: rb.state_dict(),
+    "load state": lambda rb, td: rb.load_state_dict({}),
+    "dump": lambda rb, td: rb.dumps("nowhere"),
+    "load": lambda rb, td: rb.loads("nowhere"),
+    "enter": lambda rb, td: len(rb.__enter__()),
+}
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_every_call_after_it_is_a_sentence(kind, prefetch):
+    td = episodes([5, 5])
+    rb = TensorDictPrioritizedReplayBuffer(storage=kind(20), alpha=0.6, beta=0.4, batch_size=4, prefetch=prefetch)
+    rb.extend(td)
+    rb.sample()
+    rb.close()
+    for name, call in CALLS.items():
+        with pytest.raises(ArgumentError, match=r"the buffer is closed.*Make a new one"):
+            call(rb, td)
+            pytest.fail(name)
+    assert repr(rb) == "TensorDictPrioritizedReplayBuffer(closed)" and rb.storage.nbytes == 0
+    rb.close()
+
+
+def test_the_thread_ends():
+    before = threading.active_count()
+    with ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, prefetch=3) as rb:
+        rb.extend(episodes([5, 5]))
+        rb.sample()
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+def test_rows_on_disk_are_committed_and_come_back(tmp_path):
+    td = episodes([5, 5])
+    with ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, commit_seconds=1e9)) as rb:
+        rb.extend(td)
+        held = rb[:]
+    with ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, resume=True)) as rb:
+        assert len(rb) == 10 and torch.equal(rb[:]["observation"], held["observation"])
+
+
+def test_a_disk_that_refuses_leaves_it_open(tmp_path, monkeypatch):
+    rb = ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, commit_seconds=1e9), batch_size=4)
+    rb.extend(episodes([5, 5]))
+
+    def refuse(*_):
+        raise ResourceError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rb.storage.disk, "sync_file", refuse)
+        with pytest.raises(ResourceError, match="the disk is full"):
+            rb.close()
+    assert len(rb) == 10 and len(rb.sample()) == 4
+    rb.close()
+
+
+def test_objects_and_ensembles():
+    with ReplayBuffer(storage=ListStorage(9)) as rb:
+        rb.extend([1, 2])
+    with pytest.raises(ArgumentError, match="the buffer is closed"):
+        rb.extend([3])
+    members = [ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2)]
+    with ReplayBufferEnsemble(*members, batch_size=4, sample_from_all=True, prefetch=1) as rb:
+        for worker in range(2):
+            rb.extend(episodes([4]), buffer=worker)
+        assert rb.sample().numel() == 4
+    for call in (rb.sample, lambda: rb.extend(episodes([4]), buffer=0), lambda: len(rb), lambda: rb[0][0]):
+        with pytest.raises(ArgumentError, match="the buffer is closed"):
+            call()
+
+
+def test_a_call_that_waits_while_it_is_closed_is_told():
+    rb, told = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=2), []
+    rb.extend(episodes([4]))
+
+    def ask():
+        try:
+            rb[np.array([0])]
+        except ArgumentError as error:
+            told.append(str(error))
+
+    with rb._lock:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        rb._lock.closed = True
+    thread.join()
+    assert "the buffer is closed" in told[0]
