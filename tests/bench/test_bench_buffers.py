@@ -71,7 +71,8 @@ def test_memory_counts_rows_and_compares_what_comes_back():
     figures = {figure["name"]: figure["value"] for figure in result["figures"]}
     pong = [figures[f"ALE/Pong-v5, {tier}"] for tier in ("compressed", "exact, each frame once", "exact, stacks whole")]
     assert sorted(pong) == pong and pong[1] < 8000 and pong[2] < 30_000
-    assert figures["CartPole row, exact, packed"] < figures["CartPole row, exact"] < 60 and "rows of ALE/Pong-v5" in result["checks"]
+    assert figures["CartPole row, exact, packed"] < figures["CartPole row, exact"] < 60
+    assert "rows of ALE/Pong-v5" in result["checks"]
 
 
 def test_a_figure_meets_its_bar_or_not():

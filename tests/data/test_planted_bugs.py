@@ -109,7 +109,9 @@ def plain(monkeypatch):
     """Replace the compiled passes by their own source, run as Python, with one place changed."""
 
     def install(part=None, old="", new="", same=same_bytes):
-        monkeypatch.setitem(sys.modules, "rlcli.kernels.compiled", types.SimpleNamespace(compiled=lambda **_: lambda f: f))
+        monkeypatch.setitem(
+            sys.modules, "rlcli.kernels.compiled", types.SimpleNamespace(compiled=lambda **_: lambda f: f)
+        )
         stand_in = types.SimpleNamespace(copy_bytes=copy_bytes, same_bytes=same)
         monkeypatch.setitem(sys.modules, "rlcli.kernels.rows.bytes", stand_in)
         for name in PARTS:
