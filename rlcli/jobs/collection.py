@@ -173,7 +173,8 @@ class Collection:
             self._try_replaying()
         if not self.replayable:
             lines.append(NOTICE)
-        self.reporter.expect(expected(self.cfg, "collect", collector, Learning(self.policy), self.imported))
+        with random_streams.kept():
+            self.reporter.expect(expected(self.cfg, "collect", collector, Learning(self.policy), self.imported))
         self.reporter.start(*lines)
         if self.resumed is not None and self.resumed.segments is not None:
             self._catch_up(self.resumed.segments, self.resumed.first)

@@ -98,9 +98,10 @@ class Learner:
             )
         if not self.replayable:
             lines.append(NOTICE)
-        self.wiring.warm()  # now, not inside the first batch's timing
-        learning = Learning(self.policy, self.update.loss, getattr(self.loop, "advantage", None))
-        self.reporter.expect(expected(cfg, "train", collector, learning, self.imported))
+        with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
+            self.wiring.warm()  # now, not inside the first batch's timing
+            learning = Learning(self.policy, self.update.loss, getattr(self.loop, "advantage", None))
+            self.reporter.expect(expected(cfg, "train", collector, learning, self.imported))
         self.reporter.start(*lines)
 
     def evaluation(self, episodes: int) -> Evaluation | None:
