@@ -1,6 +1,6 @@
 """The gradient of the DQN loss without autograd: networks replayed by hand, the rest in one compiled pass.
 
-For plain stacks on one float observation, and index or one-hot actions. The oracle is `SampleAutograd`.
+For plain stacks on one float observation, and index or one-hot actions. The oracle is `Autograd`.
 """
 
 from __future__ import annotations

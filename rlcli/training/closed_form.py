@@ -40,23 +40,23 @@ class ClosedForm:
         self._kernel, self._ppo = ppo, ppo.categorical if _discrete(loss) else ppo.normal
         self._grads: dict[int, tuple[Tensor, ...]] = {}
 
-    def __call__(self, batch: Minibatch) -> dict[str, float]:
+    def __call__(self, columns: Minibatch) -> dict[str, float]:
         loss, keys = self.loss, self.loss.tensor_keys
-        params, value = self.nets.forward(batch)
+        params, value = self.nets.forward(columns)
         grads = self._grads.get(value.shape[0])
         if grads is None:
             contiguous = torch.contiguous_format
             grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
             self._grads[value.shape[0]] = grads
-        target = _flat(batch[keys.value_target])
+        target = _flat(columns[keys.value_target])
         rows = self._kernel.Rows(
             value=_flat(value.detach()),
-            old_log_prob=_flat(batch[keys.sample_log_prob]),
-            advantage=_flat(batch[keys.advantage]),
+            old_log_prob=_flat(columns[keys.sample_log_prob]),
+            advantage=_flat(columns[keys.advantage]),
             target=target,
-            old_value=target if loss.clip_value is None else _flat(batch[keys.value]),
+            old_value=target if loss.clip_value is None else _flat(columns[keys.value]),
         )
-        action = batch[keys.action]
+        action = columns[keys.action]
         terms = self._ppo(
             tuple(x.detach().contiguous().numpy() for x in params),
             _flat(action) if _discrete(loss) else action.numpy(),

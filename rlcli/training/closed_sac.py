@@ -1,7 +1,7 @@
 """The gradients of the SAC losses without autograd: networks replayed by hand, the rest in compiled passes.
 
 For an actor of plain layers and a `LogScaleExtractor` on one float observation, drawing from a `TanhNormal`, and
-critics that are `StateActionMLP`s. Draws what `SACLoss` draws, in its order. The oracle is `SampleAutograd`.
+critics that are `StateActionMLP`s. Draws what `SACLoss` draws, in its order. The oracle is `Autograd`.
 """
 
 from __future__ import annotations

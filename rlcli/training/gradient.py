@@ -6,22 +6,31 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
 
 Figures = dict[str, Tensor] | dict[str, float]
 
 
+class Loss(Protocol):
+    """`terms` on raw columns; the sum of those in `out_keys` is minimised."""
+
+    @property
+    def out_keys(self) -> Sequence[str]: ...
+
+    def terms(self, columns: Any, /) -> dict[str, Tensor]: ...
+
+
 class Gradient(Protocol):
     """Fills `flat.grad` with the gradient of the loss on one minibatch."""
 
-    def __call__(self, batch: Minibatch) -> Figures:
+    def __call__(self, columns: Minibatch) -> Figures:
         """Loss terms and diagnostics, `loss` (what was minimised) among them."""
 
 
@@ -30,28 +39,27 @@ class Autograd:
 
     Parameters
     ----------
-    loss : PPOLoss
-        Anything with `terms(columns)` will do.
+    loss : Loss
     flat : FlatParameters
         Of the loss.
     compile : bool
         Compile the loss's forward and backward with torch.compile.
     """
 
-    def __init__(self, loss: PPOLoss, flat: FlatParameters, compile: bool = False) -> None:
+    def __init__(self, loss: Loss, flat: FlatParameters, compile: bool = False) -> None:
         self.loss, self.flat = loss, flat
         total = functools.partial(_total, loss)
         self._total = torch.compile(total) if compile else total
 
-    def __call__(self, batch: Minibatch) -> dict[str, Tensor]:
-        total, terms = self._total(batch)
+    def __call__(self, columns: Minibatch) -> dict[str, Tensor]:
+        total, terms = self._total(columns)
         self.flat.grad.zero_()
         total.backward()
         return {"loss": total.detach(), **{name: x.detach() for name, x in terms.items()}}
 
 
-def _total(loss: PPOLoss, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-    terms = loss.terms(batch)
+def _total(loss: Loss, columns: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    terms = loss.terms(columns)
     total = sum(terms[name] for name in loss.out_keys)
     assert isinstance(total, Tensor)
     return total, terms

@@ -1,15 +1,11 @@
-"""One sample in, its gradient in the flat buffer and every row's error out: by autograd, for any loss and network.
+"""One sample in, its gradient in the flat buffer and every row's error out.
 
-The closed forms do the same faster for the networks they know; this is their oracle and what they fall back to.
+The closed forms know some networks; `Autograd` is their oracle and what any other loss and network falls back to.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Protocol
-
-import torch
-from torch import Tensor
 
 from rlcli.objectives.bootstrap import BootstrappedLoss
 from rlcli.objectives.dqn import DQNLoss
@@ -17,6 +13,7 @@ from rlcli.objectives.sac import SACLoss
 from rlcli.training.closed_dqn import closed_dqn
 from rlcli.training.closed_sac import closed_sac
 from rlcli.training.flat import FlatParameters
+from rlcli.training.gradient import Autograd
 from rlcli.training.minibatches import Minibatch
 
 
@@ -36,35 +33,4 @@ def gradient_of(
         found = closed_dqn(loss, flat, columns)
     elif closed and type(loss) is SACLoss:
         found = closed_sac(loss, flat, columns)
-    return found or SampleAutograd(loss, flat, compile)
-
-
-class SampleAutograd:
-    """The gradient of the sum of a loss's terms.
-
-    Parameters
-    ----------
-    loss : BootstrappedLoss
-    flat : FlatParameters
-        Of the loss.
-    compile : bool
-        Compile the loss's forward and backward with torch.compile.
-    """
-
-    def __init__(self, loss: BootstrappedLoss, flat: FlatParameters, compile: bool = False) -> None:
-        self.loss, self.flat = loss, flat
-        total = functools.partial(_total, loss)
-        self._total = torch.compile(total) if compile else total
-
-    def __call__(self, columns: Minibatch) -> dict[str, Any]:
-        total, terms = self._total(columns)
-        self.flat.grad.zero_()
-        total.backward()
-        return {**{name: x.detach() for name, x in terms.items()}, "loss": total.detach()}
-
-
-def _total(loss: BootstrappedLoss, columns: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-    terms = loss.terms(columns)
-    total = sum(terms[name] for name in loss.out_keys)
-    assert isinstance(total, Tensor)
-    return total, terms
+    return found or Autograd(loss, flat, compile)

@@ -10,7 +10,8 @@ from rlcli.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 from rlcli.training.closed_dqn import ClosedDQN
 from rlcli.training.closed_sac import ClosedSAC
 from rlcli.training.flat import FlatParameters
-from rlcli.training.off_policy_gradient import SampleAutograd, gradient_of
+from rlcli.training.gradient import Autograd
+from rlcli.training.off_policy_gradient import gradient_of
 
 N = 48
 OBSERVED = Composite({"observation": Unbounded((5,))})
@@ -46,7 +47,7 @@ def agree(loss, batch, closed_kind, seed=None):
     closed = gradient_of(loss, flat, batch, closed=True, compile=False)
     assert type(closed) is closed_kind
     found = []
-    for gradient in (closed, SampleAutograd(loss, flat)):
+    for gradient in (closed, Autograd(loss, flat)):
         if seed is not None:
             loss.generator.manual_seed(seed)
         flat.grad.fill_(float("nan"))
@@ -103,10 +104,10 @@ def test_what_the_closed_forms_do_not_know_goes_by_autograd():
     duelling = build_q_actor(OBSERVED, Categorical(3), hidden=(8,), dueling=True, generator=0).actor[0]
     loss = DQNLoss(duelling)
     batch = columns(torch.randint(3, (N,)))
-    assert isinstance(gradient_of(loss, FlatParameters(loss), batch, closed=True, compile=False), SampleAutograd)
+    assert isinstance(gradient_of(loss, FlatParameters(loss), batch, closed=True, compile=False), Autograd)
     plain = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0])
     batch["mask"] = torch.ones(N, dtype=torch.bool)
-    assert isinstance(gradient_of(plain, FlatParameters(plain), batch, closed=True, compile=False), SampleAutograd)
+    assert isinstance(gradient_of(plain, FlatParameters(plain), batch, closed=True, compile=False), Autograd)
 
 
 def test_padded_rows_do_not_count():
