@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -79,6 +80,34 @@ def test_seed_003_one_buffer_per_worker():
     sample = rb.sample(64)
     assert sample.shape == (4, 16)
     assert all(consecutive(part, 4) for part in sample.exclude("index").unbind(0))
+
+
+def test_seed_003_one_buffer_per_worker_each_written_by_its_own_process():
+    whole = "sampler=SliceSampler(num_slices=4),"
+    block = Block(
+        "003", "from torchrl.data import (", after="One buffer per worker", until="collector =", preamble=WORLD,
+        swap=(whole, whole + " shared=True,"),
+    )  # fmt: skip
+    names = run(block).names
+    rb, pids = names["rb"], []
+    for worker in range(names["num_workers"]):
+        pid = os.fork()
+        if not pid:
+            try:
+                collector = names["Collector"](names["SerialEnv"](2, names["make_env"]), frames_per_batch=40)
+                with rb.writer(worker) as writer:
+                    for _ in range(4):
+                        writer.extend(collector.next())
+                os._exit(0)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+    assert [len(member) for member in rb.buffers] == [N] * 4  # 30 steps of 2 envs: each went around
+    sample = rb.sample(64)
+    assert sample.shape == (4, 16)
+    assert all(consecutive(part, 4) for part in sample.exclude("index").unbind(0))
+    rb.close()
 
 
 def test_seed_003_short_trajectories_give_short_slices():

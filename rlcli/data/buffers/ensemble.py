@@ -24,6 +24,7 @@ from rlcli.data.buffers.sides import Sides
 from rlcli.data.buffers.tensordict_buffer import INDEX, TensorDictReplayBuffer
 from rlcli.data.index import RandomStream
 from rlcli.data.samplers.sampler import need_size, uniform
+from rlcli.data.sharing import RegionWriter
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import show
 
@@ -98,7 +99,8 @@ class ReplayBufferEnsemble:
     ) -> ReplayBufferEnsemble:
         """One buffer for each worker, which writes it alone: `rb.extend(batch, buffer=worker)`.
 
-        Samples hold rows of every worker.
+        Samples hold rows of every worker. Workers in other processes write buffers that are made with `shared=True`,
+        each by its `rb.writer(worker)`.
         """
         members = [make() for _ in range(need_size("workers", workers))]
         return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
@@ -125,6 +127,10 @@ class ReplayBufferEnsemble:
     def add(self, step: TensorDictBase, *, buffer: int | None = None) -> int | Tensor:
         """Store one step in one of the members."""
         return self[self._named(buffer)].add(step)
+
+    def writer(self, member: int) -> RegionWriter:
+        """The end of a shared member that another process writes, see `ReplayBuffer.writer`."""
+        return self[member].writer()
 
     def _named(self, buffer: int | None) -> int:
         if buffer is None:

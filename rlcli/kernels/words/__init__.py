@@ -1,0 +1,1 @@
+"""Words of memory that processes share."""
