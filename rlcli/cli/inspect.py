@@ -12,8 +12,8 @@ USAGE = """\
 usage: rlcli inspect RUN|BUFFER|FRAMES [--trajectory ID] [--json]
 
 Keys with their shapes, dtypes, bytes a frame, ranges and NaNs; trajectories with a histogram of their lengths;
-boundary rows; what is saved against storing every next observation. FOLDER is a run, the data folder of one, a
-folder of buffer dumps, or a checkpoint. Collected frames are read one segment at a time and their checksums compared.
+boundary rows; what is saved against storing every next observation. The folder is a run, the data folder of one, rows
+that a storage on disk kept, a folder of buffer dumps, or a checkpoint. Checksums are compared.
 
   --trajectory ID   its first and last steps
   --json            the same as one JSON object

@@ -1,4 +1,7 @@
-"""What `train` and `collect` share: flags, `--cfg`, and whether it is one job or a sweep (`sweep.py`)."""
+"""What `train` and `collect` share: flags, `--cfg`, and whether it is one job or a sweep (`sweep.py`).
+
+And what `plan` and `show` share, which look at what one of them would do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError
 
 Start = Callable[[Any, list[str]], Any]
@@ -16,6 +20,24 @@ class Flags(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, fix=f"See {self.prog} --help.")
+
+
+def looked_at(look: str, words: Sequence[str], usage: str, flag: str) -> argparse.Namespace | None:
+    """The words of a verb that looks at what another one would do: `verb`, `words` and its one flag.
+
+    Prints the usage and gives None where that was asked for. Without a verb `train` is meant, which most recipes are
+    for.
+    """
+    flags = Flags(prog=f"rlcli {look}", add_help=False, allow_abbrev=False)
+    flags.add_argument("-h", "--help", action="store_true")
+    flags.add_argument(flag, action="store_true")
+    flags.add_argument("words", nargs="*")
+    args = flags.parse_intermixed_args(list(words))
+    if args.help:
+        print(usage, end="")
+        return None
+    args.verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"
+    return args
 
 
 def parse(verb: str, words: Sequence[str]) -> argparse.Namespace:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
-from rlcli.cli.job import Flags
-from rlcli.config.schemas import VERBS
+from rlcli.cli.job import looked_at
 
 USAGE = """\
 usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--json]
@@ -24,19 +22,11 @@ Exit code 5 where it does not fit.
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    flags = Flags(prog="rlcli plan", add_help=False, allow_abbrev=False)
-    flags.add_argument("-h", "--help", action="store_true")
-    flags.add_argument("--json", action="store_true")
-    flags.add_argument("words", nargs="*")
-    args: argparse.Namespace = flags.parse_intermixed_args(list(words))
-    if args.help:
-        print(USAGE, end="")
+    if (args := looked_at("plan", words, USAGE, "--json")) is None:
         return 0
-    verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"  # as `rlcli show` does
-
     from rlcli.cli.api import plan
 
-    found = plan(args.words, verb=verb, recipe_dirs=recipe_dirs)
+    found = plan(args.words, verb=args.verb, recipe_dirs=recipe_dirs)
     if args.json:
         print(json.dumps(found.as_dict(), indent=1))
     else:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlcli.cli.job import Flags, print_cfg
-from rlcli.config.schemas import VERBS
+from rlcli.cli.job import looked_at, print_cfg
 
 USAGE = """\
 usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why]
@@ -20,20 +18,11 @@ Print the configuration that a command would run with; nothing runs.
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    flags = Flags(prog="rlcli show", add_help=False, allow_abbrev=False)
-    flags.add_argument("-h", "--help", action="store_true")
-    flags.add_argument("--why", action="store_true")
-    flags.add_argument("words", nargs="*")
-    args: argparse.Namespace = flags.parse_intermixed_args(list(words))
-    if args.help:
-        print(USAGE, end="")
+    if (args := looked_at("show", words, USAGE, "--why")) is None:
         return 0
-    # `rlcli show recipe=x` means train, which is the verb that most recipes are for
-    verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"
-
     from rlcli.cli import compose
 
-    ready = compose.plan(verb, args.words, recipe_dirs, look=True)
+    ready = compose.plan(args.verb, args.words, recipe_dirs, look=True)
     if args.why:
         _print_why(ready)
     else:

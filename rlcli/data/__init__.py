@@ -19,6 +19,7 @@ from rlcli.data.samplers import (
 from rlcli.data.segments import SegmentReader, SegmentWriter, open_segments, verify_segments
 from rlcli.data.split_trajectories import split_trajectories
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
+from rlcli.data.stored import open_buffer
 
 __all__ = [
     "CompressedStorage",
@@ -41,6 +42,7 @@ __all__ = [
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "full_next_obs",
+    "open_buffer",
     "open_segments",
     "split_trajectories",
     "verify_segments",

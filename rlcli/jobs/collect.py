@@ -20,7 +20,7 @@ COMMIT_EVERY = 1.0  # seconds; a sync takes milliseconds, so small batches share
 
 
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
-    """Collect `total_frames` into a new run folder; `rlcli.data.open_segments(run.path / "data")` reads them.
+    """Collect `total_frames` into a new run folder, which `rlcli.data.open_buffer(run.path)` opens as a replay buffer.
 
     A batch counts once its segment is on disk (synced once a second); a kill loses at most a second, and
     `resume` goes on after the last frame that counts.
@@ -45,7 +45,7 @@ def fill(collection: Collection) -> None:
     """Write frames until there are `total_frames`, and close the report whatever happens."""
     run, stop, collector = collection.run, collection.stop, collection.collector
     status = "failed"
-    commands = {"read": f"rlcli.data.open_segments('{run.path / SEGMENTS}')", "resume": resume_command(run.path)}
+    commands = {"read": f"rlcli.data.open_buffer('{run.path}')", "resume": resume_command(run.path)}
     frames = 0
     try:
         collection.start()

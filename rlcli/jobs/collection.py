@@ -24,6 +24,8 @@ from rlcli.data.tensor_file import decode, encode
 from rlcli.jobs.collect_policy import acting_policy
 from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
+from rlcli.jobs.reporting import reporter_of
+from rlcli.jobs.row_specs import row_specs
 from rlcli.keys import (
     DONE,
     REWARD,
@@ -38,7 +40,6 @@ from rlcli.keys import (
 )
 from rlcli.modules import ActorCritic
 from rlcli.report.ledger import process_memory
-from rlcli.report.reporter import Facts, Reporter
 from rlcli.specs.fill import fill_for
 from rlcli.training import random_streams
 from rlcli.training.fitting import fitting
@@ -140,14 +141,7 @@ class Collection:
                 fill_for(key, self.env.full_observation_spec[key].dtype, cfg.memory.fill_value)
         keys = stored_keys(cfg, observed, self.policy)
         self.collector = build.build_collector(cfg, self.env, self.policy, keys)
-        facts = Facts(
-            title=cfg.recipe or "collect", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
-            obs_keys=observed, next_obs=cfg.memory.next_obs,
-        )  # fmt: skip
-        self.reporter = Reporter(
-            facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at
-        )
-        stop.in_place = self.reporter.redraws
+        self.reporter = reporter_of(cfg, run, stop, verb="collect", observed=observed, resume_at=resume_at)
         self.replayable: bool | None = None  # unknown until the env was tried
         self.versions = surroundings(threads, build.devices(cfg).values(), registry.imported)
         self.resumed: Found | None = None
@@ -155,7 +149,14 @@ class Collection:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header of the segments."""
+        """The header of the segments: what a resumed run must have too, and in a new one what it was made with."""
+        new = self.resumed is None or self.resumed.segments is None
+        made = {"config": to_dict(self.cfg), "versions": self.versions, "specs": row_specs(self.env)}
+        return {**self.kind, **(made if new else {})}
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """What frames of one folder have in common."""
         cfg = self.cfg
         lanes = self.env.batch_size.numel()
         about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}

@@ -51,15 +51,19 @@ class Learning:
     estimator: Any = None
 
 
-def expected(cfg: CollectConfig, verb: str, collector: Collector, learning: Learning, imported: int) -> Expected:
+def expected(
+    cfg: CollectConfig, verb: str, collector: Collector, learning: Learning, imported: int, *, given: int = 0
+) -> Expected:
     """The plan of a run that is about to begin, for its report.
 
     Parameters
     ----------
     imported : int
         What the process held before anything was made.
+    given : int
+        Rows that a buffer begins with.
     """
-    return Expected(foresee(cfg, verb, collector, learning, so_far(imported, learning)).total, imported)
+    return Expected(foresee(cfg, verb, collector, learning, so_far(imported, learning), given=given).total, imported)
 
 
 def so_far(imported: int, learning: Learning) -> dict[str, int]:
@@ -75,7 +79,14 @@ def working(learning: Learning) -> int:
 
 
 def foresee(
-    cfg: CollectConfig, verb: str, collector: Collector, learning: Learning, process: dict[str, int], *, ends: int = 0
+    cfg: CollectConfig,
+    verb: str,
+    collector: Collector,
+    learning: Learning,
+    process: dict[str, int],
+    *,
+    ends: int = 0,
+    given: int = 0,
 ) -> Plan:
     """The plan of a run whose parts are there already.
 
@@ -87,6 +98,8 @@ def foresee(
         What the process holds beside tensors.
     ends : int
         Episodes that end inside the batch, see `batch_entries`.
+    given : int
+        Rows that a buffer begins with.
     """
     lanes, coded = cfg.env.num, delta_of(cfg)
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
@@ -105,11 +118,11 @@ def foresee(
         entries.append(spare_entry(rows, mode, device, coded))
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
-    entries += buffer_entries(cfg, rows, mode)
+    entries += buffer_entries(cfg, rows, mode, given)
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, lanes, cfg.total_frames, mode, tuple(entries),
         per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
-        modes=modes_of(cfg, rows, estimator), warnings=warnings_for(cfg, rows) + _unknown(peaks),
+        modes=modes_of(cfg, rows, estimator, given), warnings=warnings_for(cfg, rows) + _unknown(peaks),
     )  # fmt: skip
     found = dataclasses.replace(found, places=places_of(cfg, found))
     return dataclasses.replace(found, advice=advice_for(cfg, found))

@@ -1,28 +1,28 @@
 """`rlcli inspect`: what is in a run, a folder of collected frames, or a buffer; nothing is changed.
 
-Collected frames are read one segment at a time, so memory does not grow with the folder. A buffer is loaded.
+Collected frames are read one segment at a time, so memory does not grow with the folder. A buffer's rows are read where
+they lie, in parts; compressed ones are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from rlcli.data.row_files import SavedRows
 from rlcli.data.segments import SegmentReader
-from rlcli.data.segments.layout import JOURNAL
-from rlcli.errors import ResourceError
-from rlcli.jobs.collection import SEGMENTS
-from rlcli.jobs.inspect_buffer import inspect_buffer, is_buffer
+from rlcli.data.stored import Place, places
+from rlcli.data.stored.places import FRAMES
+from rlcli.errors import ArgumentError, ResourceError
+from rlcli.jobs.inspect_buffer import inspect_buffer
 from rlcli.jobs.inspect_frames import inspect_frames
 from rlcli.report.inspection import Inspection, KeyFacts
 from rlcli.training import checkpoint
 from rlcli.training.run_folder import CHECKPOINTS
-
-Opened = Callable[[Path, int | None], Inspection]
 
 
 def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[Inspection]:
@@ -31,7 +31,7 @@ def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[In
     Parameters
     ----------
     path : path
-        A run folder, a folder of segments, a buffer's dumps, or a checkpoint.
+        A run folder, a folder of segments, a buffer's dumps, rows that a storage kept, or a checkpoint.
     trajectory : int, optional
         Show the steps of this one too, by its id.
 
@@ -45,7 +45,7 @@ def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[In
     folder = Path(path)
     if not folder.exists():
         raise ResourceError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")
-    found = [open_it(place, trajectory) for place, open_it in _places(folder)]
+    found = [*_stored(folder, trajectory), *_checkpoints(folder)]
     if not found:
         raise ResourceError(
             "there is nothing to inspect here",
@@ -56,30 +56,32 @@ def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[In
     return found
 
 
-def _places(path: Path) -> Iterator[tuple[Path, Opened]]:
-    for place in (path, path / SEGMENTS):
-        if (place / JOURNAL).is_file():
-            yield place, _frames
-    for place in (path, path / "buffer"):
-        if is_buffer(place):
-            yield place, inspect_buffer
-    if (path / checkpoint.MANIFEST).is_file():
-        yield path, _checkpoint
-    elif checkpoint.list_checkpoints(path / CHECKPOINTS):
-        yield path / CHECKPOINTS, _newest_checkpoint
+def _stored(folder: Path, trajectory: int | None) -> list[Inspection]:
+    """Frames and buffers; of several, those that hold the trajectory that was asked for."""
+    found: list[Inspection] = []
+    missing: list[ArgumentError] = []
+    for place in places(folder):
+        try:
+            found.append(_looked_into(place, trajectory))
+        except ArgumentError as error:
+            missing.append(error)
+    if missing and not found:
+        raise missing[0]
+    return found
 
 
-def _frames(path: Path, trajectory: int | None) -> Inspection:
-    return inspect_frames(SegmentReader(path), trajectory)
+def _looked_into(place: Place, trajectory: int | None) -> Inspection:
+    if place.kind == FRAMES:
+        return inspect_frames(SegmentReader(place.path), trajectory)
+    return inspect_buffer(place, trajectory)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
-def _newest_checkpoint(path: Path, trajectory: int | None) -> Inspection:
-    return _of_checkpoint(checkpoint.load_latest(path))
-
-
-def _checkpoint(path: Path, trajectory: int | None) -> Inspection:
-    return _of_checkpoint(checkpoint.load(path))
+def _checkpoints(path: Path) -> Iterator[Inspection]:
+    if (path / checkpoint.MANIFEST).is_file() and checkpoint.is_one(path):
+        yield _of_checkpoint(checkpoint.load(path))
+    elif checkpoint.list_checkpoints(path / CHECKPOINTS):
+        yield _of_checkpoint(checkpoint.load_latest(path / CHECKPOINTS))
 
 
 def _of_checkpoint(found: checkpoint.Checkpoint) -> Inspection:
@@ -98,6 +100,8 @@ def _of_checkpoint(found: checkpoint.Checkpoint) -> Inspection:
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
+    elif isinstance(value, SavedRows):
+        yield from _tensors(name, value.columns())
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield from _tensors(f"{name}.{key}" if name else str(key), inner)

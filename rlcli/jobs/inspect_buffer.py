@@ -1,16 +1,17 @@
-"""What is in a buffer's newest dump: loaded into memory, read in parts."""
+"""What is in a buffer on disk: its newest dump, rows that a storage kept, or those in a checkpoint; read in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlcli.data.buffers.ring import Ring
-from rlcli.data.dumps import FOLDERS, load
-from rlcli.data.storages import CompressedStorage, LazyTensorStorage
+from rlcli.data.dumps import FOLDERS
+from rlcli.data.storages.row_journal import unfinished
+from rlcli.data.stored import Place, open_buffer
+from rlcli.data.stored.places import DUMP, KEPT
 from rlcli.errors import ArgumentError
 from rlcli.jobs.inspect_steps import Steps
 from rlcli.keys import DONE, REWARD, TERMINATED, show, unravel
@@ -19,30 +20,34 @@ from rlcli.report.inspection import Inspection, KeyFacts, Trajectories
 PART = 4096  # rows that are looked at together
 
 
-def is_buffer(path: Path) -> bool:
-    """Whether a folder holds dumps of a buffer."""
-    return path.is_dir() and bool(FOLDERS.paths(path))
-
-
-def inspect_buffer(path: Path, trajectory: int | None = None) -> Inspection:
-    """Look at every live row of the newest dump that verifies."""
-    newest = FOLDERS.paths(path)[-1]
-    manifest = FOLDERS.manifest(newest)
-    kind = CompressedStorage if manifest["storage"] == "CompressedStorage" else LazyTensorStorage
-    ring = Ring(kind(manifest["max_size"], ndim=manifest["ndim"]))
-    load(ring, path)
-    about = {name: manifest[name] for name in ("storage", "max_size", "ndim", "lanes", "created")}
+def inspect_buffer(place: Place, trajectory: int | None = None) -> Inspection:
+    """Look at every live row of a kept storage, a dump or a checkpoint's buffer."""
+    buffer = open_buffer(place.path)
+    ring: Ring = buffer.ring
+    about: dict[str, Any] = {"from": place.kind, "env": place.about.get("env"), **_shape(place, ring)}
     about |= {"next_obs": "exact" if ring.exact else "as stored", "rows ever written": ring.cursor * ring.lanes}
-    found = Inspection(str(path), "buffer", about, frames=len(ring))
-    found.on_disk = sum(file.stat().st_size for file in newest.iterdir())
+    found = Inspection(str(place.path), "buffer", about, frames=len(ring))
+    found.on_disk = sum(file.stat().st_size for file in place.path.iterdir() if file.is_file())
+    found.notices = unfinished(place.path) if place.kind == KEPT else []
     rows = _live(ring)
     found.keys = _keys(ring, rows)
     found.stored, found.full = ring.nbytes, sum(facts.full for facts in found.keys)
     found.boundary = sum(int((ring.index.successors(part) < 0).sum()) for part in _parts(rows))
     found.trajectories = _trajectories(ring, rows)
-    if trajectory is not None:
-        _detail(ring, found, trajectory)
+    try:
+        if trajectory is not None:
+            _detail(ring, found, trajectory)
+    finally:
+        buffer.close()
     return found
+
+
+def _shape(place: Place, ring: Ring) -> dict[str, Any]:
+    about = {"max_size": ring.storage.max_size, "ndim": ring.storage.ndim, "lanes": ring.lanes}
+    if place.kind != DUMP:
+        return about
+    manifest = FOLDERS.manifest(place.path)
+    return {"storage": manifest["storage"], **about, "created": manifest["created"]}
 
 
 def _live(ring: Ring) -> np.ndarray:

@@ -15,10 +15,12 @@ from rlcli.jobs.inspect_steps import Steps
 from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unravel
 from rlcli.report.inspection import Inspection, KeyFacts, Lanes, Trajectories
 
+LONG = ("observations", "config", "versions", "specs")  # of the header: more than a line
+
 
 def inspect_frames(segments: SegmentReader, trajectory: int | None = None) -> Inspection:
     """Look at every segment once, or twice where a trajectory is asked for."""
-    about = {key: value for key, value in segments.metadata.items() if key not in ("observations",)}
+    about = {key: value for key, value in segments.metadata.items() if key not in LONG}
     about |= {"segments": len(segments), "finished": segments.closed}
     found = Inspection(str(segments.folder), "collected frames", about, notices=segments.notices)
     found.frames, found.trajectories = segments.frames, Trajectories()

@@ -12,9 +12,11 @@ from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
 from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.foresee import Learning, expected
+from rlcli.jobs.given_rows import Given
 from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
+from rlcli.jobs.reporting import reporter_of
 from rlcli.report.ledger import process_memory
-from rlcli.report.reporter import Facts, Reporter, Watched
+from rlcli.report.reporter import Watched
 from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
 from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
@@ -60,14 +62,7 @@ class Learner:
             self.wiring = on_policy.wire(cfg, self.env, policy)
         self.collector, self.update = self.wiring.collector, self.wiring.update
         observed = [key for key in self.wiring.read if key in self.env.full_observation_spec.keys(True, True)]
-        facts = Facts(
-            title=cfg.recipe or "train", env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
-            obs_keys=observed, next_obs=cfg.memory.next_obs,
-        )  # fmt: skip
-        self.reporter = Reporter(
-            facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at
-        )
-        stop.in_place = self.reporter.redraws
+        self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
         modules = {"policy": policy, "loss": self.update.loss}
         self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu"))
         parts: dict[str, Any] = {
@@ -86,6 +81,11 @@ class Learner:
         self.loop = self.wiring.loop(self.reporter, self.saver, play)
         self.saver.parts["loop"] = self.loop
         self.replayable = remember_episodes(self.collector, cfg.run.max_replay_steps)
+        self.given: Given | None = None
+
+    def begin(self) -> None:
+        """What a new run does before it starts, and a resumed one does not."""
+        self.given = self.wiring.begin(self.loop)
 
     def start(self) -> None:
         """Say what was derived."""
@@ -98,11 +98,15 @@ class Learner:
             )
         if not self.replayable:
             lines.append(NOTICE)
+        lines += [self.given.line] if self.given is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.wiring.warm()  # now, not inside the first batch's timing
             learning = Learning(self.policy, self.update.loss, getattr(self.loop, "advantage", None))
-            self.reporter.expect(expected(cfg, "train", collector, learning, self.imported))
+            rows = getattr(self.loop, "given", 0)
+            self.reporter.expect(expected(cfg, "train", collector, learning, self.imported, given=rows))
         self.reporter.start(*lines)
+        if self.given is not None and self.given.left_out:
+            self.reporter.warn("storage.init_from", self.given.left_out)
 
     def evaluation(self, episodes: int) -> Evaluation | None:
         """Play episodes with the present weights, most likely actions, rewards as the env gives them.

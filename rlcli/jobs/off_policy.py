@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler
 from rlcli.data.storages import LazyTensorStorage, Storage
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
+from rlcli.jobs.given_rows import Given, give
+from rlcli.jobs.plan_tensors import rows_of
+from rlcli.jobs.row_forms import frame_stacks
 from rlcli.jobs.wiring import Wiring
 from rlcli.keys import ACTION, Key
 from rlcli.modules import ActorCritic, EGreedyModule, QValueActor
@@ -42,7 +46,7 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
         loss.to(device)
     collector = build.build_collector(cfg, env, policy, keys_to_keep(cfg, loss))
     update = build_update(cfg, loss, generator)
-    buffer = build_buffer(cfg, run, device)
+    buffer = build_buffer(cfg, run, device, frame_stacks(cfg, rows_of(collector, 1, 1)))
     exploring = [m for m in policy.actor.modules() if isinstance(m, EGreedyModule)]
     beta = Linear(cfg.sampler.beta, 1.0)
     return Wiring(
@@ -64,7 +68,17 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
         ),
         more={"buffer": buffer},
         warm=lambda: load_compiler(cfg),
+        begin=lambda loop: begin(cfg, env, loop),
     )
+
+
+def begin(cfg: Config, env: EnvBase, loop: OffPolicy) -> Given | None:
+    """Put the rows into the buffer that `storage.init_from` names."""
+    if cfg.storage.init_from is None:
+        return None
+    given = give(cfg, loop.buffer, loop.collector, env)
+    loop.begin_with(given.rows)
+    return given
 
 
 def keys_to_keep(cfg: Config, loss: BootstrappedLoss) -> list[Key]:
@@ -139,8 +153,10 @@ def build_update(cfg: Config, loss: BootstrappedLoss, generator: torch.Generator
 
 
 # ---- buffer ----------------------------------------------------------------------------------------------------
-def build_buffer(cfg: Config, run: Run, device: torch.device | None) -> ReplayBuffer:
-    """Storage, sampler and n-step rewards, seeded from the run's seed."""
+def build_buffer(
+    cfg: Config, run: Run, device: torch.device | None, stacks: Mapping[Key, int] | None = None
+) -> ReplayBuffer:
+    """Storage, sampler and n-step rewards, seeded from the run's seed; of `stacks` one frame a row is stored."""
     s = cfg.sampler
     sampler: Sampler = RandomSampler(seed=cfg.seed)
     kind: Any = ReplayBuffer
@@ -149,7 +165,8 @@ def build_buffer(cfg: Config, run: Run, device: torch.device | None) -> ReplayBu
         kind = TensorDictReplayBuffer
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=s.batch_size, device=device,
-        next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
+        next_obs="exact" if cfg.memory.next_obs == "exact" else "full", frame_stack=stacks or None,
+        codes=cfg.storage.codes,
     )  # fmt: skip
     if cfg.memory.next_obs == "delta":
         buffer.append_transform(NextObservationDelta())

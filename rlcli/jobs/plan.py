@@ -21,6 +21,7 @@ from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.collect_policy import policy_to_look_at
 from rlcli.jobs.collection import stored_keys
 from rlcli.jobs.foresee import Learning, foresee, parameter_bytes, working
+from rlcli.jobs.given_rows import rows_given
 from rlcli.keys import Key, unravel
 from rlcli.report.ledger import process_memory
 from rlcli.report.metrics import wants_tensorboard
@@ -64,7 +65,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                 "envs of the evaluation": more * _evaluation_envs(cfg),
                 "libraries at work": working(learning),
             }
-            return foresee(cfg, verb, collector, learning, process)
+            return foresee(cfg, verb, collector, learning, process, given=rows_given(cfg))
         finally:
             env.close()
 

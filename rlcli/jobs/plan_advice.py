@@ -24,8 +24,8 @@ SMALL_SAVING = 0.05
 
 
 # ---- modes ---------------------------------------------------------------------------------------------------------
-def modes_of(cfg: CollectConfig, rows: Rows, estimator: Any = None) -> list[Mode]:
-    """The batch and the buffer under every way to keep the next observation."""
+def modes_of(cfg: CollectConfig, rows: Rows, estimator: Any = None, given: int = 0) -> list[Mode]:
+    """The batch and the buffer, which begins with `given` rows, under every way to keep the next observation."""
     found, coded = [], delta_of(cfg)
     for name in MODES:
         added = written_by(estimator, name) if estimator is not None else {}
@@ -35,7 +35,7 @@ def modes_of(cfg: CollectConfig, rows: Rows, estimator: Any = None) -> list[Mode
         if name == "compact":
             others -= sum(field.width for field in rows.copies.values()) * rows.frames
         whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
-        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name)))
+        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, given)))
     full = found[0]
     return [Mode(m.name, m.per_frame, m.next_obs, m.bytes, m.buffer, _against(rows, m, full, coded)) for m in found]
 

@@ -6,34 +6,43 @@ from typing import Any
 
 import torch
 
+from rlcli.data.fields import Field
 from rlcli.jobs.plan_tensors import Rows, stored_fields
+from rlcli.jobs.row_forms import frame_stacks, packed
 from rlcli.keys import show
 from rlcli.report.ledger import Entry
 
 BUFFER = "buffer"
 EPISODE = 100  # steps of an episode: what is not known before a run
 WORDS = 5  # 64-bit numbers of a run, and of a trajectory
-WIDE, PACKED = 1024, 20  # uint8 rows that are compressed, and by how much: stacks of four Atari games, random play
+WIDE = 1024  # bytes of a uint8 row that is compressed
+WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
 _DISK = ("memmap",)
 
 
-def buffer_entries(cfg: Any, rows: Rows, mode: str) -> list[Entry]:
-    """The columns of the configured storage once it holds all that the run gives it; empty without one."""
+def buffer_entries(cfg: Any, rows: Rows, mode: str, given: int = 0) -> list[Entry]:
+    """The columns of the configured storage once it holds `given` rows and all of the run's; empty without one."""
     storage = getattr(cfg, "storage", None)
     if storage is None or storage.kind == "none":
         return []
     device = "disk" if storage.kind in _DISK else "cpu"
-    count = min(storage.max_size, cfg.total_frames)
+    count = min(storage.max_size, cfg.total_frames + given)
     fields = stored_fields(rows, mode, delta_of(cfg))
+    stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
+    held = fields | {key: _frame(fields[key]) for key in stacks}
+    coded = packed(cfg, rows, held, stacks)
     columns = []
     for key, field in fields.items():
-        width, note = field.width, ""
+        width, note = coded.width(key), "packed"
+        if width is None:
+            width, note = held[key].width, "one frame a row" if key in stacks else ""
         if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
-            width, note = max(1, width // PACKED), f"about a {PACKED}th of its bytes: it depends on the images"
+            part = SINGLE if key in stacks else WHOLE
+            width, note = max(1, width // part), f"about a {part}th of its bytes: it depends on the images"
         dtype, shape = str(field.dtype).removeprefix("torch."), (count, *field.shape)
-        nbytes = count * width
+        nbytes = round(count * width)
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
-    index = _index_bytes(storage, rows, mode, count)
+    index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
     return [*columns, Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about)]
 
@@ -51,6 +60,11 @@ def _index_bytes(storage: Any, rows: Rows, mode: str, count: int) -> int:
     return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 5 // 4
 
 
+def _frame(stack: Field) -> Field:
+    """What is stored of a stack."""
+    return Field(stack.dtype, stack.shape[1:])
+
+
 def _power(count: int) -> int:
     """Tables double."""
     return 1 << max(count - 1, 1).bit_length()
@@ -61,6 +75,6 @@ def delta_of(cfg: Any) -> torch.dtype:
     return getattr(torch, cfg.memory.delta_dtype)
 
 
-def buffer_bytes(cfg: Any, rows: Rows, mode: str) -> int:
+def buffer_bytes(cfg: Any, rows: Rows, mode: str, given: int = 0) -> int:
     """The whole buffer in some mode."""
-    return sum(entry.bytes for entry in buffer_entries(cfg, rows, mode))
+    return sum(entry.bytes for entry in buffer_entries(cfg, rows, mode, given))

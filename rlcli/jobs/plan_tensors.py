@@ -13,9 +13,11 @@ from torch import nn
 
 from rlcli.collectors import Collector
 from rlcli.data.fields import Field
-from rlcli.keys import Key, as_tuple, show, under_next
+from rlcli.envs import EnvBase
+from rlcli.keys import Key, as_tuple, show, under_next, unravel
 from rlcli.objectives.value.estimator import APPROXIMATED, ValueEstimator
 from rlcli.report.ledger import LEARNER, ROLLOUT, Entry
+from rlcli.specs import Categorical
 from rlcli.training.flat import spans_of
 from rlcli.training.optimizer import FlatOptimizer
 from rlcli.transforms.delta_codec import delta_key, encode, saves, scale_key
@@ -35,6 +37,8 @@ class Rows:
         Keys under "next" that transforms write; `compact` drops them.
     successors : dict
         Next observations, kept as the mode says.
+    kinds : dict
+        How many values there are of a key that counts from 0.
     """
 
     lanes: int
@@ -42,6 +46,7 @@ class Rows:
     fields: Mapping[Key, Field]
     copies: Mapping[Key, Field]
     successors: Mapping[Key, Field]
+    kinds: Mapping[Key, int]
 
     @property
     def frames(self) -> int:
@@ -63,7 +68,12 @@ def rows_of(collector: Collector, lanes: int, steps: int) -> Rows:
         if key in columns and engine.stored(under_next(key))
     }
     fields = {key: field for key, field in columns.items() if key not in copies}
-    return Rows(lanes, steps, fields, copies, successors)
+    return Rows(lanes, steps, fields, copies, successors, _kinds(collector.env))
+
+
+def _kinds(env: EnvBase) -> dict[Key, int]:
+    leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
+    return {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
 
 
 def _field(shape: tuple[int, ...], dtype: Any) -> Field:

@@ -18,6 +18,7 @@ from rlcli.jobs.changes import Changes, changes
 from rlcli.jobs.collect import fill
 from rlcli.jobs.collect_policy import with_kept_policy
 from rlcli.jobs.collection import Collection, find_state
+from rlcli.jobs.given_rows import without_source
 from rlcli.jobs.learner import Learner
 from rlcli.jobs.saved import newest
 from rlcli.jobs.train import go
@@ -51,7 +52,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if verb not in ("train", "collect"):
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     cfg = from_dict(verb, run.config, overrides, where=str(run.path / "config.json"))
-    raise_all(validate(with_kept_policy(cfg, run)))
+    raise_all(validate(without_source(with_kept_policy(cfg, run))))
     with StopSignals() as stop, RunLock(run.path), kept_in(run.path):
         if verb == "train":
             return _train(run, cast(Config, cfg), overrides, stop, force)

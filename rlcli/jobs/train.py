@@ -30,7 +30,10 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
             to_dict(cfg), verb="train", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
         with taken_back(run), RunLock(run.path), kept_in(run.path):
-            go(Learner(cfg, run, stop))
+            learner = Learner(cfg, run, stop)
+            with learner.reporter:
+                learner.begin()
+                go(learner)
     return run
 
 
@@ -53,6 +56,8 @@ def _close(learner: Learner, status: str, **facts: Any) -> None:
     run = learner.run.path
     commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
     try:
+        if rows := getattr(learner.loop, "given", 0):
+            facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
         resumed = learner.run.info.get("resumed", [])
         outside = learner.collector.lanes.bounds.figures()
         learner.reporter.close(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlcli.collectors import Collector
+from rlcli.jobs.given_rows import Given
 from rlcli.keys import Key
 from rlcli.report.reporter import Reporter
 from rlcli.training.evaluation import PeriodicEvaluation
@@ -43,6 +44,8 @@ class Wiring:
         Further parts that a checkpoint holds, by name; each has `load_state_dict`.
     warm : callable
         Loads what would otherwise be loaded inside the first batch.
+    begin : callable
+        What a new run does with its loop before its first frame: the rows that its buffer begins with.
     lines : list of str
         What was derived, for the start of the run.
     """
@@ -53,4 +56,5 @@ class Wiring:
     loop: Callable[[Reporter, Saver, PeriodicEvaluation | None], Loop]
     more: dict[str, Stateful] = field(default_factory=dict)
     warm: Callable[[], object] = lambda: None
+    begin: Callable[[Any], Given | None] = lambda loop: None
     lines: list[str] = field(default_factory=list)

@@ -68,3 +68,13 @@ def test_a_flipped_bit_in_any_segment_is_found():
 def test_a_policy_that_is_not_named_is_asked_for():
     with pytest.raises(ConfigError, match=r"policy\.path"):
         collect(*run("recipe=collect_policy"))
+
+
+def test_the_header_says_what_the_frames_are_of_and_what_made_them():
+    cfg, words = run("recipe=collect_random")
+    about = open_segments(collect(cfg, words).path / "data").metadata
+    assert about["env"] == "CartPole-v1" and about["config"]["env"]["num"] == 3 and "torch" in about["versions"]
+    assert about["specs"] == {
+        "observation": "Bounded(low=[-inf .. -0.418879], high=[0.418879 .. inf], shape=(4,), dtype=float32)",
+        "action": "Categorical(n=2, shape=(), dtype=int64)",
+    }

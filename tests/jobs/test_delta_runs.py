@@ -8,11 +8,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from test_off_policy_runs import DQN
+from test_resume import final_state, same, stop_after
 
 import rlcli
 from rlcli.cli.compose import configure
 from rlcli.data import open_segments
 from rlcli.errors import ConfigError, NumericsError
+from rlcli.jobs import resume
 
 SMALL = ["total_frames=300", "collector.frames_per_batch=60", "console=off", "env.num=3"]
 NEXT_OBS, DELTA = ("next", "observation"), ("next", "delta", "observation")
@@ -84,7 +87,72 @@ def test_a_difference_that_overflows_stops_the_run_with_exit_code_6():
         gym.registry.pop("Jumps-v0")
 
 
+@pytest.fixture
+def leaping():
+    """An env whose steps leap further than float16 holds, now and then."""
+    gym.register("Leaps-v0", lambda: Leaps())
+    yield ["env.id=Leaps-v0", "env.mode=serial"]
+    gym.registry.pop("Leaps-v0")
+
+
+class Leaps(Jumps):
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs * 0.07 + np.float32(self.t), *rest
+
+
+KEEP = ["memory=delta", "memory.on_overflow=keep"]
+PPO = [
+    "env.num=3",
+    "total_frames=480",
+    "collector.frames_per_batch=60",
+    "sampler.batch_size=30",
+    "run.eval_episodes=0",
+    "console=off",
+]
+RUNS = {
+    "ppo": PPO,
+    "ppo, whole trajectories": [*PPO, "collector.trajs_per_batch=4", "collector.deliver_leftovers=true"],
+    "dqn n-step": [*DQN, "loss.n_steps=3", "env.num=3", "storage.max_size=300", "total_frames=700"],
+    "dqn on disk": [*DQN, "storage=memmap", "storage.max_size=300", "total_frames=700"],
+}
+
+
+@pytest.mark.parametrize("task", RUNS.values(), ids=RUNS.keys())
+def test_runs_that_keep_what_overflows_resume_bit_for_bit_and_count_it(leaping, short_run, task):
+    run = short_run("run.dir=whole", *leaping, *task, *KEEP)
+    whole = final_state(run)
+    told = run.summary["delta"]["observation"]
+    assert told["rows"] == run.summary["frames"] and told["rows"] / 9 < told["kept"] < told["rows"] / 7
+    assert "kept whole" in (run.path / "report.md").read_text()
+    with stop_after(5):
+        short_run("run.dir=cut", *leaping, *task, *KEEP)
+    cut = final_state(resume("cut"))
+    for state in (cut, whole):
+        if "buffer" in state:
+            ring = state["buffer"]["rows"]["ring"]
+            assert len(ring["sparse"][0][1]) > 30  # numbers of the rows kept
+            ring.pop("index"), ring.pop("slots")
+    same(cut, whole)
+
+
+def test_a_collection_keeps_what_overflows_and_reads_it_back_bit_for_bit(leaping):
+    words = [*leaping, *SMALL]
+    full = open_segments(rlcli.collect([*words, "memory=full"]).path / "data")
+    run = rlcli.collect([*words, *KEEP])
+    coded, kept = open_segments(run.path / "data"), 0
+    for i in range(len(full)):
+        want, got = full.read(i), coded.read_with_next(i)
+        rows = (want[NEXT_OBS] - want["observation"]).abs().amax(-1) > 65504
+        kept += int(rows.sum())
+        assert torch.equal(got[NEXT_OBS][rows], want[NEXT_OBS][rows])
+        assert (got[NEXT_OBS] - want[NEXT_OBS]).abs().max() < 0.01
+    assert json.loads((run.path / "summary.json").read_text())["delta"]["observation"]["kept"] == kept > 20
+
+
 def test_settings_that_do_not_fit_are_named():
+    with pytest.raises(ConfigError, match=r"memory\.on_overflow has no meaning with memory=exact.*memory=delta"):
+        configure("train", ["memory.on_overflow=keep"])
     with pytest.raises(ConfigError, match=r"memory\.delta_dtype has no meaning with memory=exact.*memory=delta"):
         configure("collect", ["memory.delta_dtype=int8"])
     with pytest.raises(ConfigError, match=r"memory\.delta_dtype is 'int16'.*float16 \| bfloat16 \| int8"):

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import rlcli
 from rlcli.data import SegmentWriter, TensorDictReplayBuffer, open_segments
 from rlcli.data.segments import SegmentReader
-from rlcli.data.storages import LazyTensorStorage
+from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.report.inspection import BINS, Trajectories
 
@@ -179,3 +179,40 @@ def test_a_buffer_is_read_as_it_was_dumped(tmp_path, next_obs):
         assert facts["next.observation"].stored < facts["next.observation"].full == 200
     with pytest.raises(ArgumentError, match="ids 3 to 7"):
         rlcli.inspect(tmp_path / "dump", trajectory=99)
+
+
+def test_rows_that_a_storage_kept_are_inspected_where_they_lie(tmp_path):
+    with SegmentWriter(tmp_path / "frames") as writer:
+        for lengths in ([5, 7, 3], [20]):
+            writer.append(_walk(lengths))
+    storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "rows")
+    with TensorDictReplayBuffer(storage=storage, next_obs="exact") as buffer:
+        for lengths in ([5, 7, 3], [20]):
+            buffer.extend(_walk(lengths))
+    before = {path: path.read_bytes() for path in (tmp_path / "rows").iterdir()}
+    (found,) = rlcli.inspect(tmp_path / "rows")
+    (frames,) = rlcli.inspect(tmp_path / "frames")
+    assert found.kind == "buffer" and found.about["from"] == "rows of a storage" and found.frames == 35
+    for name in ("finished", "terminated", "shortest", "longest", "return_sum", "bins"):
+        assert getattr(found.trajectories, name) == getattr(frames.trajectories, name), name
+    assert {f.key: (f.low, f.high, f.full) for f in found.keys} == {f.key: (f.low, f.high, f.full) for f in frames.keys}
+    assert {path: path.read_bytes() for path in (tmp_path / "rows").iterdir()} == before
+
+
+def test_a_run_that_learns_from_a_buffer_shows_its_rows_too(tmp_path):
+    run = rlcli.train(
+        ["recipe=dqn_cartpole", "total_frames=600", "collector.init_random_frames=300", "run.eval_episodes=0",
+         f"run.dir={tmp_path}/run", *QUIET]
+    )  # fmt: skip
+    found = rlcli.inspect(run.path)
+    assert [each.kind for each in found] == ["buffer", "checkpoint"]
+    assert found[0].frames == run.summary["frames"] == found[0].trajectories.frames
+
+
+def _walk(lengths):
+    """Episodes of these lengths, one after another."""
+    total, ends = sum(lengths), torch.zeros(sum(lengths), 1, dtype=torch.bool)
+    ends[torch.tensor(lengths).cumsum(0) - 1] = True
+    x = torch.cat([torch.arange(float(n)) for n in lengths])[:, None]
+    after = {"observation": x + 1, "reward": torch.ones(total, 1), "done": ends, "terminated": ends}
+    return TensorDict({"observation": x, "next": after}, [total])

@@ -34,6 +34,7 @@ TASKS = {
     "dqn n-step delta": [*DQN, "loss.n_steps=3", "memory=delta"],
     "dqn dueling, soft": [*DQN, "policy.dueling=true", "loss.tau=0.1"],
     "dqn two dims": [*DQN, "storage.ndim=2"],
+    "dqn frame stacks": [*DQN, "env.frame_stack=3"],
     "sac": SAC,
     "sac fixed alpha": [*SAC, "loss.alpha=0.2", "sampler=prioritized"],
 }

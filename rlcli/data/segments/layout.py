@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rlcli.data.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
+from rlcli.data.next_obs.sparse import Few
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DONE, TRUNCATED, Key, as_tuple, show, unravel
 
 JOURNAL, SUFFIX, STATE = "journal.jsonl", ".safetensors", "state-"
 FORMAT, VERSION = "rlcli-segments", 1
-_ENDS, _EXTRA = "@ends", "@extra/"  # "@" is encoded in keys, so no key is ever called this
+_ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
 
 
 def file_name(sequence: int) -> str:
@@ -51,7 +52,7 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
                 why=f"it is {type(value).__name__}",
                 fix="Leave it out of keep_keys.",
             )
-        layout[_name(key)] = {
+        layout[name_of(key)] = {
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape[batch.ndim :]),
         }
@@ -61,10 +62,12 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
 def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
     """A batch as named tensors, next observations taken apart."""
     packed = pack(batch)
-    out = {_name(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
+    out = {name_of(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
     if packed.ends is not None:
         out[_ENDS] = packed.ends
-        out |= {_EXTRA + _name(key): x for key, x in packed.extra.items()}
+        out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
+    for key, few in packed.few.items():
+        out |= {_AT + name_of(key): few.at, _FEW + name_of(key): few.rows}
     return out
 
 
@@ -79,18 +82,22 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
 def batch_of(tensors: dict[str, Tensor], record: Record) -> TensorDictBase:
     """The inverse of `tensors_of`."""
     ends = tensors.pop(_ENDS, None)
-    extra = {_key(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
+    extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
+    named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
+    few = {key_of(n): Few(tensors.pop(_AT + n), tensors.pop(_FEW + n)) for n in named}
     batch = TensorDict({}, batch_size=record["batch_size"], names=record["names"])
     for name in sorted(tensors):
-        batch.set(_key(name), tensors[name])
-    return unpack(Packed(batch, ends, extra))
+        batch.set(key_of(name), tensors[name])
+    return unpack(Packed(batch, ends, extra, few))
 
 
-def _name(key: Key) -> str:
+def name_of(key: Key) -> str:
+    """What a key's tensor is called in a file."""
     return "/".join(quote(part, safe="") for part in as_tuple(key))
 
 
-def _key(name: str) -> Key:
+def key_of(name: str) -> Key:
+    """The inverse of `name_of`."""
     return unravel(tuple(unquote(part) for part in name.split("/")))
 
 

@@ -105,7 +105,7 @@ class SegmentReader:
         if reason:
             raise _damaged(path, reason)
         batch = batch_of(decode(data, str(path)), record)
-        if lanes := self._cuts.get(i % len(self)):
+        if lanes := self.cut_lanes(i):
             close_last(batch, lanes)
         return batch
 
@@ -117,6 +117,10 @@ class SegmentReader:
             names.append(self.folder / record["file"])
             kept += [self.folder / state_name(i + 1)] if record.get("state") else []
         return names + kept[-2:]
+
+    def cut_lanes(self, i: int) -> list[int]:
+        """Lanes whose open episode ends with segment `i`, because a resumed run could not go on with it."""
+        return self._cuts.get(range(len(self))[i], [])
 
     def holds(self, i: int, batch: TensorDictBase) -> bool:
         """Whether segment `i` is this very batch, bit for bit."""

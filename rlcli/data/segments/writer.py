@@ -38,7 +38,7 @@ class SegmentWriter:
     folder : Path or str
         New or empty, unless `resume`.
     metadata : dict, optional
-        Anything JSON can hold: env, seed, specs, keys. Kept in the header; the same on resume, if given.
+        Anything JSON can hold: env, seed, specs, keys. Kept in the header; what is given on resume is as it was.
     resume : bool
         Go on after the last acknowledged batch; what a crash left behind it is taken away, with a warning.
     commit_seconds : float
@@ -215,11 +215,12 @@ class SegmentWriter:
         for number, record in enumerate(records(path)):
             if number == 0:
                 check_header(record, path)
-                if wanted is not None and record["metadata"] != wanted:
+                kept = {key: value for key, value in record["metadata"].items() if key in (wanted or ())}
+                if wanted is not None and kept != wanted:
                     raise ArgumentError(
                         "these segments were written with other metadata",
                         where=str(self.folder),
-                        why=f"differs in {', '.join(_differences(record['metadata'], wanted))}",
+                        why=f"differs in {', '.join(_differences(kept, wanted))}",
                     )
             elif record["kind"] == "segment":
                 self._layout = self._layout or record["layout"]

@@ -1,0 +1,67 @@
+"""The files of a checkpoint, read: what `rlcli.training.checkpoint` writes, and data is found in by whoever wants it.
+
+```
+checkpoint_000007/   tensors.safetensors   state.json   manifest.json   rows-00000000.bin ...
+```
+The rows of a buffer are files of their own (`rlcli.data.row_files`): in the state stands who reads them. What the rest
+means is for those who saved it. Bytes and JSON only: reading runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlcli.data.row_files import NAMES, SavedRows
+from rlcli.data.sealed_folder import MANIFEST, SealedFolders
+from rlcli.data.state_tree import restore
+from rlcli.data.tensor_file import decode
+
+FORMAT, VERSION = "rlcli-checkpoint", 2
+TENSORS, STATE, BUFFER = "tensors.safetensors", "state.json", "buffer"
+FOLDERS = SealedFolders("checkpoint", "checkpoint", FORMAT, VERSION, rf"tensors\.safetensors|state\.json|{NAMES}")
+
+
+def read_manifest(path: Path | str) -> dict[str, Any]:
+    """The manifest of a checkpoint, checked against its own seal.
+
+    Raises
+    ------
+    DamagedDataError
+        It is missing or altered, or of a version that is not known here.
+    """
+    manifest = FOLDERS.manifest(Path(path))
+    if set(manifest["files"]) != {TENSORS, STATE} | _row_files(manifest):
+        raise FOLDERS.damaged(Path(path) / MANIFEST, f"files other than {TENSORS}, {STATE} and rows are named")
+    return manifest
+
+
+def _row_files(manifest: dict[str, Any]) -> set[str]:
+    return {entry["name"] for entry in manifest.get(BUFFER, {}).get("rows", [])}
+
+
+def read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What was saved, verified; tensors on the CPU.
+
+    Raises
+    ------
+    DamagedDataError
+        A file is missing, cut, grown or altered.
+    """
+    contents = {name: FOLDERS.read(path, name, manifest) for name in (TENSORS, STATE)}
+    for name in _row_files(manifest):
+        FOLDERS.check(path, name, manifest)
+    tensors = decode(contents[TENSORS], str(path / TENSORS))
+    try:
+        state = restore(json.loads(contents[STATE]), tensors)
+        if BUFFER in manifest:
+            state[BUFFER]["rows"]["columns"] = SavedRows(path, manifest[BUFFER])
+        return state
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:  # its checksum fits: written by hand
+        raise FOLDERS.damaged(path / STATE, str(error)) from error

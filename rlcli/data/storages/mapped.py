@@ -1,0 +1,235 @@
+"""Rows that somebody else wrote, read where they lie: files are mapped, nothing is copied and nothing is changed.
+
+```
+numbers   0 ........ 511 | 512 ..... 1023 | 1024 ..... 1400
+parts     a file         | a file         | a file              each with its columns at offsets of its own
+```
+A part is a run of consecutive rows in one file: a collected segment, a piece of a kept storage, a file of a dump.
+Nobody writes here: who wants to go on with such rows copies them, or resumes their own storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.data.map_file import map_file
+from rlcli.data.storages.storage import Storage
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.keys import Key
+
+MAPPED = 8192  # files at a time; a process may have some 65,000 mappings
+
+
+class Part(NamedTuple):
+    """Consecutive rows in a file.
+
+    Attributes
+    ----------
+    path : Path
+    size : int
+        Bytes of the file.
+    first, rows : int
+        The number of its first row, and how many there are.
+    offsets : dict of key to int
+        Where in the file the columns of these rows begin.
+    lanes : int
+        More than 1: the rows lie lane after lane, though they are numbered step after step.
+    """
+
+    path: Path
+    size: int
+    first: int
+    rows: int
+    offsets: Mapping[Key, int]
+    lanes: int = 1
+
+
+class MappedStorage(Storage):
+    """Rows on disk that are only read.
+
+    Parameters
+    ----------
+    max_size : int
+    ndim : int
+    fields : dict of key to Field, optional
+        Known beforehand where the rows come with the `state` of their ring.
+    capacity : int, optional
+        Of the ring that the rows were numbered in.
+    state : dict, optional
+        That of the ring; `rlcli.data.dumps.resume` takes it over.
+    where : Path or str
+        For sentences.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        ndim: int = 1,
+        fields: Mapping[Key, Field] | None = None,
+        capacity: int | None = None,
+        state: Mapping[str, Any] | None = None,
+        where: Path | str = "",
+    ) -> None:
+        super().__init__(max_size, ndim=ndim)
+        self.fields, self.capacity = dict(fields or {}), capacity or max_size
+        self.ring_state, self.where = state, str(where)
+        self._taken_over = False
+        self._drop()
+
+    def _drop(self) -> None:
+        self.parts: list[Part] = []
+        self.amended: dict[Key, np.ndarray] = {}
+        self._known = 0  # rows that the ring above was told of
+        self._shapes = np.empty((0, 3), np.int64)
+        self._columns = np.empty((0, 0), np.int64)
+        self._maps: dict[int, Tensor] = {}
+
+    @property
+    def total(self) -> int:
+        """One past the newest row's number."""
+        return self.parts[-1].first + self.parts[-1].rows if self.parts else 0
+
+    def attach(self, parts: Sequence[Part], amended: Mapping[Key, np.ndarray] | None = None) -> None:
+        """Say where the rows are, oldest first, each part going on where the one before it ends.
+
+        Parameters
+        ----------
+        amended : dict of key to int64 array
+            Flags that are set in these rows, by number and in order, whatever the file says.
+        """
+        self.parts, self.amended = list(parts), dict(amended or {})
+        shapes = [(p.first, p.lanes, p.rows // p.lanes if p.lanes > 1 else 1) for p in self.parts]
+        self._shapes = np.array(shapes, np.int64).reshape(-1, 3)
+        self._columns = np.empty((0, 0), np.int64)
+        if len(self.parts) <= MAPPED:  # now: what somebody takes away later stays readable
+            for number in range(len(self.parts)):
+                self._map(number)
+
+    def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
+        if self.fields and self.fields != dict(fields):
+            raise DamagedDataError("the files and the state of a buffer do not belong together", where=self.where)
+        self.fields, self.capacity = dict(fields), capacity
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        order = list(self.fields if keys is None else keys)
+        out = {key: self.fields[key].empty(len(rows)) for key in order}
+        if not len(rows):
+            return out
+        numbers, parts = self._find(rows)
+        if len(self._columns) != len(self.parts):
+            self._locate()
+        places = {key: i for i, key in enumerate(self.fields)}
+        at = np.array([places[key] for key in order], np.int64)
+        widths = np.array([self.fields[key].width for key in order], np.int64)
+        targets = np.array([column.data_ptr() for column in out.values()], np.int64)
+        for start in range(0, len(rows), MAPPED):  # a block names at most so many files
+            block = slice(start, start + MAPPED)
+            self._map_all(parts[block])
+            _kernels().gather(
+                numbers[block], parts[block], self._shapes, self._columns, at, widths, targets + start * widths
+            )
+        for key in self.amended.keys() & set(order):
+            out[key][torch.from_numpy(np.isin(numbers, self.amended[key]))] = True
+        return out
+
+    def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of rows, and the parts they are in."""
+        newest = self.total - 1
+        numbers = newest - (newest - np.asarray(rows, np.int64)) % self.capacity
+        oldest = self.parts[0].first if self.parts else 0
+        if not self.parts or numbers.min() < oldest or rows.min() < 0 or rows.max() >= self.capacity:
+            raise ArgumentError("a row was never written", where=self.where, why=f"{newest + 1 - oldest} are stored")
+        return numbers, np.searchsorted(self._shapes[:, 0], numbers, "right") - 1
+
+    def _locate(self) -> None:
+        """Where columns begin, once the fields are known; 0 in files that are not mapped."""
+        self._columns = np.zeros((len(self.parts), len(self.fields)), np.int64)
+        for number in self._maps:
+            self._point(number)
+
+    def _point(self, number: int) -> None:
+        base, offsets = self._maps[number].data_ptr(), self.parts[number].offsets
+        self._columns[number] = [base + offsets[key] for key in self.fields]
+
+    def _map_all(self, parts: np.ndarray) -> None:
+        if len(self._maps) == len(self.parts):
+            return
+        missing = [number for number in np.unique(parts).tolist() if number not in self._maps]
+        if len(self._maps) + len(missing) > MAPPED:
+            self._maps.clear()
+            missing = np.unique(parts).tolist()
+        for number in missing:
+            self._map(number)
+            self._point(number)
+
+    def _map(self, number: int) -> None:
+        part = self.parts[number]
+        try:
+            size = part.path.stat().st_size
+            if size != part.size:
+                raise _damaged(part.path, f"it has {size} bytes, {part.size} were written")
+            self._maps[number] = map_file(part.path, size, shared=False)  # of a folder that may not be written too
+        except FileNotFoundError as error:
+            raise _damaged(part.path, "it is missing") from error
+        except RuntimeError as error:
+            raise ResourceError("cannot map a file of rows", where=str(part.path), why=str(error)) from error
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+        """Rows that are here already are taken note of, in order; others are refused."""
+        count = len(next(iter(columns.values())))
+        if start != self._known or start + count > self.total or self.ring_state is not None:
+            self.need_writable()
+        self._known += count
+
+    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        self.need_writable()
+
+    def need_writable(self) -> NoReturn:
+        raise ArgumentError(
+            "these rows are read where they lie, and nothing is written to them", where=self.where,
+            fix="Copy them: open_buffer(path, max_size=N) gives a buffer in memory that can be extended.",
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def taking_over(self) -> Iterator[None]:
+        """While a ring takes its state over, which begins with a `clear`."""
+        self._taken_over = True
+        try:
+            yield
+        finally:
+            self._taken_over = False
+
+    def clear(self) -> None:
+        """Let go of the files, which stay as they are."""
+        if not self._taken_over:
+            self.fields, self.capacity, self.ring_state = {}, self.max_size, None
+            self._drop()
+
+    @property
+    def nbytes(self) -> int:
+        rows = self.total - self.parts[0].first if self.parts else 0
+        return rows * sum(field.width for field in self.fields.values())
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "folder": self.where, "files": len(self.parts)}
+
+
+def _damaged(path: Path, why: str) -> DamagedDataError:
+    return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it from a copy.")
+
+
+def _kernels() -> Any:
+    from rlcli.kernels.segments import parts  # loads the compiler, which takes half a second
+
+    return parts

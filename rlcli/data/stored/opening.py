@@ -1,0 +1,124 @@
+"""`open_buffer`: one way to look into anything that holds stored steps, and to draw from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.data.buffers.buffer_state import fill
+from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
+from rlcli.data.checkpoint_files import BUFFER, read_manifest, read_state
+from rlcli.data.dumps import FOLDERS, STATE
+from rlcli.data.row_files import SavedRows
+from rlcli.data.samplers import Sampler
+from rlcli.data.state_file import decode_state
+from rlcli.data.storages import CompressedStorage, LazyTensorStorage
+from rlcli.data.stored.copies import copy_rows
+from rlcli.data.stored.frames import open_frames, read_sides
+from rlcli.data.stored.kept import open_files, open_rows
+from rlcli.data.stored.places import CHECKPOINT, FRAMES, KEPT, Place, find
+from rlcli.errors import DamagedDataError
+
+COMPRESSED = "CompressedStorage"
+
+
+def open_buffer(
+    path: Path | str,
+    *,
+    sampler: Sampler | Callable[[], Sampler] | None = None,
+    batch_size: int | None = None,
+    max_size: int | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> TensorDictReplayBuffer:
+    """Stored steps as a replay buffer.
+
+    Parameters
+    ----------
+    path : Path or str
+        A run of `rlcli collect` or its `data` folder; the `scratch_dir` of a `LazyMemmapStorage`; what `dumps` wrote;
+        an off-policy training run or one of its checkpoints.
+    sampler, batch_size, transform, **options
+        As for `ReplayBuffer`. The sampler begins anew: its random stream and priorities are not those of the writer.
+    max_size : int, optional
+        Copy the newest rows that fit into memory: a buffer that can be extended. Without it rows are read where they
+        lie, nothing in the folder is changed, and writing is refused.
+
+    Returns
+    -------
+    TensorDictReplayBuffer
+        Next observations are there in all modes; those that `compact` never kept are its fill value (NaN), and
+        those of `delta` are decoded.
+
+    Raises
+    ------
+    ResourceError
+        There are no stored steps here.
+    DamagedDataError
+        Something is not as it was written: every checksum is compared.
+    """
+    place = find(path)
+    if max_size is not None:
+        source = _opened(place, {})
+        try:
+            return _copy(source, place, max_size, transform, sampler=sampler, batch_size=batch_size, **options)
+        finally:
+            source.close()
+    return _with_sides(_opened(place, {"sampler": sampler, "batch_size": batch_size, **options}), place, transform)
+
+
+def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:
+    """A buffer over these rows as they are stored."""
+
+    def make(**parts: Any) -> TensorDictReplayBuffer:
+        return TensorDictReplayBuffer(**parts, **options)
+
+    if place.kind == FRAMES:
+        return open_frames(place.path, make)  # type: ignore[return-value]
+    if place.kind == KEPT:
+        return make(storage=open_rows(place.path))
+    if place.kind == CHECKPOINT:
+        manifest = read_manifest(place.path)
+        ring = read_state(place.path, manifest)[BUFFER]["rows"]["ring"]
+        return _of_files(place.path, manifest[BUFFER], manifest["files"], ring, make)
+    if why := FOLDERS.verify(place.path):
+        raise DamagedDataError("the dump cannot be read", where=str(place.path), why=why)
+    manifest, file = FOLDERS.manifest(place.path), place.path / STATE
+    ring = decode_state(file.read_bytes(), str(file))["ring"]
+    return _of_files(place.path, manifest, manifest["files"], ring, make)
+
+
+def _of_files(
+    path: Path, about: Mapping[str, Any], files: Mapping[str, Any], ring: Mapping[str, Any],
+    make: Callable[..., TensorDictReplayBuffer],
+) -> TensorDictReplayBuffer:  # fmt: skip
+    """Rows of a dump or a checkpoint, whose checksums were compared."""
+    if about["storage"] != COMPRESSED:
+        return make(storage=open_files(path, about, files, ring))
+    buffer = make(storage=CompressedStorage(about["max_size"], ndim=about["ndim"]))
+    fill(buffer.ring, {"ring": ring, "columns": SavedRows(path, about)})
+    buffer.ring.heed_markers()
+    buffer.sampler.extended(buffer.ring, len(buffer.ring))
+    return buffer
+
+
+def _copy(
+    source: TensorDictReplayBuffer, place: Place, max_size: int, transform: Callable[[Any], Any] | None, **options: Any
+) -> TensorDictReplayBuffer:
+    ring = source.ring
+    stacks = {key: stack.frames for key, stack in ring.stacks.items()}
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(max_size, ndim=source.storage.ndim), next_obs="exact" if ring.exact else "full",
+        frame_stack=stacks or None, codes=bool(ring.packing.codes), **options,
+    )  # fmt: skip
+    copy_rows(source, buffer, ring.read)
+    return _with_sides(buffer, place, transform)
+
+
+def _with_sides(
+    buffer: TensorDictReplayBuffer, place: Place, transform: Callable[[Any], Any] | None
+) -> TensorDictReplayBuffer:
+    for side in read_sides(place.about, buffer.ring):
+        buffer.append_transform(side)
+    return buffer if transform is None else buffer.append_transform(transform)  # type: ignore[return-value]

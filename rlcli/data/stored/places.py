@@ -1,0 +1,163 @@
+"""Where stored steps are: what a folder holds, how many rows, and of which env; told from journals and manifests alone.
+
+```
+RUN/data/journal.jsonl               collected frames, one segment a batch
+FOLDER/journal.jsonl                 rows of a LazyMemmapStorage that was kept
+FOLDER/dump_000003/manifest.json     a dump of a buffer
+RUN/checkpoints/checkpoint_000007/   a checkpoint, with the buffer of an off-policy run
+```
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.data.checkpoint_files import BUFFER, read_manifest
+from rlcli.data.checkpoint_files import FOLDERS as CHECKPOINTS
+from rlcli.data.dumps import FOLDERS as DUMPS
+from rlcli.data.journal import records
+from rlcli.data.row_files import SavedRows
+from rlcli.data.sealed_folder import MANIFEST, SealedFolders
+from rlcli.data.segments import SegmentReader
+from rlcli.data.segments.layout import FORMAT as SEGMENTS
+from rlcli.data.segments.layout import JOURNAL
+from rlcli.data.storages.row_journal import FORMAT as ROWS
+from rlcli.data.storages.row_journal import Committed
+from rlcli.errors import DamagedDataError, ResourceError
+
+FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump", "buffer in a checkpoint"
+
+
+class Place(NamedTuple):
+    """Stored steps.
+
+    Attributes
+    ----------
+    kind : str
+        "collected frames", "rows of a storage", "dump" or "buffer in a checkpoint".
+    path : Path
+        The folder of the files themselves.
+    rows : int
+        Live ones.
+    about : dict
+        What is known of where they come from: "env" (its id), "config" (of the run) and "specs", as far as they are.
+    """
+
+    kind: str
+    path: Path
+    rows: int
+    about: dict[str, Any]
+
+
+def find(path: Path | str) -> Place:
+    """What a run folder, or one of the folders in the module's picture, holds.
+
+    Where there are several dumps or checkpoints the newest that is whole counts.
+
+    Raises
+    ------
+    ResourceError
+        There are no stored steps here.
+    DamagedDataError
+        A journal or manifest is not as it was written, or all dumps or checkpoints are damaged.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ResourceError("there is no such folder", where=str(path), fix="rlcli ls runs lists the runs.")
+    for place in places(folder):
+        return place
+    trained = (folder / "checkpoints").is_dir() or (folder / MANIFEST).is_file()
+    why = "the run learns from each batch once, or has saved nothing yet" if trained else "it holds no journal, no dump"
+    raise ResourceError(
+        "there are no stored steps here",
+        where=str(path),
+        why=why,
+        fix="Give a run of rlcli collect, a run that learns from a buffer, or a folder that dumps() wrote.",
+    )
+
+
+def places(folder: Path) -> Iterator[Place]:
+    """Everything in a folder that `find` knows, that which it would give first.
+
+    Raises
+    ------
+    DamagedDataError
+        As `find`.
+    """
+    for place in (folder, folder / "data"):
+        if (place / JOURNAL).is_file():
+            yield _journalled(place, folder)
+    for place in (folder, folder / "checkpoints"):
+        if newest := newest_of(CHECKPOINTS, place):
+            yield from _checkpoint(newest)
+    for place in (folder, folder / "buffer"):
+        if newest := newest_of(DUMPS, place):
+            yield Place(DUMP, newest, _live(DUMPS.manifest(newest)), {})
+        if place != folder and (place / JOURNAL).is_file():
+            yield _journalled(place, folder)
+
+
+def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
+    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none.
+
+    Raises
+    ------
+    DamagedDataError
+        There are some, and all are damaged.
+    """
+    if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
+        return folder
+    paths, why = kind.paths(folder), []
+    for path in reversed(paths):
+        if (reason := kind.verify(path)) is None:
+            return path
+        why.append(reason)
+    if why:
+        raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(why[:3]))
+    return None
+
+
+def _journalled(place: Path, run: Path) -> Place:
+    header = next(records(place / JOURNAL), {})
+    kind = header.get("format")
+    if kind == SEGMENTS:
+        segments = SegmentReader(place, check_sizes=False)
+        return Place(FRAMES, place, segments.frames, _with_config(segments.metadata, run))
+    if kind == ROWS:
+        said = Committed(place / JOURNAL)
+        return Place(KEPT, place, said.to - said.first, _with_config({}, run))
+    raise DamagedDataError("this journal is not of stored steps", where=str(place / JOURNAL), why=f"found {kind}")
+
+
+def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
+    """What a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
+    about = dict(metadata)
+    file = run / "config.json"
+    if "config" not in about and file.is_file():
+        try:
+            about["config"] = json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise DamagedDataError("cannot read a run's file", where=str(file), why=str(error)) from error
+    return _named(about)
+
+
+def _named(about: dict[str, Any]) -> dict[str, Any]:
+    config = about.get("config")
+    env = config.get("env", {}).get("id") if isinstance(config, dict) else None
+    return about if "env" in about or env is None else {**about, "env": env}
+
+
+def _checkpoint(path: Path) -> Iterator[Place]:
+    manifest = read_manifest(path)
+    if BUFFER in manifest:
+        yield Place(CHECKPOINT, path, len(SavedRows(path, manifest[BUFFER])), _named({"config": manifest["config"]}))
+        return
+    if BUFFER in manifest:
+        yield Place(CHECKPOINT, path, _live(manifest[BUFFER]), _named({"config": manifest["config"]}))
+
+
+def _live(about: dict[str, Any]) -> int:
+    return sum(file["stop"] - file["start"] for file in about["rows"])
