@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
@@ -14,7 +14,7 @@ from rlcli.keys import Key, show
 
 
 def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
-    """Every leaf of a batch, under its key.
+    """Every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for.
 
     Raises
     ------
@@ -24,7 +24,7 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
     columns: dict[Key, Tensor] = {}
     if type(batch) is TensorDict and _plain_leaves(batch, (), columns):
         return columns
-    columns = dict(batch.items(include_nested=True, leaves_only=True))
+    columns = dict(batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor))
     for key, column in columns.items():
         if not isinstance(column, Tensor) or column.is_nested:
             raise ArgumentError(
@@ -33,7 +33,12 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
                 why=f"got {type(column).__name__}",
                 fix="Leave the key out (batch.exclude(...)), or use ListStorage.",
             )
-    return columns
+    return {key: _resolved(column) for key, column in columns.items()}
+
+
+def _resolved(column: Tensor) -> Tensor:
+    """The column, in memory as it reads."""
+    return column.resolve_conj().resolve_neg() if column.is_conj() or column.is_neg() else column
 
 
 def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tensor]) -> bool:
@@ -42,7 +47,7 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
         if isinstance(value, Tensor):
             if value.is_nested:
                 return False
-            out[(*path, name) if path else name] = value
+            out[(*path, name) if path else name] = _resolved(value)
         elif type(value) is not TensorDict or not _plain_leaves(value, (*path, name), out):
             return False
     return True
@@ -50,23 +55,36 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
 
 def nested(columns: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
     """A TensorDict of columns that are known to have this batch size."""
-    tree: dict[str, Any] = {}
+    made = _empty(batch_size, device)
+    tables: dict[tuple[str, ...], dict[str, Any]] = {(): made._tensordict}
+    top = made._tensordict
     for key, column in columns.items():
         if isinstance(key, str):
-            tree[key] = column
-            continue
-        place = tree
-        for part in key[:-1]:
-            place = place.setdefault(part, {})
-        place[key[-1]] = column
-    return _wrapped(tree, batch_size, device)
+            top[key] = column
+        else:
+            table = tables.get(key[:-1])
+            if table is None:
+                table = _inner(tables, key[:-1], batch_size, device)
+            table[key[-1]] = column
+    return made
 
 
-def _wrapped(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            tree[key] = _wrapped(value, batch_size, device)
-    # the public constructor checks every leaf again, which takes five times as long as all the rest of a sample
-    made = TensorDict._new_unsafe(tree, batch_size=batch_size)
-    made._device = device  # given to the constructor, it would ask for the machine's other devices
+def _inner(
+    tables: dict[tuple[str, ...], dict[str, Any]], path: tuple[str, ...], batch_size: torch.Size,
+    device: torch.device | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The table of a new TensorDict, in that of the one it lies in."""
+    outer = tables.get(path[:-1])
+    if outer is None:
+        outer = _inner(tables, path[:-1], batch_size, device)
+    outer[path[-1]] = made = _empty(batch_size, device)
+    tables[path] = made._tensordict
+    return tables[path]
+
+
+def _empty(batch_size: torch.Size, device: torch.device | None) -> TensorDict:
+    # the public constructor and `set` check every leaf again, which takes five times as long as all the rest of a
+    # sample; given a device, the constructor would ask for the machine's others
+    made = TensorDict._new_unsafe({}, batch_size=batch_size)
+    made._device = device
     return made

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlcli.data.next_obs import build_exact, build_full
+from rlcli.data.next_obs import Rows, build_exact, build_full
 
 KEYS = ("observation", ("camera", "pixels"))
 
@@ -76,7 +76,7 @@ def in_child(work, *args):
 def same(ours, theirs) -> None:
     """Equal in kind, shape, dtype and every bit, whatever is nested in what."""
     if isinstance(theirs, torch.Tensor):
-        plain = ours.full() if hasattr(ours, "full") else ours
+        plain = ours.full() if isinstance(ours, Rows) else ours
         assert plain.shape == theirs.shape and plain.dtype == theirs.dtype, (plain.shape, theirs.shape)
         assert torch.equal(plain.detach(), theirs.detach())
     elif hasattr(theirs, "batch_size"):

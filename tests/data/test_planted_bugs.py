@@ -18,6 +18,7 @@ import pytest
 from test_trajectory_index import go
 
 import rlcli.kernels.index as kernels
+from rlcli.data.buffers import ring
 from rlcli.data.index import TrajectoryIndex, cut_out
 from rlcli.data.next_obs.side_pool import SidePool
 
@@ -33,7 +34,11 @@ PLANTED = {
         "write", "    for key in range(pairs.shape[1]):\n        width = pairs[WIDTH, key]\n        one,",
         "    for key in range(1):\n        width = pairs[WIDTH, key]\n        one,"),
     "only one key of all rows is compared": (
-        "write", "    for key in range(pairs.shape[1]):\n        width, obs", "    for key in range(1):\n        width, obs"),
+        "write", "    for key in range(pairs.shape[1]):\n        if form", "    for key in range(1):\n        if form"),
+    "only the first of many rows is compared": (
+        "write", "after + (first - 1) * width, (block - first) * width)", "after + (first - 1) * width, width)"),
+    "eight rows are passed over if one is plain": (
+        "write", "read_8(address + row) & EIGHT_PLAIN == EIGHT_PLAIN", "read_8(address + row) & EIGHT_PLAIN"),
     "only one key is compared at a seam": (
         "write", "    for key in range(pairs.shape[1]):\n        width = pairs[WIDTH, key]\n        if not same",
         "    for key in range(1):\n        width = pairs[WIDTH, key]\n        if not same"),
@@ -61,11 +66,11 @@ PLANTED = {
     "the newest row has no next observation": (
         "write", "        if exact or (known and trajs[STATE, runs[TRAJ, lane, at]] == OPEN):\n", "        if known and trajs[STATE, runs[TRAJ, lane, at]] == OPEN:\n"),
     "the wrong row is kept": ("write", "keep(scalars, slots, pairs, row - 1, form, index)", "keep(scalars, slots, pairs, row, form, index)"),
-    "done is not honoured beside ids": ("write", "goes = not done[row - 1] and (not has_ids or", "goes = (not has_ids or"),
-    "ids are not looked at in a batch": ("write", "(not has_ids or ids[row - 1] == ids[row])", "True"),
+    "done is not honoured beside ids": ("write", "goes = goes and ids[i] == ids[i + 1]", "goes = ids[i] == ids[i + 1]"),
+    "ids are not looked at in a batch": ("write", "goes = goes and ids[i] == ids[i + 1]", "pass"),
     "ids are not looked at between writes": (
         "write", "(trajs[ID, traj] == traj_id if has_ids else", "(True if has_ids else"),
-    "env rows of a flat batch are one stream": ("write", "            between = in_row == 0\n", "            between = False\n"),
+    "env rows of a flat batch are one stream": ("write", "range(-(-first // seam) * seam, stop, seam):", "range(0):"),
     "the last end of a write stays open": ("write", "            if done[row + stretch - 1]:\n", "            if done[row + stretch - 1] and step + stretch < stop:\n"),
     "a bit stays after the seam is resolved": (
         "write", "                bits[above >> 3] &= ~np.uint8(1 << (above & 7))\n", "                pass\n"),
@@ -85,8 +90,7 @@ PLANTED = {
     "a link keeps its slot": (
         "write", "                if slot >= 0:\n                    free_slot(scalars, slots, slot)\n", ""),
     "strangers are followed where bytes coincide": (
-        "write", "            goes = not done[row - 1] and (not has_ids or ids[row - 1] == ids[row])\n",
-        "            goes = same or (not done[row - 1] and (not has_ids or ids[row - 1] == ids[row]))\n"),
+        "write", "goes = goes and ids[i] == ids[i + 1]", "goes = notes[i] != 0 or (goes and ids[i] == ids[i + 1])"),
 }  # fmt: skip
 
 
@@ -96,6 +100,10 @@ def copy_bytes(target, source, count):
 
 def same_bytes(one, other, count):
     return ctypes.string_at(int(one), int(count)) == ctypes.string_at(int(other), int(count))
+
+
+def read_8(address):
+    return int.from_bytes(ctypes.string_at(int(address), 8), sys.byteorder, signed=True)
 
 
 def same_values(one, other, count):
@@ -112,8 +120,10 @@ def plain(monkeypatch):
         monkeypatch.setitem(
             sys.modules, "rlcli.kernels.compiled", types.SimpleNamespace(compiled=lambda **_: lambda f: f)
         )
-        stand_in = types.SimpleNamespace(copy_bytes=copy_bytes, same_bytes=same)
+        stand_in = types.SimpleNamespace(copy_bytes=copy_bytes, same_bytes=same, read_8=read_8)
         monkeypatch.setitem(sys.modules, "rlcli.kernels.rows.bytes", stand_in)
+        monkeypatch.setattr(ring, "learn", lambda *_: None)  # plans have passes of their own, compiled
+        monkeypatch.setattr(ring.ReadPlan, "of", lambda _: None)
         for name in PARTS:
             source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
             if name == part:

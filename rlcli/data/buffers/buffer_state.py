@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from rlcli.data.buffers.ring import Ring
 from rlcli.data.dumps import restore_rows
 from rlcli.data.nesting import columns_of, nested
+from rlcli.data.row_files import SavedRows
 from rlcli.data.samplers.sampler import live_rows
 
 
@@ -20,11 +21,19 @@ def rows_of(ring: Ring) -> dict[str, Any]:
     return {"ring": state, "columns": ring.storage.gather(np.sort(live_rows(ring))) if len(ring) else {}}
 
 
+def without_rows(ring: Ring) -> dict[str, Any]:
+    """`rows_of` for whoever writes the rows themselves."""
+    return {"ring": ring.state_dict(), "columns": {}}
+
+
 def fill(ring: Ring, state: dict[str, Any]) -> None:
     """The inverse of `rows_of`, for a ring of the same size."""
+    ring.storage.need_writable()
     ring.load_state_dict(state["ring"])
-    if state["columns"]:
-        restore_rows(ring, ring.packing.taken(state["columns"]))
+    if isinstance(state["columns"], SavedRows):
+        state["columns"].fill(ring.storage)
+    elif state["columns"]:
+        restore_rows(ring, state["columns"])
 
 
 def plain(batch: TensorDictBase, info: dict[str, Any], last: bool) -> dict[str, Any]:

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.buffers.stack_heads import StackHeads
+from rlcli.data.buffers.stack_reading import read_stacks
 from rlcli.data.fields import Field
 from rlcli.data.next_obs.side_pool import bytes_of
 from rlcli.data.storages import Storage
-from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
 
@@ -35,7 +36,7 @@ class Promoted(NamedTuple):
     links: list[tuple[int, int, np.ndarray]]  # (lane, number of the head, frames before it)
 
 
-class FrameStacks:
+class FrameStacks(StackHeads):
     """The stacks of one key.
 
     Parameters
@@ -67,13 +68,10 @@ class FrameStacks:
                 fix="The first dim of a row must hold 2 or more frames, oldest first.",
             )
         each = field.shape[0] // frames
-        self.key, self.field, self.frames, self.steps, self.lanes = key, field, frames, steps, lanes
+        self.key, self.field, self.frames, self.steps = key, field, frames, steps
         self.frame = Field(field.dtype, field.shape[1:] if each == 1 else torch.Size((each, *field.shape[1:])))
-        self.heads = np.zeros((2, lanes, 16), np.int64)
-        self.ends = np.zeros((2, lanes), np.int64)
+        super().__init__(lanes, (frames - 1) * self.frame.width)
         self.tails = np.zeros((lanes, field.width), np.uint8)
-        self.memory = np.empty((0, (frames - 1) * self.frame.width), np.uint8)
-        self._free: list[int] = []
         self._tips: dict[int, int] = {}  # trajectory -> the newest step of it, where a stretch may be linked to
         self._notes = np.empty(0, np.uint8)
         self._seen = self._whole = 0
@@ -217,45 +215,6 @@ class FrameStacks:
         """The trajectories have other numbers now."""
         self._tips = {}
 
-    @property
-    def _mask(self) -> int:
-        return self.heads.shape[2] - 1
-
-    def _append(self, lane: int, step: int, before: int) -> None:
-        self._room(2)
-        tail = int(self.ends[1, lane])
-        self.heads[:, lane, tail & self._mask] = step, before
-        self.ends[1, lane] = tail + 1
-
-    def _room(self, count: int) -> None:
-        """For so many heads more in every lane."""
-        need, held = int((self.ends[1] - self.ends[0]).max()) + count, self.heads.shape[2]
-        if need <= held:
-            return
-        size = 1 << (need - 1).bit_length()
-        heads = np.zeros((2, self.lanes, size), np.int64)
-        for lane in range(self.lanes):
-            numbers = np.arange(*self.ends[:, lane])
-            heads[:, lane, numbers & (size - 1)] = self.heads[:, lane, numbers & self._mask]
-        self.heads = heads
-
-    def _slot(self, frames: np.ndarray) -> int:
-        self._more_slots(1)
-        slot = self._free.pop()
-        self.memory[slot] = frames
-        return slot
-
-    def _more_slots(self, count: int) -> None:
-        """For so many slots more than are in use."""
-        held = len(self.memory)
-        need = held - len(self._free) + count
-        if need <= held:
-            return
-        memory = np.empty((max(need, 4, held * 5 // 4), self.memory.shape[1]), np.uint8)
-        memory[:held] = self.memory
-        self._free = [*range(len(memory) - 1, held - 1, -1), *self._free]
-        self.memory = memory
-
     def _tell(self, rows: int) -> None:
         self._seen += rows
         if self._told or self._seen < _MANY:
@@ -273,35 +232,13 @@ class FrameStacks:
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, storage: Storage, base: int, rows: np.ndarray) -> Tensor:
         """Stacks `[N, *F]` of live rows int64 `[N]`."""
-        return self.read_all(storage, base, [rows])[0]
+        return read_stacks(self, storage, base, [rows])[0]
 
     def read_all(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
         """`read` for several lists of rows of one length; neighbours that stand at one place are read together."""
-        from rlcli.kernels.stacks.cpu import gather_stacks, places
+        return read_stacks(self, storage, base, rows)
 
-        column = storage.address(self.key)
-        if column is not None:
-            made = [sample_memory(self.field, len(rows[0])) for _ in rows]
-            gather_stacks(
-                self.heads, self.ends, base, self.steps, self.lanes, np.stack(rows), self.frames, self.frame.width,
-                column, self.memory.ctypes.data, np.array([stacks.data_ptr() for stacks in made]),
-            )  # fmt: skip
-            return made
-        return [self._read_from(storage, base, part, places) for part in rows]
-
-    def _read_from(self, storage: Storage, base: int, rows: np.ndarray, places: Any) -> Tensor:
-        where = np.empty((len(rows), self.frames), np.int64)
-        patched = places(self.heads, self.ends, base, self.steps, self.lanes, rows, self.frames, where)
-        flat = where.reshape(-1)
-        frames = storage.gather(np.maximum(flat, 0) if patched else flat, [self.key])[self.key]
-        if patched:
-            at = np.flatnonzero(flat < 0)
-            kept = self.memory.reshape(-1, self.frame.width)[-1 - flat[at]]
-            values = torch.from_numpy(kept).view(self.field.dtype).view(len(at), *self.frame.shape)
-            frames[torch.from_numpy(at).to(frames.device)] = values.to(frames.device)
-        return frames.view(len(rows), *self.field.shape)
-
-    # ---- single rows, checkpoints ------------------------------------------------------------------------------
+    # ---- single rows -------------------------------------------------------------------------------------------
     def reserve(self, index: Any, rows: np.ndarray) -> None:
         """Room for rows int64 `[N]` to be written over: each may begin a stretch, and so may all that read from it."""
         steps = index.base + (rows // self.lanes - index.base) % self.steps
@@ -329,44 +266,21 @@ class FrameStacks:
         for lane in {lane for lane, _ in heads}:
             self._insert(lane, {step: frames for (other, step), frames in heads.items() if other == lane})
 
-    def _insert(self, lane: int, new: Mapping[int, np.ndarray]) -> None:
-        numbers = np.arange(*self.ends[:, lane])
-        held = dict(zip(*self.heads[:, lane, numbers & self._mask].tolist(), strict=True))
-        self.ends[:, lane] = 0
-        for step, frames in new.items():
-            if held.get(step, -1) >= 0:
-                self._free.append(held[step])
-            held[step] = self._slot(frames)
-        for step in sorted(held):
-            self._append(lane, step, held[step])
-
+    # ---- checkpoints -------------------------------------------------------------------------------------------
     @property
     def nbytes(self) -> int:
         """Bytes beside the rows."""
-        return self.memory.nbytes + self.heads.nbytes + self.tails.nbytes
+        return super().nbytes + self.tails.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        listed = [self.heads[:, lane, np.arange(*self.ends[:, lane]) & self._mask] for lane in range(self.lanes)]
-        heads = np.concatenate(listed, 1)
-        held = np.flatnonzero(heads[1] >= 0)
-        slots = self.memory[heads[1, held]]
-        heads[1, held] = np.arange(len(held))
         tips = np.array(list(self._tips.items()), np.int64).reshape(-1, 2)
         return {
-            "heads": torch.from_numpy(heads),
-            "sizes": torch.tensor([part.shape[1] for part in listed]),
-            "slots": torch.from_numpy(slots),
+            **super().state_dict(),
             "tails": torch.from_numpy(self.tails.copy()),
             "tips": torch.from_numpy(tips),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        heads, taken = state["heads"].numpy(), 0
-        self.ends[:] = 0
-        self.memory, self._free = state["slots"].numpy().copy(), []
-        for lane, size in enumerate(state["sizes"].tolist()):
-            for step, before in heads[:, taken : taken + size].T.tolist():
-                self._append(lane, step, before)
-            taken += size
+        super().load_state_dict(state)
         self.tails[:] = state["tails"].numpy()
         self._tips = dict(state["tips"].tolist())

@@ -21,11 +21,9 @@ class Gate:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        try:
-            self.check()
-        except ArgumentError:
+        if self.closed:
             self._lock.release()
-            raise
+            self.check()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

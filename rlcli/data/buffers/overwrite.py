@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffers.room import room_for
+from rlcli.data.dumps import ring_content
 from rlcli.data.fields import check_fit
 from rlcli.data.index.cut_out import cut_out
 from rlcli.data.nesting import columns_of
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
 
 def overwrite(ring: Ring, rows: np.ndarray, batch: TensorDictBase) -> None:
     """See `Ring.overwrite`."""
-    given = {key: c.full() if isinstance(c, Rows) else c for key, c in columns_of(batch).items()}
+    ring.storage.need_writable()
+    given = columns_of(batch)
+    few = ring.sparse.take(given, batch.ndim)
+    given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
     _check(ring, rows, batch, given)
     if not len(rows):
         return
+    numbers = ring.numbers(rows)
     last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]  # of a row given twice the last counts
     rows, taken = rows[last], torch.from_numpy(last)
     columns = {key: c[taken.to(c.device)] for key, c in given.items()}
@@ -41,6 +46,9 @@ def overwrite(ring: Ring, rows: np.ndarray, batch: TensorDictBase) -> None:
         ring.index.reserve(len(changed))
         for key, stacks in ring.stacks.items():
             stacks.reserve(ring.index, rows[others[key]])
+    stored = {key: columns[key].contiguous() for key in ring.packing.fields}
+    packed = ring.packing.pack(stored, ring.base * ring.lanes, len(ring), ring_content(ring))
+    ring.storage.ready(rows)
     if len(changed):
         at = torch.from_numpy(changed)
         ids, ends = ring.markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
@@ -49,13 +57,14 @@ def overwrite(ring: Ring, rows: np.ndarray, batch: TensorDictBase) -> None:
             before = ring.pool.pack(ring.columns(rows[changed], ring.pairs.keys))
             after = ring.pool.pack({key: columns[under_next(key)][at] for key in ring.pairs.keys})
         cut_out(ring.index, rows[changed], ids, ends, before, after)
-    stored = {key: columns[key].contiguous() for key in ring.packing.fields}
     for key, stacks in ring.stacks.items():
         other = others[key]
         if len(other):
             stacks.overwrite(ring.storage, ring.index, rows[other], stored[key][torch.from_numpy(other)])
-        stored[key] = stacks.newest(stored[key])
-    ring.storage.scatter(rows, ring.packing.pack(stored, ring.base * ring.lanes, len(ring)))
+        packed[key] = stacks.newest(stored[key])
+    ring.storage.scatter(rows, packed)
+    if few or ring.sparse:
+        ring.sparse.put(few, numbers, ring.base * ring.lanes)
 
 
 def _check(ring: Ring, rows: np.ndarray, batch: TensorDictBase, given: Mapping[Key, Tensor]) -> None:

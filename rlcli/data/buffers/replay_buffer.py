@@ -10,39 +10,31 @@ drawn is their affair.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffers.buffer_state import fill, plain, rows_of, sampled
 from rlcli.data.buffers.gate import Gate
 from rlcli.data.buffers.objects import ObjectRing, items_of
+from rlcli.data.buffers.parts import as_batch, made, ring_of
 from rlcli.data.buffers.prefetch import Prefetcher
-from rlcli.data.buffers.ring import Ring
 from rlcli.data.buffers.rows import rows_at
+from rlcli.data.buffers.saved_buffer import Sampled, SavedBuffer
 from rlcli.data.buffers.sides import Sides
-from rlcli.data.dumps import dump, load, resume, ring_content
+from rlcli.data.dumps import resume, ring_content
 from rlcli.data.nesting import nested
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
 from rlcli.data.samplers.sampler import need_size
-from rlcli.data.storages import LazyMemmapStorage, ListStorage, Storage
+from rlcli.data.sharing import RegionWriter, SharedGate, SharedRing, refuse_write_side
+from rlcli.data.storages import LazyMemmapStorage, MappedStorage, Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
 
-class Sampled(NamedTuple):
-    """A sample, what is known beside it, and whether it is the last of an epoch."""
-
-    batch: Any
-    info: dict[str, Any]
-    last: bool
-
-
-class ReplayBuffer:
+class ReplayBuffer(SavedBuffer):
     """Rows in time, drawn again and again.
 
     Parameters
@@ -70,6 +62,9 @@ class ReplayBuffer:
         Observations that are stored one frame a row, see `Ring`.
     codes : bool
         Small keys are stored in as few bytes as they need, see `Ring`.
+    shared : bool
+        Rows lie in memory that processes share: one process writes them (`writer`), this one samples. Pickled, the
+        buffer arrives as its writer.
 
     Raises
     ------
@@ -91,20 +86,22 @@ class ReplayBuffer:
         next_obs: str = "auto",
         frame_stack: int | Mapping[Key, int] | None = None,
         codes: bool = False,
+        shared: bool = False,
     ) -> None:
-        self.storage = _made("storage", storage, Storage)
-        self.sampler = RandomSampler() if sampler is None else _made("sampler", sampler, Sampler)
-        self.ring = _ring_of(self.storage, next_obs, frame_stack, codes)
+        self.storage = made("storage", storage, Storage)
+        self.sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
+        self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
+        self.storage = self.ring.storage
         self.sampler.bind(self.ring)
         self.batch_size = self.sampler.batch_size() if batch_size is None else need_size("batch_size", batch_size)
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
         self.device = None if device is None else torch.device(device)
-        self._lock = Gate()
+        self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
         self._sides = Sides(self.ring)
         self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch)) if prefetch else None
         if transform is not None:
             self.append_transform(transform)
-        if isinstance(self.storage, LazyMemmapStorage) and self.storage.fields:
+        if isinstance(self.storage, LazyMemmapStorage | MappedStorage) and self.storage.fields:
             resume(self.ring)
             self._heed_markers()
             self.sampler.extended(self.ring, len(self.ring))
@@ -128,12 +125,18 @@ class ReplayBuffer:
         ArgumentError
             It does not fit what is stored, or is larger than the storage; nothing was stored.
         """
-        if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):
-            batch = torch.stack(list(batch))
-        if isinstance(self.ring, Ring):
-            _check_batch(batch)
+        if type(batch) is not TensorDict or not batch.batch_size:
+            batch = as_batch(batch, objects=isinstance(self.ring, ObjectRing))
         with self._lock:
-            return torch.from_numpy(self._write(self._sides.write(batch)))
+            rows = self._write(self._sides.write(batch))
+            self.sampler.extended(self.ring, len(rows))
+        written = torch.from_numpy(rows)
+        if self.sampler.has_priorities:
+            self._take_priorities(written, batch)
+        return written
+
+    def _take_priorities(self, rows: Tensor, batch: Any) -> None:
+        """Give rows that were just written the priorities that their batch holds, if it does."""
 
     def add(self, step: Any) -> int | Tensor:
         """Store one step of every env, ``[*lanes]``, or one object; the row number, or those of all envs."""
@@ -143,21 +146,21 @@ class ReplayBuffer:
         return int(rows) if rows.numel() == 1 else rows
 
     def _write(self, batch: Any) -> np.ndarray:
-        if isinstance(self.ring, ObjectRing):
+        ring = self.ring
+        if isinstance(ring, ObjectRing):
             batch = items_of(batch)
-            count, room = len(batch), self.storage.max_size
+            count = len(batch)
         else:
-            lanes = batch.numel() // max(1, batch.shape[-1]) if self.storage.ndim > 1 else 1
-            count, room = batch.numel(), max(1, self.storage.max_size // max(1, lanes)) * lanes
-        if count > room:
-            raise ArgumentError(
-                "the batch is larger than the storage",
-                why=f"{count} rows, max_size {self.storage.max_size}",
-                fix=f"Use max_size={count} or more, or smaller batches.",
-            )
-        rows = self.ring.extend(batch)
-        self.sampler.extended(self.ring, len(rows))
-        return rows
+            count = batch.batch_size.numel()
+        if count > ring.steps * ring.lanes:
+            lanes = count // max(1, batch.shape[-1]) if self.storage.ndim > 1 else 1
+            if count > max(1, self.storage.max_size // max(1, lanes)) * lanes:
+                raise ArgumentError(
+                    "the batch is larger than the storage",
+                    why=f"{count} rows, max_size {self.storage.max_size}",
+                    fix=f"Use max_size={count} or more, or smaller batches.",
+                )
+        return ring.extend(batch)
 
     def __setitem__(self, place: Any, batch: TensorDictBase) -> None:
         """Overwrite stored rows."""
@@ -239,7 +242,7 @@ class ReplayBuffer:
             if not len(self.ring):
                 raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
             draw = self.sampler.sample(self.ring, size)
-            info = {"index": torch.from_numpy(draw.rows), **draw.columns}
+            info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
             batch = self._sides.read_stored(self._read(draw, info), draw.rows)
             last = self.sampler.ran_out
         return Sampled(self._placed(self._sides.read(batch)), info, last)
@@ -251,7 +254,7 @@ class ReplayBuffer:
             if info is not None and isinstance(batch, TensorDictBase):
                 self._note(batch, info)
         else:
-            columns = self.ring.columns(draw.rows)
+            columns = self.ring.columns(draw.rows, self._sides.wanted() if self.collate_fn is None else None)
             if info is not None:
                 self.sampler.mark(columns, draw)
                 self._note(columns, info)
@@ -280,6 +283,8 @@ class ReplayBuffer:
         """Add a transform at the end of what samples pass; returns the buffer."""
         self._forget_ahead()
         with self._lock:
+            if isinstance(self.ring, SharedRing):
+                refuse_write_side(transform, invert)
             self._sides.append(transform, invert)
         return self
 
@@ -288,79 +293,6 @@ class ReplayBuffer:
         self._forget_ahead()
         with self._lock:
             self.sampler.set_seed(seed)
-
-    def _forget_ahead(self) -> None:
-        """Not under the lock: a sample that is being made needs it."""
-        if self._ahead is not None:
-            self._ahead.drop()
-
-    # ---- checkpoints -------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """Rows and all that decides later samples, those made ahead included: tensors and plain values."""
-        ahead = [] if self._ahead is None else self._ahead.take()
-        with self._lock:
-            state: dict[str, Any] = {
-                "rows": rows_of(self.ring),
-                "rest": self._rest(),
-                "ahead": [plain(*sampled) for sampled in ahead],
-            }
-        if self._ahead is not None:
-            state["ahead_size"] = self._ahead.size
-            self._ahead.put_back(ahead, self._ahead.size)
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over `state_dict`'s answer, of a buffer that was made alike."""
-        self._forget_ahead()
-        with self._lock:
-            fill(self.ring, state["rows"])
-            self._heed_markers()
-            self._take_over(state["rest"])
-        if self._ahead is not None and state["ahead"]:
-            self._ahead.put_back([Sampled(*sampled(saved)) for saved in state["ahead"]], state["ahead_size"])
-
-    def dumps(self, folder: Path | str) -> Path:
-        """Write the buffer beside the dumps that a folder holds, whole or not at all; the folder of this dump.
-
-        Samples that were made ahead are not part of it.
-
-        Raises
-        ------
-        ResourceError
-            The disk refuses: the dump before is as it was.
-        """
-        self._forget_ahead()
-        with self._lock:
-            return dump(self.ring, folder, self._rest())
-
-    def loads(self, folder: Path | str) -> None:
-        """Take over the newest dump of a folder that verifies.
-
-        What is written next is of another process: it goes on with no trajectory that has no id.
-
-        Raises
-        ------
-        ResourceError, DamagedDataError, ArgumentError
-            There is no dump, none verifies, or it is of a buffer of another shape.
-        """
-        self._forget_ahead()
-        with self._lock:
-            rest = load(self.ring, folder)
-            self._heed_markers()
-            self._take_over(rest)
-
-    def _heed_markers(self) -> None:
-        """Loaded rows may have been told apart by other keys than this buffer's sampler asked for."""
-        if isinstance(self.ring, Ring):
-            self.ring.heed_markers()
-
-    def _rest(self) -> dict[str, Any]:
-        """What a buffer knows beside its rows."""
-        return {"sampler": self.sampler.state_dict(), "transforms": self._sides.state_dict()}
-
-    def _take_over(self, rest: dict[str, Any]) -> None:
-        self._sides.load_state_dict(rest["transforms"])
-        self.sampler.load_state_dict(rest["sampler"])
 
     # ---- the end -----------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -381,9 +313,41 @@ class ReplayBuffer:
             else:
                 self.storage.clear()
             self._lock.closed = True
+            if isinstance(self.ring, SharedRing):
+                self.ring.close()
         ahead, self._ahead = self._ahead, None
         if ahead is not None:  # not under the lock: a sample that is being made needs it
             ahead.close()
+
+    # ---- between processes -------------------------------------------------------------------------------------
+    def writer(self) -> RegionWriter:
+        """The end of a shared buffer that another process writes; it can be pickled, and costs nothing until used.
+
+        Raises
+        ------
+        ArgumentError
+            The buffer is this process's alone.
+        """
+        if not isinstance(self.ring, SharedRing):
+            raise ArgumentError("this buffer is not shared between processes", fix="Make it with shared=True.")
+        return self.ring.writer()
+
+    def _follow(self) -> None:
+        """See what the writer published."""
+        anew, count = self.ring.follow()
+        if anew:
+            self.sampler.empty()
+        if count:
+            self.sampler.extended(self.ring, count)
+
+    def _in_child(self) -> None:
+        """In a forked child: the thread that makes samples ahead is not here."""
+        self._ahead = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.ring, SharedRing):
+            return self.writer().__reduce__()
+        return super().__reduce_ex__(protocol)
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -398,32 +362,3 @@ class ReplayBuffer:
             f"{type(self).__name__}({len(self)} of {self.storage.max_size} rows in {type(self.storage).__name__}, "
             f"{type(self.sampler).__name__}, batch_size={self.batch_size})"
         )
-
-
-def _ring_of(storage: Storage, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool) -> Any:
-    """A `Ring`, or what stands for one over objects."""
-    if isinstance(storage, ListStorage):
-        return ObjectRing(storage)
-    return Ring(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
-
-
-def _check_batch(batch: Any) -> None:
-    if not isinstance(batch, TensorDictBase):
-        raise ArgumentError(
-            "a buffer of rows takes TensorDicts", why=f"got {type(batch).__name__}", fix="Or use ListStorage."
-        )
-    if not batch.ndim:
-        raise ArgumentError("extend takes a batch with a time dim", fix="Use add(step) for a single step.")
-
-
-def _made(name: str, part: Any, kind: type) -> Any:
-    """A part, or what the callable makes that was given in its place."""
-    made = part() if callable(part) and not isinstance(part, kind) else part
-    if not isinstance(made, kind):
-        raise ArgumentError(
-            f"a buffer needs a {name}",
-            where=name,
-            why=f"got {'none' if made is None else type(made).__name__}",
-            fix="For instance storage=LazyTensorStorage(100_000)." if name == "storage" else None,
-        )
-    return made

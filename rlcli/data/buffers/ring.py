@@ -22,27 +22,25 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffers import ring_state
+from rlcli.data.buffers import plain_read, plain_write, ring_state
 from rlcli.data.buffers.frame_stacks import FrameStacks
 from rlcli.data.buffers.overwrite import overwrite
+from rlcli.data.buffers.read_plan import ReadPlan
 from rlcli.data.buffers.remark import remark
-from rlcli.data.buffers.room import room_for
-from rlcli.data.buffers.stacked_keys import stacked_keys
+from rlcli.data.buffers.write_plan import WritePlan, learn
 from rlcli.data.codes import Code, Packing
-from rlcli.data.fields import Field, check_fit, fields_of
+from rlcli.data.fields import Field
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.index.markers import Markers
-from rlcli.data.nesting import columns_of, nested
+from rlcli.data.nesting import nested
 from rlcli.data.next_obs.loose import LooseRows
-from rlcli.data.next_obs.pairs import Pairs, observation_keys
-from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.pairs import Pairs
 from rlcli.data.next_obs.side_pool import SidePool
+from rlcli.data.next_obs.sparse import SparseColumns
 from rlcli.data.state_file import encode_state
 from rlcli.data.storages import Storage
-from rlcli.data.storages.sample_memory import sample_memory
-from rlcli.data.storages.tensor import by_row
-from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import Key, show, unravel
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key, unravel
 
 
 class Ring:
@@ -105,6 +103,9 @@ class Ring:
         self.index = TrajectoryIndex(self.steps)
         self.packing.forget()
         self._loose = LooseRows()
+        self._plans: dict[torch.Size, WritePlan] = {}
+        self._reads: ReadPlan | None = None
+        self.sparse = SparseColumns()
 
     @property
     def base(self) -> int:
@@ -124,6 +125,7 @@ class Ring:
     def nbytes(self) -> int:
         """Bytes of rows, index and side pool."""
         beside = 0 if self.pool is None else self.pool.memory.nbytes
+        beside += self.sparse.nbytes
         return self.storage.nbytes + self.index.nbytes + beside + sum(s.nbytes for s in self.stacks.values())
 
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
@@ -144,7 +146,8 @@ class Ring:
     def _mark(self, markers: Markers) -> None:
         if markers == self.markers:
             return
-        self.packing.keep_ids(markers.traj_key, self.index, self.base * self.lanes, len(self))
+        oldest = self.base * self.lanes
+        self.packing.keep_ids(markers.traj_key, self.index, oldest, len(self), self._content)
         if len(self):
             remark(self, markers)
         else:
@@ -165,35 +168,25 @@ class Ring:
         ArgumentError
             Keys, shapes, dtypes or batch dims differ from what is stored; nothing was written.
         """
-        given, lead = columns_of(batch), batch.batch_size
-        self._check(given, lead)
-        count = lead.numel()
-        length = count // self.lanes
-        if not length:
-            return np.empty(0, np.int64)
-        seam = lead[-1] if self.lanes == 1 and len(lead) else length
-        columns = self._flat(given, len(lead), count)
-        ids, ends = self.markers.read(columns, count)  # type: ignore[union-attr]
-        packed = self.packing.pack(columns, self.base * self.lanes, len(self))
-        form, where = self.pairs.point(columns, given, count)
-        for start in range(0, length, self.steps):  # a batch longer than the ring goes in pieces
-            stop = min(start + self.steps, length)
-            cursor, new_base = self.cursor, max(0, self.cursor + stop - start - self.steps)
-            batch_of = (self.pairs.table, form, where, ids, ends, length, seam, start, stop)
-            with room_for(count):  # all of it before anything is written over
-                promoted = [s.promote(self.storage, self.base, cursor, new_base) for s in self.stacks.values()]
-                for (key, stacks), kept in zip(self.stacks.items(), promoted, strict=True):
-                    stacks.prepare(columns[key], cursor, length, start, stop, kept)
-                self.index.prepare(*batch_of)
-            self._store(packed, length, start, stop)
-            self.index.record(*batch_of)
-            for (key, stacks), kept in zip(self.stacks.items(), promoted, strict=True):
-                stacks.follow(self.storage, columns[key], self.index, cursor, length, seam, start, stop, kept)
-            if self.exact and not self._loose.told:
-                self._loose.count(self.index.loose, self.index.paired, lead)
-        self.pairs.release()
-        self.storage.settle(self._content)
-        return self._rows(self.cursor - length, length)
+        plan = self._plans.get(batch.batch_size)
+        rows = None if plan is None else plan.write(self, batch)
+        if rows is None:
+            rows = plain_write.write(self, batch)
+            learn(self._plans, self, batch)
+        elif self.exact and not self._loose.told:
+            self._loose.count(self.index.loose, self.index.paired, batch.batch_size)
+        return rows
+
+    def numbers(self, rows: np.ndarray) -> np.ndarray:
+        """Of live rows int64 ``[N]``, counted from the first write on: step * lanes + lane."""
+        last = self.cursor * self.lanes - 1
+        return last - (last - rows) % (self.steps * self.lanes)
+
+    def _numbers(self, step: int, length: int) -> np.ndarray:
+        """Numbers of `length` steps and their lanes, in the order of a batch: lane after lane."""
+        if self.lanes == 1:
+            return np.arange(step, step + length)
+        return (np.arange(step, step + length) * self.lanes + np.arange(self.lanes)[:, None]).reshape(-1)
 
     def _rows(self, step: int, length: int) -> np.ndarray:
         """Rows of `length` steps, in the order of a batch: lane after lane."""
@@ -205,39 +198,6 @@ class Ring:
             return rows
         rows = np.arange(step, step + length) % self.steps * self.lanes
         return (rows + np.arange(self.lanes)[:, None]).reshape(-1)
-
-    def _check(self, given: Mapping[Key, Tensor], lead: torch.Size) -> None:
-        ndim = self.storage.ndim
-        if len(lead) < ndim:
-            raise ArgumentError(
-                f"a storage with ndim={ndim} takes batches of at least as many dims",
-                why=f"got {list(lead)}",
-                fix="Use ndim=1, or keep the env dim of the batch.",
-            )
-        lane_shape = lead[len(lead) - ndim : -1] if len(lead) == ndim else _merged(lead, ndim)
-        if not self.fields:
-            self._declare(given, lead, lane_shape)
-        elif lane_shape != self.lane_shape:
-            raise ArgumentError(
-                "the batch has other env dims than the rows stored before it",
-                why=f"expected {list(self.lane_shape)} before time, got {list(lane_shape)}",
-            )
-        check_fit(self.fields, given, lead)
-
-    def _declare(self, given: Mapping[Key, Tensor], lead: torch.Size, lane_shape: torch.Size) -> None:
-        lanes = math.prod(lane_shape)
-        if self.storage.max_size < lanes:
-            raise ArgumentError(
-                "the storage is smaller than one step of all envs",
-                why=f"max_size {self.storage.max_size}, {lanes} envs",
-            )
-        fields = fields_of(given, len(lead))
-        markers = Markers.among(fields, *self._asked)
-        found = observation_keys(fields)
-        lazy = any(isinstance(column, Rows) for column in given.values())
-        stacked = stacked_keys(fields, found, self.frame_stack)
-        exact = self.next_obs == "exact" or (self.next_obs == "auto" and (lazy or bool(stacked)))
-        self.lay_out(fields, markers, lane_shape, exact, found, stacked, given, len(lead))
 
     def lay_out(
         self, fields: Mapping[Key, Field], markers: Markers, lane_shape: torch.Size, exact: bool,
@@ -267,45 +227,10 @@ class Ring:
         if isinstance(codes, Mapping):
             codes = self.packing.chosen(stored, codes, lead, markers.traj_key, stacks)
         self.packing.declare(stored, codes, steps * lanes)
-        self.stacks = stacks
-        self.fields, self.markers, self.lane_shape, self.lanes, self.steps = (
-            dict(fields),
-            markers,
-            lane_shape,
-            lanes,
-            steps,
-        )
+        self.fields, self.markers, self.stacks = dict(fields), markers, stacks
+        self.lane_shape, self.lanes, self.steps = lane_shape, lanes, steps
         self.exact, self.pool, self.pairs = exact, pool, pairs
         self.index = TrajectoryIndex(steps, lanes, has_ids=markers.traj_key is not None, pool=pool, exact=exact)
-
-    def _flat(self, given: Mapping[Key, Tensor], lead: int, count: int) -> dict[Key, Tensor]:
-        """The columns that are stored, contiguous `[count, *F]`."""
-        columns: dict[Key, Tensor] = {}
-        for key in self.packing.fields:
-            column = given[key]
-            if type(column) is Rows:
-                column = column.full()
-            if lead != 1:
-                column = column.reshape(count, *column.shape[lead:])
-            columns[key] = column if column.is_contiguous() else column.contiguous()
-        return columns
-
-    def _store(self, columns: Mapping[Key, Tensor], length: int, start: int, stop: int) -> None:
-        """Write the steps `[start, stop)` of all lanes."""
-        if self.stacks:
-            columns = {key: self.stacks[key].newest(c) if key in self.stacks else c for key, c in columns.items()}
-        if self.lanes > 1:
-            columns = _step_major(columns, self.lanes, length, start, stop)
-        elif stop - start < length:
-            columns = {key: c[start:stop] for key, c in columns.items()}
-        first, steps = self.cursor % self.steps, stop - start
-        fit = self.steps - first
-        if steps <= fit:
-            self.storage.write(first * self.lanes, columns)
-        else:
-            cut = fit * self.lanes
-            self.storage.write(first * self.lanes, {key: column[:cut] for key, column in columns.items()})
-            self.storage.write(0, {key: column[cut:] for key, column in columns.items()})
 
     def overwrite(self, rows: np.ndarray, batch: TensorDictBase) -> None:
         """Write single rows int64 ``[N]`` from a batch ``[N]``; a row given twice takes the last.
@@ -344,37 +269,14 @@ class Ring:
 
     def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """`read` without the TensorDict around: key -> ``[N, *F]``."""
-        wanted = self.fields if keys is None else [unravel(key) for key in keys]
-        for key in wanted if keys is not None else ():
-            if key not in self.fields:
-                raise MissingKeyError(
-                    f"{show(key)} is not stored", why=f"stored are {', '.join(map(show, self.fields))}"
-                )
-        if not self.exact and not self.stacks:
-            return self.packing.gather(rows, self.index, keys if keys is None else wanted)
-        nexts = {key: root for key, root in zip(self.pairs.nexts, self.pairs.keys, strict=True) if key in wanted}
-        nexts = nexts if self.exact else {}
-        both = [root for root in nexts.values() if root in self.stacks and root in wanted]
-        out = self._gather(rows, [key for key in wanted if key not in nexts and key not in both])
-        if nexts:
-            places, patched = self.index.next_places(rows)
-            below = np.where(places < 0, rows, places) if patched else places
-            found = self._gather(below, [root for root in nexts.values() if root not in both])
-            for root in both:
-                out[root], found[root] = self.stacks[root].read_all(self.storage, self.base, [rows, below])
-            if patched:
-                self.pool.patch(places, found)  # type: ignore[union-attr]
-            for key, root in nexts.items():
-                out[key] = found[root]
-        return {key: out[key] for key in wanted}
-
-    def _gather(self, rows: np.ndarray, keys: Iterable[Key]) -> dict[Key, Tensor]:
-        """Stored columns, stacks put together."""
-        if not self.stacks:
-            return self.packing.gather(rows, self.index, keys)
-        keys = list(keys)
-        out = self.packing.gather(rows, self.index, [key for key in keys if key not in self.stacks])
-        return out | {key: self.stacks[key].read(self.storage, self.base, rows) for key in keys if key in self.stacks}
+        if self.sparse:
+            return plain_read.with_sparse(self, rows, keys)
+        if keys is None:
+            if self._reads is None or self._reads.index is not self.index:
+                self._reads = ReadPlan.of(self)
+            if self._reads is not None:
+                return self._reads.columns(rows)
+        return plain_read.read(self, rows, keys)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -401,26 +303,3 @@ class Ring:
         ring_state.restore(self, state)
         if cut:
             self.index.cut()
-
-
-def _merged(lead: torch.Size, ndim: int) -> torch.Size:
-    """The dims before time, of which leading ones too many are one."""
-    if ndim == 1:
-        return torch.Size(())
-    return torch.Size((math.prod(lead[: len(lead) - ndim + 1]), *lead[len(lead) - ndim + 1 : -1]))
-
-
-def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: int, stop: int) -> dict[Key, Tensor]:
-    """The steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
-    count = (stop - start) * lanes
-    if not all(column.is_cpu for column in columns.values()):
-        split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
-        return {key: column.transpose(0, 1).flatten(0, 1) for key, column in split.items()}
-    from rlcli.kernels.rows.cpu import by_step
-
-    held, given, apart = by_row(columns, columns)
-    out = {key: sample_memory(Field.of(column), count) for key, column in columns.items()}
-    widths, made = zip(*((Field.of(c).width, c.data_ptr()) for c in out.values()), strict=True)
-    by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
-    del held
-    return out

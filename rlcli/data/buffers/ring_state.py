@@ -37,6 +37,7 @@ def state_of(ring: Ring) -> dict[str, Any]:
         "codes": ring.packing.state(),
         "index": ring.index.state_dict(),
         "slots": torch.from_numpy(_slots(ring)),
+        "sparse": ring.sparse.state_dict(ring.base * ring.lanes),
         "stacks": [[list(as_tuple(key)), stacks.frames, stacks.state_dict()] for key, stacks in ring.stacks.items()],
     }
 
@@ -72,6 +73,7 @@ def restore(ring: Ring, state: Mapping[str, Any]) -> None:
     for (_, _, mine), stacks in zip(state["stacks"], ring.stacks.values(), strict=True):
         stacks.load_state_dict(mine)
     ring.index.load_state_dict(state["index"])
+    ring.sparse.load_state_dict(state.get("sparse", []))
     if ring.pool is not None:
         slots = state["slots"].numpy()
         ring.pool.memory[: len(slots)] = slots

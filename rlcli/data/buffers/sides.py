@@ -16,6 +16,7 @@ import numpy as np
 
 from rlcli.data.buffers.ring import Ring
 from rlcli.errors import ArgumentError
+from rlcli.keys import Key
 from rlcli.transforms import Compose, Transform
 
 Part = Callable[[Any], Any]
@@ -66,6 +67,14 @@ class Sides:
             if isinstance(part, Transform):
                 batch = (part.forward if inverted else part.inv)(batch.copy() if hasattr(batch, "copy") else batch)
         return batch
+
+    def wanted(self) -> list[Key] | None:
+        """Keys that a sample begins with, if some need not be read: the first transform reads them anew."""
+        first = self._parts[0] if self._bound else None
+        if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
+            return None
+        anew = first[0].reads_anew()
+        return [key for key in (*self._ring.fields, *self._ring.sparse.keys) if key not in anew] if anew else None
 
     def read_stored(self, sample: Any, rows: np.ndarray) -> Any:
         """A sample's way out as far as it needs the buffer."""

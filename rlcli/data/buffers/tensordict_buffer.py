@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler
+from rlcli.data.sharing import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import Key, show, unravel
@@ -31,13 +32,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__init__(**options)
         self.priority_key = unravel(priority_key)
 
-    def extend(self, batch: Any) -> Tensor:
-        rows = super().extend(batch)
-        if isinstance(batch, TensorDictBase) and self.sampler.has_priorities:
-            priority = batch.get(self.priority_key, None)
-            if priority is not None:
-                self.update_priority(rows, priority.reshape(len(rows), *priority.shape[batch.ndim :]))
-        return rows
+    def _take_priorities(self, rows: Tensor, batch: Any) -> None:
+        priority = batch.get(self.priority_key, None) if isinstance(batch, TensorDictBase) else None
+        if priority is not None:
+            self.update_priority(rows, priority.reshape(len(rows), *priority.shape[batch.ndim :]))
+
+    def writer(self) -> RegionWriter:
+        writer = super().writer()
+        return RegionWriter(writer.place, self.priority_key) if self.sampler.has_priorities else writer
 
     def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
         for name, value in info.items():

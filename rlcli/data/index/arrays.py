@@ -53,6 +53,11 @@ class IndexArrays:
         return (self.cursor - self.base) * self.width
 
     @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What compiled passes that write take first; others after the next `grow`."""
+        return self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits
+
+    @property
     def slots_in_use(self) -> int:
         return int(self._scalars[layout.SLOT_HIGH] - self._scalars[layout.SLOT_FREE])
 
@@ -63,8 +68,8 @@ class IndexArrays:
         return sum(array.nbytes for array in arrays)
 
     # ---- growing -----------------------------------------------------------------------------------------------------
-    def _grow(self) -> None:
-        """Make room for the runs that `record` asks for."""
+    def grow(self) -> None:
+        """Make room for the runs that were asked for last."""
         from rlcli.kernels.index.table import park_again
 
         need = int(self._scalars[layout.NEED_RUNS])
@@ -104,7 +109,7 @@ class IndexArrays:
         notes[rows] &= ~np.uint8(layout.GOES | layout.PLAIN_ROW)
         inner = notes.reshape(self.width, length)[:, 1:]
         self._scalars[layout.NEED_RUNS] = self.width + np.count_nonzero(inner & layout.PLAIN_ROW == 0)
-        self._grow()
+        self.grow()
 
     def finish(self, other: IndexArrays) -> None:
         """Go on where another index stands; without ids what is closed there stays so."""
@@ -128,14 +133,14 @@ class IndexArrays:
     def reserve(self, rows: int) -> None:
         """Room for so many rows to be cut out: each leaves two runs more, and three next observations in slots."""
         self._scalars[layout.NEED_RUNS] = 3 * rows
-        self._grow()
+        self.grow()
 
     def new_traj(self, traj_id: int, lane: int) -> int:
         """The number of a new trajectory, whose runs the caller sets."""
         from rlcli.kernels.index.table import new_traj
 
         self._scalars[layout.NEED_RUNS] = 1
-        self._grow()
+        self.grow()
         return int(new_traj(self._scalars, self._trajs, traj_id, lane, 0))
 
     def end_traj(self, traj: int) -> None:
@@ -149,7 +154,7 @@ class IndexArrays:
         from rlcli.kernels.index.table import new_slot
 
         self._scalars[layout.NEED_RUNS] = 1
-        self._grow()
+        self.grow()
         slot = int(new_slot(self._scalars, self._slots))
         assert self.pool is not None and packed is not None
         self.pool.memory[slot] = packed
@@ -166,7 +171,7 @@ class IndexArrays:
         """Room for this many runs in every lane."""
         held = int((self._lanes[layout.TAIL] - self._lanes[layout.HEAD]).max())
         self._scalars[layout.NEED_RUNS] = max(0, count - held)
-        self._grow()
+        self.grow()
 
     def refresh(self) -> None:
         """Derive bits and parked trajectories anew from runs and states."""

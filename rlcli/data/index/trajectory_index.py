@@ -17,7 +17,7 @@ from rlcli.data.index.arrays import IndexArrays
 from rlcli.data.index.drawing import RandomStream, Slices, check_request
 from rlcli.errors import ArgumentError
 from rlcli.kernels.index import layout
-from rlcli.kernels.index.layout import HAS_IDS
+from rlcli.kernels.index.layout import EXACT, HAS_IDS
 
 _NO_TABLE = np.empty(0, np.int64)
 
@@ -69,9 +69,9 @@ class TrajectoryIndex(IndexArrays):
 
         if len(self._notes) < len(done):
             self._notes = np.empty(len(done), np.uint8)
-        compare(self._scalars, pairs, form, where, ids, done, length, seam, start, stop, self._notes)
+        compare(self._scalars, pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop, self._notes)
         if not fits(self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots):
-            self._grow()
+            self.grow()
 
     def record(
         self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
@@ -82,7 +82,7 @@ class TrajectoryIndex(IndexArrays):
 
         record(
             self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits, self._notes,
-            pairs, form, where, ids, done, length, seam, start, stop,
+            pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop,
         )  # fmt: skip
         self.version += 1
 
@@ -94,11 +94,21 @@ class TrajectoryIndex(IndexArrays):
     def loose(self) -> int:
         return int(self._scalars[layout.LOOSE])
 
-    def cut(self) -> None:
-        """What is written next goes on with no trajectory that has no id."""
+    def cut(self, *, named: bool = False) -> None:
+        """What is written next goes on with no trajectory that has no id; with `named`, with none at all."""
         from rlcli.kernels.index.read import cut_nameless
 
         cut_nameless(self._scalars, self._runs, self._trajs, self._slots)
+        if not named or not self._scalars[HAS_IDS]:
+            return
+        states = self._trajs[layout.STATE]
+        for traj in np.flatnonzero((states == layout.OPEN) | (states == layout.PARKED)).tolist():
+            states[traj] = layout.CLOSED
+            lane, at = self._trajs[layout.LANE, traj], self._trajs[layout.LAST, traj] & (self._runs.shape[2] - 1)
+            if not self._scalars[EXACT]:
+                self.give_slot(int(self._runs[layout.WHERE, lane, at]))
+                self._runs[layout.WHERE, lane, at] = layout.BELOW
+        self.refresh()
 
     # ---- rows --------------------------------------------------------------------------------------------------
     def successors(self, rows: np.ndarray) -> np.ndarray:

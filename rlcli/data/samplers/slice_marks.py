@@ -11,6 +11,7 @@ Marks are added to stored ones, never taken away.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,15 +58,14 @@ class SliceMarks:
         if terminated is None or truncated is None or done is None:
             return False
         init, shape = columns.get(IS_INIT), terminated.shape
-        if init is None:
-            init = columns[IS_INIT] = terminated.new_zeros(shape)
-        for flag in (init, terminated, truncated, done):
-            if flag.shape != shape or flag.dtype is not torch.bool or flag.device.type != "cpu":
+        for flag in (terminated, truncated, done, *(() if init is None else (init,))):
+            if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape:
                 return False
-        from rlcli.kernels.marks import cpu
-
-        width = terminated.numel() // max(rows, 1)
-        cpu.mark(*(flag.data_ptr() for flag in (init, terminated, truncated, done)), width, lengths)
+        fresh, width = init is None, terminated.numel() // max(rows, 1)
+        if init is None:
+            init = columns[IS_INIT] = torch.empty_like(terminated)
+        at = (init.data_ptr(), terminated.data_ptr(), truncated.data_ptr(), done.data_ptr())
+        _kernels().mark(*at, width, fresh, lengths)
         return True
 
     def _cut(self, columns: dict[Key, Tensor], key: Key, lasts: np.ndarray, rows: int) -> None:
@@ -87,6 +87,13 @@ class SliceMarks:
         columns[COLLECTOR_MASK] = torch.from_numpy((after < 0).reshape(-1)).to(device)
         _put(_flag(columns, IS_INIT, after.size), np.flatnonzero(after >= 0), False)
         return np.arange(len(lengths)) * padded, np.flatnonzero(after >= -1)
+
+
+@cache
+def _kernels() -> Any:
+    from rlcli.kernels.marks import cpu  # loads the compiler, which takes half a second
+
+    return cpu
 
 
 def _flag(columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:

@@ -41,11 +41,15 @@ _blocks: deque[_Block] = deque()
 
 def sample_memory(field: Field, count: int) -> Tensor:
     """`field.empty(count)`, on the CPU; its storage cannot be resized."""
-    size = count * field.width
-    if not _LEAST <= size <= _MOST:
+    if is_plain(field, count):
         return field.empty(count)
-    flat = _lent(size)
+    flat = _lent(count * field.width)
     return field.empty(count) if flat is None else flat.view(field.dtype).view(count, *field.shape)
+
+
+def is_plain(field: Field, count: int) -> bool:
+    """Whether `sample_memory` is nothing but `field.empty`."""
+    return not _LEAST <= count * field.width <= _MOST
 
 
 def _lent(size: int) -> Tensor | None:

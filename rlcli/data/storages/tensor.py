@@ -32,12 +32,17 @@ class LazyTensorStorage(Storage):
     max_size : int
     ndim : int
     device : torch device
+
+    Attributes
+    ----------
+    written : int64 array ``[1]``
+        Rows from the first one on that may hold something; kept by whoever writes them, by their addresses too.
     """
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         super().__init__(max_size, ndim=ndim, device=device)
         self._columns: dict[Key, Tensor] = {}
-        self._written = 0
+        self.written = np.zeros(1, np.int64)
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         self.fields, self.capacity = dict(fields), capacity
@@ -45,7 +50,7 @@ class LazyTensorStorage(Storage):
         self._addresses = np.array([column.data_ptr() for column in self._columns.values()], np.int64)
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
-        self._written = 0
+        self.written[0] = 0
 
     def _reserve(self, field: Field) -> Tensor:
         if self.device.type != "cpu":
@@ -74,7 +79,7 @@ class LazyTensorStorage(Storage):
             self._grow(start + count)
             for key, column in self._columns.items():
                 column[start : start + count] = columns[key].to(self.device, non_blocking=True)
-        self._written = max(self._written, start + count)
+        self.written[0] = max(int(self.written[0]), start + count)
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         if self.device.type == "cpu":
@@ -88,7 +93,7 @@ class LazyTensorStorage(Storage):
             at = torch.tensor(list(last), device=self.device)
             for key, column in columns.items():
                 self._columns[key][at] = column[list(last.values())].to(self.device)
-        self._written = max(self._written, int(rows.max(initial=-1)) + 1)
+        self.written[0] = max(int(self.written[0]), int(rows.max(initial=-1)) + 1)
 
     def _grow(self, rows: int) -> None:
         for key, column in self._columns.items():
@@ -121,11 +126,12 @@ class LazyTensorStorage(Storage):
         return self._columns[key].data_ptr() if self.device.type == "cpu" else None
 
     def clear(self) -> None:
-        self.fields, self._columns, self._written, self.capacity = {}, {}, 0, self.max_size
+        self.fields, self._columns, self.capacity = {}, {}, self.max_size
+        self.written[0] = 0
 
     @property
     def nbytes(self) -> int:
-        rows = self._written if self.device.type == "cpu" else None
+        rows = int(self.written[0]) if self.device.type == "cpu" else None
         return sum((len(c) if rows is None else rows) * self.fields[k].width for k, c in self._columns.items())
 
 

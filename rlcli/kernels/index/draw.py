@@ -32,7 +32,7 @@ from rlcli.kernels.index.table import base_of, find, first_step
 TRIES = 64
 
 
-@compiled()
+@compiled(borrows=True)
 def bits64(random: np.ndarray) -> np.uint64:
     """The next 64 bits of xoshiro256++ (Blackman and Vigna, 2019); `random` is its state, uint64 [4]."""
     s0, s1, s2, s3 = random[0], random[1], random[2], random[3]
@@ -49,7 +49,7 @@ def bits64(random: np.ndarray) -> np.uint64:
     return out
 
 
-@compiled()
+@compiled(borrows=True)
 def below(random: np.ndarray, bound: int) -> int:
     """A uniform integer in `[0, bound)`, exactly: what falls outside is drawn again."""
     mask = np.uint64(bound - 1)
@@ -61,14 +61,14 @@ def below(random: np.ndarray, bound: int) -> int:
             return np.int64(value)  # type: ignore[return-value]
 
 
-@compiled()
+@compiled(borrows=True)
 def integers(random: np.ndarray, bound: int, out: np.ndarray) -> None:
     """Uniform integers in `[0, bound)`."""
     for i in range(len(out)):
         out[i] = below(random, bound)
 
 
-@compiled()
+@compiled(borrows=True)
 def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, least: int, both: int,
              by_rows: bool, numbers: np.ndarray, weights: np.ndarray) -> int:  # fmt: skip
     """All trajectories of at least `least` rows, with their cumulated weights; how many there are."""
@@ -82,7 +82,7 @@ def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np
     return count
 
 
-@compiled()
+@compiled(borrows=True)
 def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int:
     """The run that holds a live position of a trajectory, sought from the oldest on."""
     lane, mask, run = trajs[LANE, traj], runs.shape[2] - 1, trajs[FIRST, traj]
@@ -91,7 +91,7 @@ def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int
     return run
 
 
-@compiled()
+@compiled(borrows=True)
 def fill(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int, position: int, count: int,
          rows: np.ndarray) -> None:  # fmt: skip
     """Rows of a trajectory from a position on, which lies in `run`."""
@@ -112,7 +112,7 @@ def fill(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, ru
         step = first_step(scalars, runs, lanes, lane, run)
 
 
-@compiled()
+@compiled(borrows=True)
 def draw(
     scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, bits: np.ndarray, random: np.ndarray,
     count: int, slice_len: int, least: int, left: int, right: int, by_rows: bool, numbers: np.ndarray,

@@ -32,20 +32,20 @@ from rlcli.kernels.index.table import base_of, find, first_step, free_slot
 from rlcli.kernels.rows.bytes import copy_bytes
 
 
-@compiled()
+@compiled(borrows=True)
 def is_last(bits: np.ndarray, row: int) -> bool:
     """Whether a row is the last of its run."""
     return (bits[row >> 3] >> (row & 7)) & 1 != 0
 
 
-@compiled()
+@compiled(borrows=True)
 def step_of(scalars: np.ndarray, row: int) -> int:
     """The live step that a row holds."""
     base = base_of(scalars)
     return base + (row // scalars[LANES] - base) % scalars[STEPS]
 
 
-@compiled()
+@compiled(borrows=True)
 def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, row: int) -> int:
     """The row in which the trajectory goes on, or -1."""
     count = scalars[LANES]
@@ -59,7 +59,7 @@ def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.nda
     return first_step(scalars, runs, lanes, lane, following) % scalars[STEPS] * count + lane
 
 
-@compiled()
+@compiled(borrows=True)
 def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
                out: np.ndarray) -> None:  # fmt: skip
     """`after` of each row."""
@@ -67,7 +67,7 @@ def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: n
         out[i] = after(scalars, runs, lanes, bits, rows[i])
 
 
-@compiled()
+@compiled(borrows=True)
 def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
                 out: np.ndarray) -> int:  # fmt: skip
     """For each row the row that holds its next observation, or -1 - slot; the number of slots among them."""
@@ -89,7 +89,7 @@ def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: 
     return patched
 
 
-@compiled()
+@compiled(borrows=True)
 def patch(places: np.ndarray, pool: int, slot_width: int, offsets: np.ndarray, widths: np.ndarray,
           targets: np.ndarray) -> None:  # fmt: skip
     """Write the slots among `places` over their rows of the columns at `targets` [K]."""
@@ -100,7 +100,7 @@ def patch(places: np.ndarray, pool: int, slot_width: int, offsets: np.ndarray, w
                 copy_bytes(targets[key] + i * widths[key], slot + offsets[key], widths[key])
 
 
-@compiled()
+@compiled(borrows=True)
 def whose(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, rows: np.ndarray,
           ids: np.ndarray, positions: np.ndarray, numbers: np.ndarray) -> None:  # fmt: skip
     """Id, position in the trajectory as stored, and number of the trajectory of each row."""
@@ -112,7 +112,7 @@ def whose(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
         positions[i] = runs[POS, lane, at] - (runs[END, lane, at] - step)
 
 
-@compiled()
+@compiled(borrows=True)
 def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray, path: np.ndarray,
          steps: np.ndarray) -> None:  # fmt: skip
     """Up to `path.shape[1]` rows of a trajectory from each row on; the last one is repeated."""
@@ -132,7 +132,7 @@ def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndar
             path[i, j] = row
 
 
-@compiled()
+@compiled(borrows=True)
 def cut_nameless(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray) -> None:
     """Close open trajectories that have no ids."""
     if scalars[HAS_IDS] != 0:
@@ -146,14 +146,14 @@ def cut_nameless(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots
                 runs[WHERE, lane, at] = -1
 
 
-@compiled()
+@compiled(borrows=True)
 def lengths(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, out: np.ndarray) -> None:
     """For each trajectory number: live rows (0: none such), and position and row of the first of them."""
     for traj in range(scalars[TRAJ_HIGH]):
         out[traj, 0], out[traj, 1], out[traj, 2] = span_of(scalars, runs, lanes, trajs, traj)
 
 
-@compiled()
+@compiled(borrows=True)
 def span_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, traj: int) -> tuple:
     """Live rows of a trajectory, position of the first, and its row."""
     if trajs[STATE, traj] == FREE:

@@ -27,13 +27,13 @@ from rlcli.kernels.index.layout import (
 )
 
 
-@compiled()
+@compiled(borrows=True)
 def base_of(scalars: np.ndarray) -> int:
     """The oldest live step."""
     return max(0, scalars[CURSOR] - scalars[STEPS])
 
 
-@compiled()
+@compiled(borrows=True)
 def find(runs: np.ndarray, lanes: np.ndarray, lane: int, step: int) -> int:
     """The number of the run that holds a live step."""
     mask = runs.shape[2] - 1
@@ -47,7 +47,7 @@ def find(runs: np.ndarray, lanes: np.ndarray, lane: int, step: int) -> int:
     return low
 
 
-@compiled()
+@compiled(borrows=True)
 def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int) -> int:
     """The first live step of a run."""
     if run == lanes[HEAD, lane]:
@@ -55,14 +55,14 @@ def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: i
     return runs[END, lane, (run - 1) & (runs.shape[2] - 1)] + 1
 
 
-@compiled()
+@compiled(borrows=True)
 def home(traj_id: int, lane: int, mask: int) -> int:
     """Where an open trajectory is looked for first."""
     mixed = (traj_id ^ (lane << 40)) * -7046029254386353131
     return (mixed >> 32) & mask
 
 
-@compiled()
+@compiled(borrows=True)
 def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> int:
     """The place in `hashed` of an open trajectory, or of the hole where it would be."""
     mask = len(hashed) - 1
@@ -72,7 +72,7 @@ def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> in
     return at
 
 
-@compiled()
+@compiled(borrows=True)
 def unpark(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, at: int) -> None:
     """Empty a place, and move up what collided with it."""
     mask = len(hashed) - 1
@@ -89,7 +89,7 @@ def unpark(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, at: int) 
     hashed[hole] = -1
 
 
-@compiled()
+@compiled(borrows=True)
 def park_again(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray) -> None:
     """Fill an empty `hashed` from the trajectories' states."""
     scalars[HASHED] = 0
@@ -99,7 +99,7 @@ def park_again(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray) -> No
             scalars[HASHED] += 1
 
 
-@compiled()
+@compiled(borrows=True)
 def new_traj(scalars: np.ndarray, trajs: np.ndarray, traj_id: int, lane: int, run: int) -> int:
     """A trajectory that begins with this run."""
     traj = scalars[TRAJ_FREE]
@@ -114,7 +114,7 @@ def new_traj(scalars: np.ndarray, trajs: np.ndarray, traj_id: int, lane: int, ru
     return traj
 
 
-@compiled()
+@compiled(borrows=True)
 def new_slot(scalars: np.ndarray, slots: np.ndarray) -> int:
     """A slot of the side pool."""
     if scalars[SLOT_FREE] > 0:
@@ -124,7 +124,7 @@ def new_slot(scalars: np.ndarray, slots: np.ndarray) -> int:
     return scalars[SLOT_HIGH] - 1
 
 
-@compiled()
+@compiled(borrows=True)
 def free_slot(scalars: np.ndarray, slots: np.ndarray, slot: int) -> None:
     slots[scalars[SLOT_FREE]] = slot
     scalars[SLOT_FREE] += 1

@@ -49,15 +49,17 @@ from rlcli.kernels.index.layout import (
     WHERE,
 )
 from rlcli.kernels.index.table import free_slot, new_slot, new_traj, parked, unpark
-from rlcli.kernels.rows.bytes import copy_bytes, same_bytes
+from rlcli.kernels.rows.bytes import copy_bytes, read_8, same_bytes
 
 # how next observations are given: a column of their own, Rows with an index, Rows of a whole batch with its ends
 PLAIN, INDEXED, ENDS = range(3)
+BLOCK = 64  # rows that are compared at one look
+EIGHT_PLAIN = 0x0101010101010101 * PLAIN_ROW
 # one column of `pairs` for each observation key
 OBS, NEXT, EXTRA, WIDTH, OFFSET, POOLED = range(6)
 
 
-@compiled()
+@compiled(borrows=True)
 def next_at(pairs: np.ndarray, key: int, row: int, form: int, index: np.ndarray) -> int:
     """The address of the next observation of a row of the batch."""
     width = pairs[WIDTH, key]
@@ -72,7 +74,7 @@ def next_at(pairs: np.ndarray, key: int, row: int, form: int, index: np.ndarray)
     return pairs[NEXT, key] + (row + 1) * width
 
 
-@compiled()
+@compiled(borrows=True)
 def follows(pairs: np.ndarray, row: int, below: int, form: int, index: np.ndarray) -> bool:
     """Whether the next observation of a row is, bit for bit, the observation of another row of the batch."""
     for key in range(pairs.shape[1]):
@@ -83,28 +85,44 @@ def follows(pairs: np.ndarray, row: int, below: int, form: int, index: np.ndarra
     return True
 
 
-@compiled()
+@compiled(borrows=True)
 def follow_all(pairs: np.ndarray, first: int, stop: int, form: int, index: np.ndarray, notes: np.ndarray) -> None:
-    """Note `SAME` for the rows `[first, stop)` that follow the row above: `follows`, key after key."""
-    for row in range(first, stop):
-        notes[row] = SAME
+    """Note `SAME` for the rows `[first, stop)` that follow the row above, and 0 for the others."""
+    notes[first:stop] = SAME
+    if form == ENDS:
+        at = np.searchsorted(index, first - 1)
+        while at < len(index) and index[at] < stop - 1:
+            if not follows(pairs, index[at], index[at] + 1, form, index):
+                notes[index[at] + 1] = 0
+            at += 1
+        return
     for key in range(pairs.shape[1]):
+        if form == PLAIN:
+            follow_blocks(pairs[OBS, key], pairs[NEXT, key], pairs[WIDTH, key], first, stop, notes)
+            continue
         width, obs, after = pairs[WIDTH, key], pairs[OBS, key], pairs[NEXT, key]
         extra, pooled = pairs[EXTRA, key], pairs[POOLED, key]
         for row in range(first, stop):
-            if notes[row] != SAME:
-                continue
-            if form == PLAIN:
-                above = after + (row - 1) * width
-            else:
-                at = np.int64(index[row - 1])
+            if notes[row] == SAME:
+                at, here = np.int64(index[row - 1]), obs + row * width
                 above = after + at * width if at < pooled else extra + (at - pooled) * width
-            here = obs + row * width
-            if above != here and not same_bytes(above, here, width):
-                notes[row] = 0
+                if above != here and not same_bytes(above, here, width):
+                    notes[row] = 0
 
 
-@compiled()
+@compiled(borrows=True)
+def follow_blocks(obs: int, after: int, width: int, first: int, stop: int, notes: np.ndarray) -> None:
+    """Note 0 for the rows of a plain key that do not follow the row above, many rows that do at one look."""
+    while first < stop:
+        block = min(first + BLOCK, stop)
+        if not same_bytes(obs + first * width, after + (first - 1) * width, (block - first) * width):
+            for row in range(first, block):
+                if not same_bytes(obs + row * width, after + (row - 1) * width, width):
+                    notes[row] = 0
+        first = block
+
+
+@compiled(borrows=True)
 def in_slot(scalars: np.ndarray, pairs: np.ndarray, slot: int, row: int) -> bool:
     """Whether a slot holds, bit for bit, the observation of a row of the batch."""
     at = scalars[POOL] + slot * scalars[SLOT_WIDTH]
@@ -115,7 +133,7 @@ def in_slot(scalars: np.ndarray, pairs: np.ndarray, slot: int, row: int) -> bool
     return True
 
 
-@compiled()
+@compiled(borrows=True)
 def keep(scalars: np.ndarray, slots: np.ndarray, pairs: np.ndarray, row: int, form: int, index: np.ndarray) -> int:
     """A new slot with the next observation of a row of the batch."""
     slot = new_slot(scalars, slots)
@@ -125,48 +143,55 @@ def keep(scalars: np.ndarray, slots: np.ndarray, pairs: np.ndarray, row: int, fo
     return slot
 
 
-@compiled()
+@compiled(borrows=True)
 def compare(
     scalars: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray, ids: np.ndarray, done: np.ndarray,
     length: int, seam: int, start: int, stop: int, notes: np.ndarray,
 ) -> None:  # fmt: skip
     """Note for each row of `[start, stop)` how it follows the row above it; count the runs it takes."""
-    need, paired, loose = 0, 0, 0
     known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
-    for lane in range(scalars[LANES]):
-        need += 1
-        first = max(start, 1)
-        at = np.searchsorted(index, lane * length + first - 1) if form == ENDS else 0
-        in_row = first % seam
-        if exact and form != ENDS:
-            follow_all(pairs, lane * length + first, lane * length + stop, form, index, notes)
-        for step in range(first, stop):
+    need, paired, loose, first = scalars[LANES], 0, 0, max(start, 1)
+    for lane in range(scalars[LANES] if first < stop else 0):
+        top, bottom = lane * length + first, lane * length + stop
+        if exact:
+            follow_all(pairs, top, bottom, form, index, notes)
+            paired += bottom - top
+            loose += without(notes[top:bottom], SAME)
+        else:
+            notes[top:bottom] = 0
+        go(done[top - 1 : bottom - 1], ids[top - 1 : bottom] if has_ids else ids, notes[top:bottom], exact)
+        for step in range(-(-first // seam) * seam, stop, seam):  # the rows of one env begin under those of another
             row = lane * length + step
-            between = in_row == 0
-            in_row = 0 if in_row + 1 == seam else in_row + 1
-            same = False
-            if form == ENDS:
-                same = not (at < len(index) and index[at] == row - 1)
-                if not same:
-                    same = follows(pairs, row - 1, row, form, index)
-                    at += 1
-            elif exact:
-                same = notes[row] == SAME
-            elif known and between:
-                same = follows(pairs, row - 1, row, form, index)
-            goes = not done[row - 1] and (not has_ids or ids[row - 1] == ids[row])
-            if between:
-                goes = goes and has_ids and (same or not known)
-            elif exact:
-                paired += 1
-                loose += not same
-            plain = goes and (same or not exact)
-            notes[row] = GOES * goes + SAME * same + PLAIN_ROW * plain
-            need += not plain
+            same = notes[row] & SAME != 0 if exact else known and follows(pairs, row - 1, row, form, index)
+            goes = notes[row] & GOES != 0 and has_ids and (same or not known)
+            notes[row] = GOES * goes + SAME * same + PLAIN_ROW * (goes and (same or not exact))
+            if exact:
+                paired, loose = paired - 1, loose - (not same)
+        need += without(notes[top:bottom], PLAIN_ROW)
     scalars[NEED_RUNS], scalars[PAIRED], scalars[LOOSE] = need, paired, loose
 
 
-@compiled()
+@compiled(borrows=True)
+def go(done: np.ndarray, ids: np.ndarray, notes: np.ndarray, exact: bool) -> None:
+    """Note `GOES` and `PLAIN_ROW` beside `SAME`; row i lies under `done[i]` and, if there are ids, `ids[i]`."""
+    for i in range(len(notes)):
+        goes = done[i] == 0
+        if len(ids):
+            goes = goes and ids[i] == ids[i + 1]
+        plain = goes and (notes[i] != 0 or not exact)
+        notes[i] |= GOES * goes + PLAIN_ROW * plain
+
+
+@compiled(borrows=True)
+def without(notes: np.ndarray, note: int) -> int:
+    """How many rows do not have this note."""
+    count = 0
+    for i in range(len(notes)):
+        count += notes[i] & note == 0
+    return count
+
+
+@compiled(borrows=True)
 def fits(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
          slots: np.ndarray) -> bool:  # fmt: skip
     """Whether the arrays can take `NEED_RUNS` more runs."""
@@ -181,7 +206,7 @@ def fits(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nda
     )
 
 
-@compiled()
+@compiled(borrows=True)
 def evict(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
           slots: np.ndarray, base: int) -> None:  # fmt: skip
     """Forget runs that end before `base`."""
@@ -206,7 +231,7 @@ def evict(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
         lanes[HEAD, lane] = head
 
 
-@compiled()
+@compiled(borrows=True)
 def leave(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, slots: np.ndarray,
           lane: int, at: int) -> None:  # fmt: skip
     """Other rows come after the last run of a trajectory: an open one may go on later, if it has an id."""
@@ -230,7 +255,7 @@ def leave(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, hashed: np.n
     trajs[STATE, traj] = PARKED
 
 
-@compiled()
+@compiled(borrows=True)
 def begin(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
           slots: np.ndarray, pairs: np.ndarray, lane: int, row: int, traj_id: int) -> None:  # fmt: skip
     """A run of a new trajectory, or of one that was left open and goes on here."""
@@ -259,7 +284,7 @@ def begin(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
     lanes[TAIL, lane] = run + 1
 
 
-@compiled()
+@compiled(borrows=True)
 def go_on(runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, lane: int, last: int) -> None:
     """Another run of the trajectory of the newest one."""
     mask, run = runs.shape[2] - 1, last + 1
@@ -271,7 +296,7 @@ def go_on(runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, lane: int, las
     lanes[TAIL, lane] = run + 1
 
 
-@compiled()
+@compiled(borrows=True)
 def clear_bits(bits: np.ndarray, first: int, count: int, capacity: int) -> None:
     """Clear the bits of `count` rows from `first` on, around the end of the ring."""
     if first + count > capacity:
@@ -280,7 +305,7 @@ def clear_bits(bits: np.ndarray, first: int, count: int, capacity: int) -> None:
     clear_bits_of(bits, first, first + count)
 
 
-@compiled()
+@compiled(borrows=True)
 def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
     """Clear the bits of the rows `[first, stop)`."""
     while first < stop and first & 7:
@@ -294,7 +319,18 @@ def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
         first += 1
 
 
-@compiled()
+@compiled(borrows=True)
+def plain_rows(notes: np.ndarray, first: int, stop: int) -> int:
+    """How many rows from `first` on are plain, one after another."""
+    row, address = first, notes.ctypes.data
+    while row + 8 <= stop and read_8(address + row) & EIGHT_PLAIN == EIGHT_PLAIN:
+        row += 8
+    while row < stop and notes[row] & PLAIN_ROW:
+        row += 1
+    return row - first
+
+
+@compiled(borrows=True)
 def record(
     scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
     slots: np.ndarray, bits: np.ndarray, notes: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray,
@@ -343,9 +379,7 @@ def record(
                 else:
                     leave(scalars, runs, trajs, hashed, slots, lane, at)
                     begin(scalars, runs, lanes, trajs, hashed, slots, pairs, lane, row, traj_id)
-            stretch = 1
-            while step + stretch < stop and notes[row + stretch] & PLAIN_ROW:
-                stretch += 1
+            stretch = plain_rows(notes, row + 1, lane * length + stop) + 1
             at = (lanes[TAIL, lane] - 1) & mask
             runs[END, lane, at] = now + stretch - 1
             runs[POS, lane, at] += stretch

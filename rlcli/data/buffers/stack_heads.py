@@ -1,0 +1,116 @@
+"""Where the stretches of shifted stacks begin, lane by lane, and the frames that no stored row stands for.
+
+What stands in the arrays is said in `rlcli.kernels.stacks.cpu`; when a stretch begins is `frame_stacks`' affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class StackHeads:
+    """See the module.
+
+    Parameters
+    ----------
+    lanes : int
+    slot_width : int
+        Bytes of the frames before the newest one of a stack.
+
+    Attributes
+    ----------
+    heads : int64 array ``[2, lanes, C]``
+        A ring of heads per lane: first step of a stretch, and what stands before it.
+    ends : int64 array ``[2, lanes]``
+        Numbers of the oldest head, and of the one after the newest.
+    memory : uint8 array ``[slots, slot_width]``
+    """
+
+    def __init__(self, lanes: int, slot_width: int) -> None:
+        self.lanes = lanes
+        self.heads = np.zeros((2, lanes, 16), np.int64)
+        self.ends = np.zeros((2, lanes), np.int64)
+        self.memory = np.empty((0, slot_width), np.uint8)
+        self._free: list[int] = []
+
+    @property
+    def _mask(self) -> int:
+        return self.heads.shape[2] - 1
+
+    def _append(self, lane: int, step: int, before: int) -> None:
+        self._room(2)
+        tail = int(self.ends[1, lane])
+        self.heads[:, lane, tail & self._mask] = step, before
+        self.ends[1, lane] = tail + 1
+
+    def _room(self, count: int) -> None:
+        """For so many heads more in every lane."""
+        need, held = int((self.ends[1] - self.ends[0]).max()) + count, self.heads.shape[2]
+        if need <= held:
+            return
+        size = 1 << (need - 1).bit_length()
+        heads = np.zeros((2, self.lanes, size), np.int64)
+        for lane in range(self.lanes):
+            numbers = np.arange(*self.ends[:, lane])
+            heads[:, lane, numbers & (size - 1)] = self.heads[:, lane, numbers & self._mask]
+        self.heads = heads
+
+    def _slot(self, frames: np.ndarray) -> int:
+        self._more_slots(1)
+        slot = self._free.pop()
+        self.memory[slot] = frames
+        return slot
+
+    def _more_slots(self, count: int) -> None:
+        """For so many slots more than are in use."""
+        held = len(self.memory)
+        need = held - len(self._free) + count
+        if need <= held:
+            return
+        memory = np.empty((max(need, 4, held * 5 // 4), self.memory.shape[1]), np.uint8)
+        memory[:held] = self.memory
+        self._free = [*range(len(memory) - 1, held - 1, -1), *self._free]
+        self.memory = memory
+
+    def _insert(self, lane: int, new: Mapping[int, np.ndarray]) -> None:
+        numbers = np.arange(*self.ends[:, lane])
+        held = dict(zip(*self.heads[:, lane, numbers & self._mask].tolist(), strict=True))
+        self.ends[:, lane] = 0
+        for step, frames in new.items():
+            if held.get(step, -1) >= 0:
+                self._free.append(held[step])
+            held[step] = self._slot(frames)
+        for step in sorted(held):
+            self._append(lane, step, held[step])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.memory.nbytes + self.heads.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Heads in use, lane after lane, and their slots."""
+        listed = [self.heads[:, lane, np.arange(*self.ends[:, lane]) & self._mask] for lane in range(self.lanes)]
+        heads = np.concatenate(listed, 1)
+        held = np.flatnonzero(heads[1] >= 0)
+        slots = self.memory[heads[1, held]]
+        heads[1, held] = np.arange(len(held))
+        return {
+            "heads": torch.from_numpy(heads),
+            "sizes": torch.tensor([part.shape[1] for part in listed]),
+            "slots": torch.from_numpy(slots),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over `state_dict`'s answer."""
+        heads, taken = state["heads"].numpy(), 0
+        self.ends[:] = 0
+        self.memory, self._free = state["slots"].numpy().copy(), []
+        for lane, size in enumerate(state["sizes"].tolist()):
+            for step, before in heads[:, taken : taken + size].T.tolist():
+                self._append(lane, step, before)
+            taken += size
