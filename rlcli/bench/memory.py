@@ -1,40 +1,29 @@
 """`rlcli bench memory`: bytes of a stored step in every storage, what compressing costs in time, plans against runs.
 
-Atari frames are of random play, stacked by four. What each storage gives back is compared with what was collected.
+Atari frames of the bars are of random play, stacked by four; better play and RGB pictures stand beside them
+(`memory_play` says whose). What each storage gives back is compared with what was collected.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
+from rlcli.bench.memory_play import PART, play, pong_by_rule, rlcli, trained_cartpole
 from rlcli.bench.peers import buffers as peers
 from rlcli.bench.settings import SETTINGS, env_problems, read
-from rlcli.collectors import Collector
-from rlcli.config import build
 from rlcli.config.schemas import AtariConfig, EnvConfig
-from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
+from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
-from rlcli.errors import NumericsError, ResourceError
-from rlcli.keys import Key
+from rlcli.errors import NumericsError
 
-STACK, PART = 4, 500
-KEYS: list[Key] = [
-    "observation",
-    ("next", "observation"),
-    "action",
-    ("next", "reward"),
-    ("next", "done"),
-    ("next", "terminated"),
-]
+STACK = 4
 
 
 def run(overrides: list[str]) -> dict[str, Any]:
@@ -51,6 +40,8 @@ def measure(overrides: list[str]) -> Report:
         report.notes.append("torchrl is not installed: left out (pip install 'rlcli[peers]')")
     _cartpole(report, given)
     _games(report, given)
+    if given["trained"]:
+        _trained(report, given)
     for recipe in _words(given["recipes"]):
         _plan(report, recipe)
     return report
@@ -62,26 +53,26 @@ def _words(text: str) -> list[str]:
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
 def _cartpole(report: Report, given: dict[str, Any]) -> None:
-    """A row of a vector env, in memory."""
-    batches = list(_frames(EnvConfig(num=8), given["frames"]))
-    for name, codes, bar in (("CartPole row, exact, packed", True, "<= 30"), ("CartPole row, exact", False, "")):
-        ours = _buffer(LazyTensorStorage, given["frames"] + PART, given, codes=codes)
-        for batch in batches:
-            ours.extend(batch)
-        _check(name, ours, batches)
-        report.figures.append(Figure(name, _bytes(ours), "B", bar))
+    """A row of a vector env, in memory and in files that are kept."""
+    batches = list(play(EnvConfig(num=8), given["frames"]))
+    with tempfile.TemporaryDirectory() as folder:
+
+        def kept(rows: int) -> LazyMemmapStorage:
+            return LazyMemmapStorage(rows, scratch_dir=f"{folder}/rows")
+
+        for name, kind, codes, bar in (
+            ("CartPole row, exact, packed", LazyTensorStorage, True, "<= 30"),
+            ("CartPole row, exact, packed, on disk", kept, True, "<= 30"),
+            ("CartPole row, exact", LazyTensorStorage, False, ""),
+        ):
+            ours = _buffer(kind, given["frames"] + PART, given, codes=codes)
+            with ours:
+                for batch in batches:
+                    ours.extend(batch)
+                _check(name, ours, batches)
+                report.figures.append(Figure(name, _bytes(ours), "B", bar))
     if (upstream := _upstream(batches, given)) is not None:
         report.figures.append(Figure("CartPole row, torchrl", upstream, "B"))
-
-
-def _frames(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
-    """Batches of random play, `exact`, flat in time."""
-    env = build.build_env(cfg)
-    collector = Collector(env, frames_per_batch=PART, total_frames=frames, next_obs="exact", seed=0, keep_keys=KEYS)
-    try:
-        yield from collector  # type: ignore[misc]
-    finally:
-        collector.shutdown()
 
 
 def _buffer(
@@ -127,34 +118,52 @@ def _games(report: Report, given: dict[str, Any]) -> None:
         return
     packed = []
     for env_id in ids:
-        packed.append(_game(report, given, env_id, EnvConfig(kind="atari", id=env_id, num=1, frame_stack=STACK)))
+        batches = list(play(_atari(env_id), given["frames"]))
+        packed.append(_game(report, given, env_id, batches, bar="<= 7200" if "Pong" in env_id else ""))
     if packed:
         mean = sum(packed) / len(packed)
         report.figures.append(Figure(f"stacks of {len(packed)} games, compressed", mean, "B", "<= 400"))
-        colours = EnvConfig(kind="atari", id=ids[0], num=1, frame_stack=STACK, atari=AtariConfig(grayscale=False))
-        _game(report, given, f"{ids[0]} in colour", colours, timed=False)
+        batches = list(pong_by_rule(_atari("ALE/Pong-v5"), given["frames"]))
+        _game(report, given, "Pong by rule (not learned)", batches, beside=True)
+        colours = _atari(ids[0], AtariConfig(grayscale=False))
+        _game(report, given, f"{ids[0]} in colour", list(play(colours, given["frames"])), beside=True)
 
 
-def _game(report: Report, given: dict[str, Any], name: str, cfg: EnvConfig, timed: bool = True) -> float:
-    """Bytes of a step compressed; the plain tier and the time of both go to the report."""
-    batches = list(_frames(cfg, given["frames"]))
+def _atari(env_id: str, atari: AtariConfig | None = None) -> EnvConfig:
+    return EnvConfig(kind="atari", id=env_id, num=1, frame_stack=STACK, atari=atari or AtariConfig())
+
+
+def _trained(report: Report, given: dict[str, Any]) -> None:
+    """RGB pictures, not stacked, of a policy's own play."""
+    batches, mean_return = trained_cartpole(given["frames"])
+    name = "CartPole drawn in RGB, trained policy"
+    report.checks[name] = f"ppo_exact, mean return {mean_return:.0f}"
+    _game(report, given, name, batches, beside=True, frame_stack=None)
+
+
+def _game(
+    report: Report, given: dict[str, Any], name: str, batches: list[TensorDictBase], *, bar: str = "",
+    beside: bool = False, frame_stack: int | None = STACK,
+) -> float:  # fmt: skip
+    """Bytes of a step compressed; the plain tier and the time of both go to the report.
+
+    What stands `beside` the bars is neither timed nor compared with others.
+    """
     rows = sum(batch.numel() for batch in batches)
-    whole = _buffer(LazyTensorStorage, rows, given)
-    plain, packed = (_buffer(kind, rows, given, STACK) for kind in (LazyTensorStorage, CompressedStorage))
-    for batch in batches:
-        for buffer in (whole, plain, packed):
+    plain, packed = (_buffer(kind, rows, given, frame_stack) for kind in (LazyTensorStorage, CompressedStorage))
+    buffers = {"exact, each frame once": plain, "compressed": packed}
+    if frame_stack is not None:
+        buffers = {"exact, stacks whole": _buffer(LazyTensorStorage, rows, given), **buffers}
+    for tier, buffer in buffers.items():
+        for batch in batches:
             buffer.extend(batch)
-    _check(f"{name}, stacks whole", whole, batches)
-    _check(name, plain, batches)
-    _check(f"{name}, compressed", packed, batches)
+        _check(f"{name}, {tier}", buffer, batches)
+        limit = bar if buffer is plain else ""
+        report.figures.append(Figure(f"{name}, {tier}", _bytes(buffer), "B", limit))
     report.checks[f"rows of {name}"] = f"{rows:,} as collected in every storage, next observations at ends too"
-    bar = "<= 7200" if "Pong" in name and timed else ""
-    report.figures.append(Figure(f"{name}, exact, stacks whole", _bytes(whole), "B"))
-    report.figures.append(Figure(f"{name}, exact, each frame once", _bytes(plain), "B", bar))
-    report.figures.append(Figure(f"{name}, compressed", _bytes(packed), "B"))
-    if timed and (upstream := _upstream(batches, given)) is not None:
-        report.figures.append(Figure(f"{name}, torchrl", upstream, "B"))
-    if timed:
+    if not beside:
+        if (upstream := _upstream(batches, given)) is not None:
+            report.figures.append(Figure(f"{name}, torchrl", upstream, "B"))
         _time(report, given, name, plain, packed)
     return _bytes(packed)
 
@@ -172,10 +181,10 @@ def _time(report: Report, given: dict[str, Any], name: str, plain: Any, packed: 
 def _plan(report: Report, recipe: str) -> None:
     """`rlcli plan` in one process, the run in another."""
     words = [f"recipe={recipe}", "console=off"]
-    said = json.loads(_rlcli("plan", "train", *words, "--json"))
+    said = json.loads(rlcli("plan", "train", *words, "--json"))
     with tempfile.TemporaryDirectory() as folder:
-        _rlcli("train", *words, "total_frames=5000", f"run.dir={folder}/first")  # compiling once is not the run's
-        _rlcli("train", *words, f"run.dir={folder}/run")
+        rlcli("train", *words, "total_frames=5000", f"run.dir={folder}/first")  # compiling once is not the run's
+        rlcli("train", *words, f"run.dir={folder}/run")
         with open(f"{folder}/run/summary.json", encoding="utf-8") as file:
             process = json.load(file)["memory"]["process"]
     own = process["peak"] - process["imported"]
@@ -184,10 +193,3 @@ def _plan(report: Report, recipe: str) -> None:
         Figure(f"{recipe}: off the plan", abs(process["peak"] / said["total"] - 1) * 100, "%", "<= 5"),
         Figure(f"{recipe}: off the plan, imports aside", abs(own / said["own"] - 1) * 100, "%", "<= 15"),
     ]
-
-
-def _rlcli(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise ResourceError(f"rlcli {' '.join(words)} exited {done.returncode}", why=done.stderr.strip()[-400:])
-    return done.stdout

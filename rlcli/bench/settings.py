@@ -108,6 +108,7 @@ SETTINGS: dict[str, Settings] = {
     "memory": {
         "games": Setting("Pong,Breakout,MsPacman,SpaceInvaders", "Atari games, random play; games= leaves them out"),
         "frames": Setting(4000, "frames of each game", 1000, 10**7),
+        "trained": Setting(True, "train a CartPole policy and store its play as RGB pictures"),
         "batch_size": Setting(256, "rows of a sample whose time is compared", 1, 10**5),
         "recipes": Setting("ppo_exact", "recipes that are run to compare with their plan; recipes= leaves them out"),
         "calls": Setting(5, "samples that a side draws in a round", 1, 10**6),

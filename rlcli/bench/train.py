@@ -6,6 +6,7 @@ Ours is the command line's own job: run folder, metrics, checkpoints and closing
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from rlcli.bench.harness import Report, interleave, ratio
+from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.peers import sb3_train
 from rlcli.bench.settings import read, train_settings
 from rlcli.cli.compose import configure
@@ -36,6 +37,9 @@ _FIXED: dict[str, Callable[[dict[str, Any]], list[str]]] = {  # what no setting 
     ],
 }  # fmt: skip
 OURS, SB3 = "rlcli train", "stable-baselines3 learn"
+EPISODES = 20
+SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}  # mean returns
+Play = Callable[[int], float]  # the mean return of so many episodes, by mode actions
 
 
 def run(overrides: list[str]) -> dict[str, Any]:
@@ -44,28 +48,44 @@ def run(overrides: list[str]) -> dict[str, Any]:
 
 
 def measure(overrides: list[str]) -> Report:
-    """Whole runs in turns, a new seed each; the mean returns at their ends are reported beside the times."""
+    """Whole runs in turns, a new seed each; what their final weights return is played, untimed, at the end."""
     given = read(train_settings(overrides), overrides)
     _configured(given, Path("run"), 0)  # what cannot be run is refused before the first side runs
     torch.set_num_threads(given["threads"])
     report = Report("train", given, unit="run")
-    returns: dict[str, list[float]] = {OURS: [], SB3: []}
+    players: dict[str, list[Play]] = {OURS: [], SB3: []}
     with tempfile.TemporaryDirectory() as folder:
-        sides = {OURS: lambda: returns[OURS].append(_train(given, Path(folder), len(returns[OURS])))}
+        sides = {OURS: lambda: players[OURS].append(_train(given, Path(folder), len(players[OURS])))}
         if given["peers"] and sb3_train.train(given, 0) is not None:
-            sides[SB3] = lambda: returns[SB3].append(_peer(given, len(returns[SB3])))
+            sides[SB3] = lambda: players[SB3].append(_peer(given, len(players[SB3])))
         elif given["peers"]:
             report.notes.append('stable-baselines3 is left out (pip install "rlcli[peers]")')
         report.sides = interleave(sides, given["rounds"], warmup=1)
+        returns = {name: [play(EPISODES) for play in players[name]] for name in sides}
     if SB3 in sides:
         report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2" if given["algo"] == "ppo" else ">= 2"))
-    for name in sides:
-        ends = ", ".join(f"{value:.0f}" for value in returns[name])
-        report.checks[f"{name}, mean return of the last 100 episodes"] = ends
+    report.figures += _figures(given, returns)
+    for name, found in returns.items():
+        each = ", ".join(f"{value:.1f}" for value in found)
+        report.checks[f"{name}, mean return of {EPISODES} greedy episodes, one number a run"] = each
     return report
 
 
-def _peer(given: dict[str, Any], seed: int) -> float:
+def _figures(given: dict[str, Any], returns: dict[str, list[float]]) -> list[Figure]:
+    """How many runs solved the env, where it is one with a bar, and how both sides' returns compare."""
+    solved, found = SOLVED.get(given["env.id"]), []
+    if solved is not None:
+        for name, values in returns.items():
+            share = 100 * sum(value >= solved for value in values) / len(values)
+            found.append(Figure(f"runs that return {solved} or more, {name}", share, "%", ">= 80" * (name == OURS)))
+    if SB3 in returns:
+        # between equals, eight runs a side fall below 25 % in one case of twenty
+        won = statistics.fmean((x > y) + (x == y) / 2 for x in returns[OURS] for y in returns[SB3])
+        found.append(Figure("pairs of runs in which ours returns more (ties half)", 100 * won, "%", ">= 25"))
+    return found
+
+
+def _peer(given: dict[str, Any], seed: int) -> Play:
     learn = sb3_train.train(given, seed)
     assert learn is not None
     return learn()
@@ -81,10 +101,9 @@ def _configured(given: dict[str, Any], folder: Path, seed: int) -> tuple[Config,
     return cast(Config, configure("train", words)), words
 
 
-def _train(given: dict[str, Any], folder: Path, seed: int) -> float:
-    from rlcli.jobs import train
+def _train(given: dict[str, Any], folder: Path, seed: int) -> Play:
+    from rlcli.jobs import evaluate, train
 
     with contextlib.redirect_stdout(None):
         finished = train(*_configured(given, folder, seed))
-    ended = finished.summary["learning"]["return"]
-    return float("nan") if ended is None else float(ended)
+    return lambda episodes: float(evaluate(finished.path, episodes=episodes).returns.mean())

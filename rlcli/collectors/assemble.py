@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from rlcli.collectors.finals import Finals
 from rlcli.data.next_obs import build_exact, build_full
+from rlcli.data.next_obs.sparse import sparse_where
 from rlcli.keys import NEXT, Key, as_tuple, under_next
 from rlcli.transforms import NextObservationDelta
 
@@ -64,7 +65,7 @@ def assemble(
     size = (lanes, steps) if batched else (steps,)
     names = [None, "time"] if batched else ["time"]
     batch = _tensordict(root, torch.Size(size), names)
-    return batch if delta is None else delta.compress(batch)
+    return batch if delta is None else delta.compress(batch, sparse_where)
 
 
 def _in(parts: tuple[str, ...], keys: list[Key]) -> bool:

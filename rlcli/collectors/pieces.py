@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs import Packed, Rows, unpack
+from rlcli.data.next_obs.sparse import is_sparse
 from rlcli.keys import DONE, TRUNCATED, Key, as_tuple, unravel
 
 
@@ -80,7 +81,10 @@ class Cutter:
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
         self.count, self.steps = lanes.shape
-        columns = {unravel(key): x for key, x in lanes.items(True, True)}
+        columns = {
+            unravel(key): x.full() if is_sparse(key) and isinstance(x, Rows) else x
+            for key, x in lanes.items(True, True)
+        }
         lazy = {unravel(as_tuple(key)[1:]): x.full() for key, x in columns.items() if isinstance(x, Rows)}
         self.columns = {key: x for key, x in columns.items() if not isinstance(x, Rows)}
         self.following = lazy

@@ -53,6 +53,8 @@ class Collector(BaseCollector):
         `NextObservationDelta`, which an env may bring with it).  `compact_obs=True` is `"compact"`.
     delta_dtype : torch dtype
         Of the differences of `next_obs="delta"`: float16, bfloat16 or int8.
+    on_overflow : {"raise", "keep"}
+        A row whose difference that dtype cannot hold: an error, or its next observation is kept as it is.
     keep_keys : sequence of keys, optional
         Store only these; an observation brings its next value, in the way that `next_obs` says.
     max_frames_per_traj : int, optional
@@ -125,6 +127,7 @@ class Collector(BaseCollector):
         next_obs: str | None = None,
         compact_obs: bool = False,
         delta_dtype: torch.dtype = torch.float16,
+        on_overflow: str = "raise",
         keep_keys: Sequence[Key] | None = None,
         max_frames_per_traj: int | None = None,
         init_random_frames: int | None = 0,
@@ -176,7 +179,7 @@ class Collector(BaseCollector):
             create_env_fn, create_env_kwargs, policy, max_frames_per_traj, auto_register_policy_transforms
         )
         self.next_obs = next_obs_mode(next_obs, compact_obs, delta_of(self.env) is not None)
-        self.env, self.delta = with_delta(self.env, self.next_obs, delta_dtype)
+        self.env, self.delta = with_delta(self.env, self.next_obs, delta_dtype, on_overflow)
         self.batched = bool(self.env.batch_size)
         self.placement = place(
             device=one_device(device, devices), env_device=env_device, policy_device=policy_device,

@@ -22,7 +22,7 @@ from rlcli.envs.lanes import Lanes
 from rlcli.errors import ArgumentError
 from rlcli.keys import POLICY_VERSION, REWARD, Key, as_tuple, under_next
 from rlcli.transforms import Faces, NextObservationDelta, StepCounter, Transform, choose_faces
-from rlcli.transforms.delta_codec import delta_key
+from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 EnvMaker = EnvBase | Callable[[], EnvBase]
 
@@ -78,12 +78,14 @@ def make_env(
     return env
 
 
-def with_delta(env: EnvBase, mode: str, dtype: torch.dtype) -> tuple[EnvBase, NextObservationDelta | None]:
+def with_delta(
+    env: EnvBase, mode: str, dtype: torch.dtype, on_overflow: str = "raise"
+) -> tuple[EnvBase, NextObservationDelta | None]:
     """The env with its `NextObservationDelta`: its own, or in `delta` a new one on the outside; None in other modes."""
     own = delta_of(env)
     if own is not None or mode != "delta":
         return env, own
-    added = NextObservationDelta(delta_dtype=dtype)
+    added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
     return TransformedEnv(env, added), added
 
 
@@ -130,7 +132,8 @@ def wire(
     faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
     known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
     own_delta = delta_of(env)
-    coded = {} if own_delta is None else {delta_key(key): under_next(key) for key in own_delta.keys}
+    parts = (delta_key, scale_key, kept_key)
+    coded = {} if own_delta is None else {part(key): under_next(key) for key in own_delta.keys for part in parts}
     kept = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
     stored = keeper(kept, list(schema), known, program.states)
     weights = FollowedWeights(policy, own)

@@ -44,8 +44,19 @@ class MemoryConfig:
         "delta: what differences are kept in; bfloat16 and int8 cannot overflow",
         choices=("float16", "bfloat16", "int8"),
     )
+    on_overflow: str = option(
+        "raise",
+        "delta: a step that changes more than delta_dtype holds ends the run, or its next observation is kept whole",
+        choices=("raise", "keep"),
+    )
     fill_value: float | None = option(
         None, "compact, on the disk: read where nobody kept the next observation; null: NaN, which integers lack"
+    )
+    frame_stack: str = option(
+        "auto",
+        "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
+        "together when they are read; whole stores stacks",
+        choices=("auto", "whole"),
     )
     keep: list[Any] = option([], "further policy outputs to store, by key")
 
@@ -62,6 +73,10 @@ class StorageConfig:
     max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
     ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2)
     scratch_dir: str | None = option(None, "memmap: where its files lie; null: in the run folder")
+    codes: bool = option(True, "flags and small whole numbers take a few bits each; they are read as they were")
+    init_from: str | None = option(
+        None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
+    )
 
 
 @dataclass

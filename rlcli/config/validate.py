@@ -80,6 +80,13 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
             f"memory.delta_dtype has no meaning with memory={memory.next_obs}, which keeps no differences",
             "leave it out, or use memory=delta",
         )
+    if memory.on_overflow != "raise" and memory.next_obs != "delta":
+        yield Problem(
+            f"memory.on_overflow has no meaning with memory={memory.next_obs}, which keeps no differences",
+            "leave it out, or use memory=delta",
+        )
+    if memory.frame_stack != "auto" and not isinstance(cfg, Config):
+        yield Problem("memory.frame_stack has no meaning for rlcli collect", "leave it out")
     for entry in memory.keep:
         parts = entry if isinstance(entry, list) and entry else [entry]
         if not all(isinstance(part, str) and part for part in parts):

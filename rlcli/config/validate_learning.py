@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from rlcli.config.problem import Problem
@@ -19,8 +20,41 @@ def check_learning(cfg: Config) -> Iterator[Problem]:
     """Loss, storage, sampler and memory that do not fit together."""
     yield from _stored(cfg) if is_off_policy(cfg) else _once(cfg)
     yield from _no_meaning(cfg)
+    yield from _given(cfg)
+    yield from _form(cfg)
     if cfg.storage.scratch_dir is not None and cfg.storage.kind != "memmap":
         yield Problem(f"storage.scratch_dir has no meaning with storage={cfg.storage.kind}", "use storage=memmap")
+
+
+def _form(cfg: Config) -> Iterator[Problem]:
+    """How rows lie in the buffer."""
+    if not cfg.storage.codes and cfg.storage.kind == "none":
+        yield Problem("storage.codes has no meaning with storage=none", "leave it out")
+    if cfg.memory.frame_stack == "auto":
+        return
+    if not is_off_policy(cfg):
+        why = f"loss={cfg.loss.kind}, which stores no rows"
+    elif cfg.memory.next_obs != "exact":
+        why = f"memory={cfg.memory.next_obs}, which stores stacks whole in any case"
+    elif (cfg.env.frame_stack or 1) < 2:
+        why = "env.frame_stack=null: there are no stacks"
+    else:
+        return
+    yield Problem(f"memory.frame_stack has no meaning with {why}", "leave it out")
+
+
+def _given(cfg: Config) -> Iterator[Problem]:
+    path = cfg.storage.init_from
+    if path is None:
+        return
+    if not is_off_policy(cfg):
+        yield Problem(
+            f"storage.init_from has no meaning with loss={cfg.loss.kind}, which learns only from what its own policy "
+            "has just collected",
+            "leave it out, or use loss=dqn | sac",
+        )
+    elif not os.path.isdir(path):
+        yield Problem(f"storage.init_from={path} is no folder", "rlcli ls runs lists runs", only_here=True)
 
 
 def _once(cfg: Config) -> Iterator[Problem]:
@@ -63,7 +97,7 @@ def _stored(cfg: Config) -> Iterator[Problem]:
     for name in ("split_trajs", "trajs_per_batch"):
         if getattr(c, name):
             yield Problem(f"collector.{name} has no meaning with loss={kind}, which learns from rows", "leave it out")
-    if c.init_random_frames >= cfg.total_frames:
+    if c.init_random_frames >= cfg.total_frames and cfg.storage.init_from is None:
         yield Problem(
             f"collector.init_random_frames={c.init_random_frames} leaves nothing of total_frames={cfg.total_frames} "
             "to learn in",

@@ -14,7 +14,7 @@ import json
 import os
 import warnings
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,15 +108,9 @@ class Journal:
         self.path, self.disk = path, disk
         self._fd = disk.open_to_append(path)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._fd)
-            raise ResourceError(
-                "another process is writing here",
-                where=str(path),
-                fix="Wait for it, or choose another folder.",
-            ) from error
-        try:
+            self._lock()
+            if self._beside.exists():
+                disk.remove(self._beside)  # of a `replace` that a crash ended
             found = scan(path)
             if found.torn:
                 warnings.warn(
@@ -128,17 +122,64 @@ class Journal:
             os.close(self._fd)
             raise
         self.size, self.count, self._digest = found.end, len(found.offsets), found.digest
+        self._named = True  # the file's name is durable, or was made so by who made the file
+
+    def _lock(self) -> None:
+        """Be the only writer of the file that has the name now."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine, named = os.fstat(self._fd), self.path.stat()
+            if (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino):
+                return
+        except BlockingIOError:
+            pass
+        raise ResourceError(
+            "another process is writing here",
+            where=str(self.path),
+            fix="Wait for it, or choose another folder.",
+        )
 
     def append(self, *new: Record) -> None:
         """Add records with one write; they are durable on return."""
-        lines, digest = [], self._digest
-        for record in new:
-            text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
-            digest = digest_of(digest.encode(), text)
-            lines.append(digest.encode() + b" " + text + b"\n")
-        data = b"".join(lines)
+        data, digest = _lines(new, self._digest)
+        if not self._named:
+            self.disk.sync_folder(self.path.parent)
+            self._named = True
         self.disk.append(self._fd, self.path, data)
         self.size, self.count, self._digest = self.size + len(data), self.count + len(new), digest
+
+    def replace(self, *new: Record) -> None:
+        """Begin anew with records that say the same: whoever reads finds the old ones or the new ones.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses: the journal says what it said.
+        """
+        data, digest = _lines(new, "")
+        if self._beside.exists():
+            self.disk.remove(self._beside)
+        self.disk.write_file(self._beside, [data])
+        fd = self.disk.open_to_append(self._beside)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            self.disk.rename(self._beside, self.path)
+        except BaseException:
+            if self._beside.exists():
+                os.close(fd)
+                raise
+            self._named = False  # after a power cut the name may be the old file's again
+            self._go_on(fd, data, len(new), digest)
+            raise
+        self._go_on(fd, data, len(new), digest)
+
+    def _go_on(self, fd: int, data: bytes, count: int, digest: str) -> None:
+        os.close(self._fd)
+        self._fd, self.size, self.count, self._digest = fd, len(data), count, digest
+
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.new")
 
     @property
     def closed(self) -> bool:
@@ -149,6 +190,16 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:
+    """Records as they stand in the file after one with this checksum, and the checksum of the last."""
+    lines = []
+    for record in new:
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
+        digest = digest_of(digest.encode(), text)
+        lines.append(digest.encode() + b" " + text + b"\n")
+    return b"".join(lines), digest
 
 
 def _text(line: bytes, previous: str) -> bytes | None:

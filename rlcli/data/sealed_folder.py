@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class SealedFolders:
             if temporary.exists():
                 disk.remove(temporary)
             raise
-        self._prune(folder, keep, disk)
+        self._prune(folder, keep, disk, path)
         return path
 
     def paths(self, folder: Path) -> list[Path]:
@@ -130,16 +130,37 @@ class SealedFolders:
             raise self.damaged(file, "files are named that have no place there")
         return body
 
-    def verify(self, path: Path) -> str | None:
-        """What is wrong with one, in a sentence; None when it is whole. Loads nothing."""
+    def verify(self, path: Path, known: Collection[tuple[int, int]] = ()) -> str | None:
+        """What is wrong with one, in a sentence; None when it is whole. Loads nothing.
+
+        Parameters
+        ----------
+        known : collection of (device, inode)
+            Files of which only the size is looked at: their bytes were seen a moment ago.
+        """
         try:
-            for name, wanted in self.manifest(path)["files"].items():
-                if not (path / name).is_file():
-                    raise self.damaged(path / name, "it is missing")
-                self.compare(path / name, stamp_of(path / name), wanted)
+            manifest = self.manifest(path)
+            for name in manifest["files"]:
+                self.check(path, name, manifest, known)
         except DamagedDataError as error:
             return str(error)
         return None
+
+    def check(
+        self, path: Path, name: str, manifest: Mapping[str, Any], known: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """Compare a file with what the manifest says, without holding it in memory.
+
+        Raises
+        ------
+        DamagedDataError
+            It is missing, cut, grown or altered.
+        """
+        file, wanted = path / name, manifest["files"][name]
+        if not file.is_file():
+            raise self.damaged(file, "it is missing")
+        seen = _inode(file) in known
+        self.compare(file, Stamp(file.stat().st_size, wanted["digest"]) if seen else stamp_of(file), wanted)
 
     def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
         """A file's content, compared with what the manifest says.
@@ -167,8 +188,9 @@ class SealedFolders:
         """The error for a file of one."""
         return DamagedDataError(f"a {self.noun} file is damaged", where=str(path), why=why)
 
-    def _prune(self, folder: Path, keep: int, disk: Disk) -> None:
+    def _prune(self, folder: Path, keep: int, disk: Disk, new: Path) -> None:
         """Only good ones count as kept: a damaged one must not push a good one out."""
+        known = {_inode(file) for file in new.iterdir()}  # just written, or linked to by who knows what they hold
         good = 0
         for path in reversed(self.paths(folder)):
             if good >= keep:
@@ -176,13 +198,18 @@ class SealedFolders:
                 disk.rename(path, aside)  # half a folder must never look like a whole one
                 disk.remove(aside)
             else:
-                good += self.verify(path) is None
+                good += self.verify(path, known) is None
 
     def _clear(self, folder: Path, disk: Disk) -> None:
         """What crashes left behind."""
         for path in folder.iterdir():
             if path.name.startswith((_TEMPORARY, _OLD)):
                 disk.remove(path)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,3 +87,23 @@ def _bytes(tensor: Tensor) -> memoryview:
     if not flat.numel():
         return memoryview(b"")  # an empty tensor may have stride 0, which no other dtype can view
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+
+def header_of(path: Path) -> list[tuple[str, int, list[int]]]:
+    """(name, where in the file its bytes begin, shape) of every tensor in a file; nothing else is read.
+
+    Raises
+    ------
+    DamagedDataError
+        It is no such file.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError(f"its header would have {size} bytes")
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        return [(name, 8 + size + told["data_offsets"][0], told["shape"]) for name, told in header.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedDataError("not a whole safetensors file", where=str(path), why=str(error)) from error

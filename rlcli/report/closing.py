@@ -199,10 +199,10 @@ def _delta_table(coded: Mapping) -> Table:
     """What `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
     rows = [
         [key, seen["codec"], f"{seen['bytes_a_row']} of {seen['full_bytes_a_row']}", figures.number(seen["max_change"]),
-         f"{seen['max_error']:.2g}", f"{seen['bound']:.2g}"]
+         f"{seen['max_error']:.2g}", f"{seen['bound']:.2g}", figures.count(seen.get("kept", 0))]
         for key, seen in coded.items()
     ]  # fmt: skip
-    return ["key", "as", "bytes/frame", "largest", "max error", "bound"], rows
+    return ["key", "as", "bytes/frame", "largest", "max error", "bound", "kept whole"], rows
 
 
 def _held(entry: Mapping) -> list[str]:

@@ -18,8 +18,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
-from rlcli.keys import Key, show, under_next, unravel
-from rlcli.transforms.delta_codec import delta_key, scale_key
+from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
 ROLLOUT = "rollout"
 LEARNER = "params+optim"
@@ -249,14 +249,15 @@ def _gathered(component: str, key: Key, value: Rows, frames: int, claims: Claims
     held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
     held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
+    kept = KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return Entry(
         component,
         show(key),
         held,
         *_describe(value),
         per_frame=held / frames,
-        saved=full - held,
-        note="exact",
+        saved=-held if kept else full - held,
+        note="overflows" if kept else "exact",
     )
 
 

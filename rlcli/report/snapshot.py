@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlcli.keys import Key, show, under_next
 from rlcli.report.ledger import ROLLOUT, Ledger
 from rlcli.report.stages import Spent
-from rlcli.transforms.delta_codec import delta_key, scale_key
+from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them
 LEARNING = {"kl_approx": "kl", "clip_fraction": "clip", "explained_variance": "ev", "entropy": "entropy"}
@@ -118,7 +118,7 @@ def memory_rows(
     """
     obs_keys = list(obs_keys)
     obs = {show(key) for key in obs_keys}
-    following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key)}
+    following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key, kept_key)}
     groups: dict[str, MemoryRow] = {}
     for entry in ledger.entries:
         label = entry.component

@@ -20,10 +20,11 @@ def buffer_entries(buffer: ReplayBuffer) -> list[Entry]:
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():
         width = ring.packing.width(key)
-        held = 0 if width is None else int(share * width)
+        held = 0 if width is None else round(share * width)
         kind = str(field.dtype).removeprefix("torch.")
         saved = 0 if width == field.width else rows * field.width - held
         note = "exact" if width is None else "" if width == field.width else "packed"
+        note = "one frame a row" if key in ring.stacks else note
         shape = (rows, *field.shape)
         entries.append(
             Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)

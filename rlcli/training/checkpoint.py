@@ -17,16 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data import sealed_folder
+from rlcli.data.checkpoint_files import BUFFER, FOLDERS, STATE, TENSORS, read_manifest, read_state
 from rlcli.data.disk import Disk, Stamp
-from rlcli.data.sealed_folder import SealedFolders
-from rlcli.data.state_tree import flatten, non_finite, restore
-from rlcli.data.tensor_file import decode, encode
+from rlcli.data.row_files import Ring, RowFiles
+from rlcli.data.sealed_folder import MANIFEST as MANIFEST
+from rlcli.data.state_tree import flatten, non_finite
+from rlcli.data.tensor_file import encode
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
-
-FORMAT, VERSION = "rlcli-checkpoint", 2
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", sealed_folder.MANIFEST
-_FOLDERS = SealedFolders("checkpoint", "checkpoint", FORMAT, VERSION, r"tensors\.safetensors|state\.json")
 
 
 class Checkpoint(NamedTuple):
@@ -58,6 +55,7 @@ def save(
     versions: Mapping[str, str] | None = None,
     keep: int = 2,
     may_be_infinite: Sequence[str] = (),
+    ring: Ring | None = None,
     disk: Disk | None = None,
 ) -> Path:
     """Write the next checkpoint into `folder`, then take away those beyond the newest `keep` that verify.
@@ -74,6 +72,9 @@ def save(
         At least 2.
     may_be_infinite : sequence of str
         Names at the top of `state` in which NaN and inf are allowed (statistics, bounds).
+    ring : Ring, optional
+        Of the buffer whose state without rows stands under "buffer": its rows become files of their own, of which
+        those that would be the same as in the last checkpoint but one are links.
 
     Returns
     -------
@@ -104,18 +105,23 @@ def save(
         TENSORS: encode(tensors),
         STATE: [json.dumps(tree, allow_nan=False).encode()],
     }
-    about = {
+    about: dict[str, Any] = {
         "number": number,
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
         "config": dict(config or {}),
         "versions": dict(versions or {}),
     }
+    rows = None if ring is None else RowFiles(ring, FOLDERS, folder, keep)
+    if rows is not None:
+        about[BUFFER] = rows.about()
 
     def fill(path: Path) -> dict[str, Stamp]:
-        return {name: disk.write_file(path / name, chunks) for name, chunks in contents.items()}
+        stamps = {name: disk.write_file(path / name, chunks) for name, chunks in contents.items()}
+        return stamps if rows is None else {**stamps, **rows.write(path, about[BUFFER], disk)}
 
     needed = sum(len(chunk) for chunks in contents.values() for chunk in chunks)
-    return _FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
+    needed += 0 if rows is None else rows.needed
+    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
 
 
 def load_latest(folder: Path | str) -> Checkpoint:
@@ -163,13 +169,7 @@ def load(path: Path | str) -> Checkpoint:
     """
     path = Path(path)
     manifest = read_manifest(path)
-    contents = {name: _FOLDERS.read(path, name, manifest) for name in manifest["files"]}
-    tensors = decode(contents[TENSORS], str(path / TENSORS))
-    try:
-        state = restore(json.loads(contents[STATE]), tensors)
-    except (ValueError, TypeError, RecursionError) as error:  # the checksum fits, so somebody wrote it by hand
-        raise _FOLDERS.damaged(path / STATE, str(error)) from error
-    return Checkpoint(path, state, manifest, [])
+    return Checkpoint(path, read_state(path, manifest), manifest, [])
 
 
 def verify(path: Path | str) -> str | None:
@@ -178,26 +178,17 @@ def verify(path: Path | str) -> str | None:
         read_manifest(path)
     except DamagedDataError as error:
         return str(error)
-    return _FOLDERS.verify(Path(path))
+    return FOLDERS.verify(Path(path))
 
 
-def read_manifest(path: Path | str) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own seal.
-
-    Raises
-    ------
-    DamagedDataError
-        It is missing or altered, or of a version that is not known here.
-    """
-    manifest = _FOLDERS.manifest(Path(path))
-    if set(manifest["files"]) != {TENSORS, STATE}:
-        raise _FOLDERS.damaged(Path(path) / MANIFEST, f"files other than {TENSORS} and {STATE} are named")
-    return manifest
+def is_one(path: Path) -> bool:
+    """Whether a folder is called as a checkpoint is."""
+    return FOLDERS.sequence(path) >= 0
 
 
 def list_checkpoints(folder: Path | str) -> list[Path]:
     """Checkpoint folders, oldest first, whole or not."""
-    return _FOLDERS.paths(Path(folder))
+    return FOLDERS.paths(Path(folder))
 
 
 def _none_of(folder: Path | str, damaged: list[str]) -> DamagedDataError | ResourceError:

@@ -6,7 +6,7 @@ critics that are `StateActionMLP`s. Draws what `SACLoss` draws, in its order. Th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,17 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Minibatch) -> Close
     return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
 
 
+class Work(NamedTuple):
+    """Buffers for samples of N rows; the halves of the first four are s and s'."""
+
+    states: Tensor  # [2 N, obs]
+    noise: Tensor  # [2 N, d]
+    action: Tensor  # [2 N, d], drawn
+    log_prob: np.ndarray  # [2 N]
+    later: Tensor  # [N, obs + d]: s' and its action
+    rows: Tensor  # [2 N, obs + d]: s with the stored action, s with the drawn one
+
+
 class ClosedSAC:
     """See the top of the file. It keeps views of the weights: build a new one when `flat.version` changes."""
 
@@ -62,33 +73,34 @@ class ClosedSAC:
         dims = family._half.size if family._half.ndim else actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family._centre, family._half))
         self._bounds = split.low, split.high
-        self._joined: dict[int, Tensor] = {}
+        self._kept: dict[int, Work] = {}
 
     def __call__(self, columns: Minibatch) -> dict[str, Any]:
         loss, kernel = self.loss, self._kernel
         alpha = float(loss.alpha)
         (reward, terminated), (steps, weight) = rewards(loss, columns), extras(loss, columns)
-        n = len(reward)
-        state = columns[self.key]
-        target = self._target(columns[under_next(self.key)], alpha, reward, terminated, steps)
+        state, later, n = columns[self.key], columns[under_next(self.key)], len(reward)
+        work = self._kept.get(n) or self._keep(state, n)
 
-        rows = self._join(state, columns[loss.tensor_keys.action])
-        values = _values(self.critics, rows)
-        grads, errors = np.empty_like(values), np.empty(n, np.float32)
-        loss_qvalue, mean = kernel.critic_grads(values, target, weight, self._kind, grads, errors)
-        for net, grad in zip(self.critics, grads, strict=True):
-            net.backward(torch.from_numpy(grad).unsqueeze(-1))
+        # the actor on s and on s' in one pass: its backward pass needs the first half only
+        torch.cat((state, later), out=work.states)
+        both = self.actor.forward(work.states).numpy()
+        for half in (slice(n, None), slice(n)):  # the order in which the loss draws
+            work.noise[half].normal_(generator=loss.generator)
+        noise = work.noise.numpy()
+        kernel.draw(both, noise, self._centre, self._half, *self._bounds, work.action.numpy(), work.log_prob)
+        target, errors = np.empty(n, np.float32), np.empty(n, np.float32)
+        values = self._delayed_values(work, later)
+        kernel.targets(values, work.log_prob[n:], alpha, reward, terminated, loss.gamma, steps, target)
 
-        both, noise, action, log_prob = self._draw(state)
-        rows = self._join(state, torch.from_numpy(action))
-        values = _values(self.critics, rows)
-        loss_actor, entropy, weighed = kernel.least_grads(values, log_prob, alpha, weight, grads)
-        action_grads = np.empty((len(grads), *action.shape), np.float32)
-        for i, (net, grad) in enumerate(zip(self.critics, grads, strict=True)):
-            back = net.backward(torch.from_numpy(grad).unsqueeze(-1), weights=False, inputs=True)
-            action_grads[i] = back.numpy()[:, state.shape[1] :]  # type: ignore[union-attr]
-        out = np.empty_like(both)
-        kernel.actor_grad(both, noise, self._half, *self._bounds, action_grads, alpha, weight, out)
+        # the critics on the stored action and on the one drawn in one pass; only the stored one moves their weights
+        values = self._values(work, state, columns[loss.tensor_keys.action])
+        grads = np.empty_like(values)
+        loss_qvalue, mean = kernel.critic_grads(values[0], target, weight, self._kind, grads[0], errors)
+        loss_actor, entropy, weighed = kernel.least_grads(values[1], work.log_prob[:n], alpha, weight, grads[1])
+        action_grads = self._backward(grads, state.shape[1])
+        out = np.empty((n, both.shape[1]), np.float32)
+        kernel.actor_grad(both[:n], noise[:n], self._half, *self._bounds, action_grads, alpha, weight, out)
         self.actor.backward(torch.from_numpy(out))
 
         short = weighed - loss.target_entropy  # d loss_alpha / d log_alpha
@@ -99,39 +111,37 @@ class ClosedSAC:
         more = {"alpha": alpha, "entropy": entropy, "q_value": mean, ROWS: torch.from_numpy(errors)}
         return {**terms, "loss": sum(terms.values()), **more}
 
-    def _target(self, state: Tensor, alpha: float, reward, terminated, steps) -> np.ndarray:
-        """What the critics are to say, `[N]`."""
-        _, _, action, log_prob = self._draw(state)
-        rows = self._join(state, torch.from_numpy(action))
-        values = _values(self.delayed, rows)
-        target = np.empty(len(reward), np.float32)
-        self._kernel.targets(values, log_prob, alpha, reward, terminated, self.loss.gamma, steps, target)
-        return target
+    def _delayed_values(self, work: Work, later: Tensor) -> np.ndarray:
+        """The target critics' on s' and the action drawn there, `[C, N]`."""
+        n = len(later)
+        rows = torch.cat((later, work.action[n:]), 1, out=work.later)
+        return np.stack([net.forward(rows).numpy()[:, 0] for net in self.delayed])
 
-    def _draw(self, state: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The actor's outputs `[N, 2 d]`, noise and actions `[N, d]`, log-probabilities `[N]`."""
-        both = self.actor.forward(state)
-        n, dims = both.shape[0], both.shape[1] // 2
-        noise = torch.randn(n, dims, generator=self.loss.generator).numpy()
-        action, log_prob = np.empty((n, dims), np.float32), np.empty(n, np.float32)
-        array = both.numpy()
-        self._kernel.draw(array, noise, self._centre, self._half, *self._bounds, action, log_prob)
-        return array, noise, action, log_prob
+    def _values(self, work: Work, state: Tensor, action: Tensor) -> np.ndarray:
+        """The critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
+        n = len(state)
+        torch.cat((state, action), 1, out=work.rows[:n])
+        torch.cat((state, work.action[:n]), 1, out=work.rows[n:])
+        return np.stack([net.forward(work.rows).numpy().reshape(2, n) for net in self.critics], 1)
 
-    def _join(self, state: Tensor, action: Tensor) -> Tensor:
-        """State and action side by side, in a kept buffer."""
-        rows = self._joined.get(len(state))
-        if rows is None:
-            rows = self._joined[len(state)] = state.new_empty(len(state), state.shape[1] + action.shape[1])
-        return torch.cat((state, action), 1, out=rows)
+    def _backward(self, grads: np.ndarray, first: int) -> np.ndarray:
+        """Through the critics, given `[2, C, N]` of their values; that of the action drawn, `[C, N, d]`."""
+        _, count, n = grads.shape
+        found = []
+        for i in range(count):
+            grad = torch.from_numpy(grads[:, i].reshape(2 * n, 1))
+            back = self.critics[i].backward(grad, weights=n, inputs=slice(first, None))
+            found.append(back[n:].numpy())  # type: ignore[index]
+        return np.stack(found)
 
-
-def _values(critics: list[Replay], rows: Tensor) -> np.ndarray:
-    """`[C, N]`."""
-    values = np.empty((len(critics), len(rows)), np.float32)
-    for i, net in enumerate(critics):
-        values[i] = net.forward(rows).numpy()[:, 0]
-    return values
+    def _keep(self, state: Tensor, n: int) -> Work:
+        dims, wide = len(self._half), state.shape[1] + len(self._half)
+        work = Work(
+            state.new_empty(2 * n, state.shape[1]), state.new_empty(2 * n, dims), state.new_empty(2 * n, dims),
+            np.empty(2 * n, np.float32), state.new_empty(n, wide), state.new_empty(2 * n, wide),
+        )  # fmt: skip
+        self._kept[n] = work
+        return work
 
 
 def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:

@@ -66,9 +66,16 @@ class OffPolicy:
         self.explore, self.beta, self.evaluation = explore, beta, evaluation
         self.by_priority = buffer.sampler.has_priorities
         self.iteration = 0
+        self.given = 0  # rows that the buffer began with
         self.owed = 0.0  # updates that collected frames have earned and nobody has made
         # rewards and ends of each batch since the last report
         self._unreported: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def begin_with(self, rows: int) -> None:
+        """The buffer holds so many rows before the first frame: as many random frames fewer are needed."""
+        self.given = rows
+        self.learning_starts = max(0, self.learning_starts - rows)
+        self.collector.init_random_frames = max(0, self.collector.init_random_frames - rows)
 
     def run(self) -> None:
         """Train until `total_frames`; returns early only by raising (StoppedSafely among others)."""
@@ -135,8 +142,15 @@ class OffPolicy:
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped, beside modules, update and buffer."""
         rewards, ends = [reward for reward, _ in self._unreported], [end for _, end in self._unreported]
-        return {"iteration": self.iteration, "owed": self.owed, "rewards": rewards, "ends": ends}
+        return {
+            "iteration": self.iteration,
+            "owed": self.owed,
+            "given": self.given,
+            "rewards": rewards,
+            "ends": ends,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.iteration, self.owed = int(state["iteration"]), float(state["owed"])
         self._unreported = list(zip(state["rewards"], state["ends"], strict=True))
+        self.begin_with(int(state.get("given", 0)))

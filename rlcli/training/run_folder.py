@@ -234,7 +234,7 @@ def taken_back(run: Run) -> Iterator[None]:
     try:
         yield
     except ConfigError:
-        if not run.checkpoints and not (run.path / METRICS).exists() and not (run.path / SUMMARY).exists():
+        if not run.checkpoints and not run.metrics() and not (run.path / SUMMARY).exists():
             shutil.rmtree(run.path, ignore_errors=True)
         raise
 

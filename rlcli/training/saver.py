@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.errors import StoppedSafely
 from rlcli.report.reporter import Reporter
 from rlcli.training import checkpoint, random_streams
@@ -88,11 +89,16 @@ class Saver:
         """Write a checkpoint now."""
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
-            state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
+            state, ring = {}, None
+            for name, part in self.parts.items():
+                if isinstance(part, ReplayBuffer):
+                    state[name], ring = part.state_and_ring()
+                else:
+                    state[name] = dict(part.state_dict())
             state["random"] = random_streams.state()
             checkpoint.save(
                 self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep,
-                config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE,
+                config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=ring,
             )  # fmt: skip
         self._saved_at = frames
 

@@ -10,7 +10,7 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,10 @@ class Transform(nn.Module):
     # -- in a buffer: `inv` on what is written, `sampled` on what is drawn -----------------------------------
     def bind_buffer(self, ring: Any) -> None:
         """Called once by the buffer that this is put on; `ring` (`rlcli.data.buffers.Ring`) holds its rows."""
+
+    def reads_anew(self) -> Collection[Key]:
+        """Keys that `sampled` writes without looking at them: a sample need not be read with them."""
+        return ()
 
     def sampled(self, tensordict: TensorDictBase, rows: np.ndarray) -> TensorDictBase:
         """Transform a sample, slice markers and sampler flags in place already.

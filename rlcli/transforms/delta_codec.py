@@ -5,6 +5,8 @@ float16, bfloat16   next - obs, rounded once                    floats
 int8                (next - obs) / scale, a scale for each row  floats; never overflows
 int16               next - obs, exactly                         int32 and int64
 ```
+A row that its code cannot hold may be marked instead: the code's lowest value, or a scale of -1, stands in the place of
+its difference, and the next observation itself is kept elsewhere.
 A codec knows nothing of batches, envs or buffers. What it wrote tells by its dtypes how it is to be read.
 """
 
@@ -20,7 +22,7 @@ from torch import Tensor
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, Key, as_tuple, under_next
 
-DELTA, SCALE = "delta", "delta_scale"
+DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
 LEVELS = 127  # of int8, on either side of 0
 FLOAT_CODES = (torch.float16, torch.bfloat16, torch.int8)
 LONG_INTEGERS = (torch.int32, torch.int64)
@@ -41,6 +43,11 @@ def delta_key(key: Key) -> tuple[str, ...]:
 def scale_key(key: Key) -> tuple[str, ...]:
     """Where its scales are kept."""
     return (NEXT, SCALE, *as_tuple(key))
+
+
+def kept_key(key: Key) -> tuple[str, ...]:
+    """Where next observations are kept that no difference can stand for; zeros in all other rows."""
+    return (NEXT, KEPT, *as_tuple(key))
 
 
 def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
@@ -76,8 +83,32 @@ def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> 
     return Coded(steps.round().clamp(-LEVELS, LEVELS).to(torch.int8).reshape(change.shape), scale)
 
 
-def decode(obs: Tensor, coded: Coded) -> Tensor:
-    """The next observation `[*B, *F]`, in the dtype of `obs`."""
+def mark(coded: Coded, rows: Tensor) -> Coded:
+    """The same differences, but for `rows` (bool `[*B]`), which are marked as kept elsewhere."""
+    delta, scale = coded
+    where = rows.reshape(*rows.shape, *[1] * (delta.ndim - rows.ndim))
+    if scale is not None:
+        return Coded(delta.masked_fill(where, 0), scale.masked_fill(rows.unsqueeze(-1), -1))
+    return Coded(delta.masked_fill(where, _lowest(delta.dtype)), None)
+
+
+def marked(coded: Coded) -> Tensor:
+    """bool, broadcastable to `[*B, *F]`."""
+    delta, scale = coded
+    if scale is not None:
+        return (scale < 0).reshape(*scale.shape[:-1], *[1] * (delta.ndim - scale.ndim + 1))
+    return delta == _lowest(delta.dtype)
+
+
+def _lowest(code: torch.dtype) -> float:
+    return torch.finfo(code).min if code.is_floating_point else torch.iinfo(code).min
+
+
+def decode(obs: Tensor, coded: Coded, kept: Tensor | None = None) -> Tensor:
+    """The next observation `[*B, *F]`, in the dtype of `obs`; marked rows read `kept` `[*B, *F]`."""
+    if kept is not None:
+        where, after = marked(coded), decode(obs, coded)
+        return torch.where(where, kept, after) if bool(where.any()) else after
     delta = coded.delta.to(obs.dtype)
     if coded.scale is not None:
         dims = delta.ndim - coded.scale.ndim
@@ -115,7 +146,7 @@ def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
             f"{'.'.join(delta_key(key))} is the difference to an observation that the batch does not hold",
             fix=f"Keep {'.'.join(as_tuple(key))} (keep_keys) as well.",
         )
-    return decode(obs, Coded(delta, batch.get(scale_key(key), None)))
+    return decode(obs, Coded(delta, batch.get(scale_key(key), None)), batch.get(kept_key(key), None))
 
 
 def next_or_rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:

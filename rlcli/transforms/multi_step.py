@@ -33,10 +33,21 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.transforms.base import Transform
-from rlcli.transforms.delta_codec import DELTA, SCALE, Coded, decode, delta_key, scale_key
+from rlcli.transforms.delta_codec import DELTA, KEPT, SCALE, Coded, decode, delta_key, kept_key, scale_key
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
 CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of a slice
+
+
+class _Keys(NamedTuple):
+    """What is read of a last step's row; observations of which it holds differences; what tells of next ones."""
+
+    read: tuple[Key, ...]
+    coded: tuple[Key, ...]
+    observed: tuple[Key, ...]
+
+
+_NONE = _Keys((), (), ())
 
 
 class MultiStepTransform(Transform):
@@ -70,25 +81,33 @@ class MultiStepTransform(Transform):
             raise ArgumentError("MultiStepTransform needs a discount from 0 to 1", why=f"gamma is {gamma}")
         self.n_steps, self.gamma = int(n_steps), float(gamma)
         self._ring: Any = None
-        self._asked: tuple[Any, _Keys] = (None, _Keys((), ()))  # for which fields the keys were found
+        self._asked: tuple[Any, _Keys] = (None, _NONE)  # for which fields the keys were found
         self._powers: tuple[Any, Tensor, Tensor] = (None, torch.empty(0), torch.empty(0))
 
     def bind_buffer(self, ring):
-        self._ring, self._asked = ring, (None, _Keys((), ()))
+        self._ring, self._asked = ring, (None, _NONE)
 
     # -- the storage's rows --------------------------------------------------------------------------------
+    def reads_anew(self):
+        """Next observations and differences: those of the first step are of no use."""
+        return () if self._ring is None or not self._ring.fields else self._of_ring().observed
+
+    def _of_ring(self) -> _Keys:
+        fields = self._ring.fields
+        if self._asked[0] is not fields:
+            self._asked = fields, _of_last_step(fields)
+        return self._asked[1]
+
     def sampled(self, tensordict, rows):
         ring = self._ring
         if ring is None:
             return self(tensordict)
-        if self._asked[0] is not ring.fields:
-            self._asked = ring.fields, _of_last_step(ring.fields)
-        keys = self._asked[1]
+        keys = self._of_ring()
         path, taken = ring.index.walk(rows, self.n_steps)  # [N, n], [N]
         reward = ring.columns(path.reshape(-1), (REWARD,))[REWARD]
         reward = reward.reshape(*path.shape, *reward.shape[1:])
         steps = torch.from_numpy(taken).to(reward.device)
-        last = ring.columns(np.ascontiguousarray(path[:, -1]), keys.read)
+        last = ring.columns(np.ascontiguousarray(path[:, -1]), (*keys.read, *ring.sparse.keys))
         return self._written(tensordict, self._total(reward, steps), steps, _decoded(last, keys.coded))
 
     # -- the batch's own rows ------------------------------------------------------------------------------
@@ -130,7 +149,7 @@ class MultiStepTransform(Transform):
             name, value = unravel(as_tuple(key)[1:]), value.to(device)
             flag = flags.get(name)  # type: ignore[arg-type]
             nested.set(name, value if flag is None else value | flag)  # a slice that was cut here goes on being cut
-        for name in (DELTA, SCALE):
+        for name in (DELTA, SCALE, KEPT):
             nested.pop(name, None)
         return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
 
@@ -163,13 +182,6 @@ def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return torch.stack(path, 1), taken
 
 
-class _Keys(NamedTuple):
-    """What is read of a last step's row, and for which observations that are differences."""
-
-    read: tuple[Key, ...]
-    coded: tuple[Key, ...]
-
-
 def _of_last_step(held: Collection[Key]) -> _Keys:
     """All under `next` but the reward, and the observations that differences need.
 
@@ -190,13 +202,13 @@ def _of_last_step(held: Collection[Key]) -> _Keys:
             fix="Collect with memory.next_obs=exact (Collector(next_obs='exact')), or full, or delta.",
         )
     coded = tuple(origins[key] for key in kept if as_tuple(key)[1] == DELTA)
-    return _Keys((*after, *coded), coded)
+    return _Keys((*after, *coded), coded, tuple(kept))
 
 
 def _observation_of(key: Key) -> Key:
     """The observation whose next value or difference is kept under a key."""
     parts = as_tuple(key)[1:]
-    return unravel(parts[1:] if parts[0] in (DELTA, SCALE) and len(parts) > 1 else parts)
+    return unravel(parts[1:] if parts[0] in (DELTA, SCALE, KEPT) and len(parts) > 1 else parts)
 
 
 def _goes_on(tensordict: TensorDictBase) -> Tensor:
@@ -221,6 +233,6 @@ def _goes_on(tensordict: TensorDictBase) -> Tensor:
 def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:
     """Columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
     for key in coded:
-        scale = last.pop(scale_key(key), None)
-        last[under_next(key)] = decode(last.pop(key), Coded(last.pop(delta_key(key)), scale))
+        scale, kept = last.pop(scale_key(key), None), last.pop(kept_key(key), None)
+        last[under_next(key)] = decode(last.pop(key), Coded(last.pop(delta_key(key)), scale), kept)
     return last

@@ -3,25 +3,27 @@
 ```
 env side      next.obs  ->  next.delta.obs = next.obs - obs     what policy and env read stays exact
 buffer side   next.obs  =   obs + next.delta.obs                also at the ends of trajectories
+overflow      next.obs  ->  next.delta_kept.obs                 of rows whose difference the code cannot hold, if asked
 ```
 One class for both sides. What it costs in precision is measured where it is written, and told by `figures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
     DELTA,
     FLOAT_CODES,
+    KEPT,
     SCALE,
     Coded,
     bytes_a_row,
@@ -29,11 +31,18 @@ from rlcli.transforms.delta_codec import (
     decode,
     delta_key,
     encode,
+    kept_key,
+    mark,
+    marked,
     rebuilt,
     saves,
     scale_key,
 )
+from rlcli.transforms.delta_overflow import kept_rows, refuse
 from rlcli.transforms.round_trips import RoundTrips
+
+PARTS = (DELTA, SCALE, KEPT)
+ON_OVERFLOW = ("raise", "keep")
 
 
 class NextObservationDelta(Transform):
@@ -47,13 +56,18 @@ class NextObservationDelta(Transform):
     delta_dtype : torch dtype, default float16
         Of differences of floats: float16; bfloat16, which has the range of float32; or int8, with a float32 scale for
         each row and key under ``("next", "delta_scale", *obs)``. Differences of int32 and int64 are int16, and exact.
+    on_overflow : "raise" or "keep"
+        What becomes of a row whose difference the dtype cannot hold: an error; or its next observation is kept as it
+        is under ``("next", "delta_kept", *obs)``, where all other rows are zeros that take no memory, and counted.
 
     Raises
     ------
     ArgumentError
-        Another dtype; or, put on an env, keys that would take no less memory than before (uint8 pixels).
+        Another dtype or `on_overflow`; or, put on an env, keys that would take no less memory than before (uint8
+        pixels).
     NumericsError
-        While collecting: a difference that the dtype cannot hold. Nothing of that batch is handed out.
+        While collecting: a difference that the dtype cannot hold (`on_overflow="raise"`), or an observation that is not
+        finite. Nothing of that batch is handed out.
 
     Notes
     -----
@@ -63,14 +77,22 @@ class NextObservationDelta(Transform):
     has_batch_pass = True  # the collector computes differences of whole columns when it puts a batch together
     outside_batches = True
 
-    def __init__(self, in_keys: Sequence[Key] | None = None, *, delta_dtype: torch.dtype = torch.float16) -> None:
+    def __init__(
+        self,
+        in_keys: Sequence[Key] | None = None,
+        *,
+        delta_dtype: torch.dtype = torch.float16,
+        on_overflow: str = "raise",
+    ) -> None:
         super().__init__(() if in_keys is None else in_keys)
         if delta_dtype not in FLOAT_CODES:
             raise ArgumentError(
                 f"differences cannot be kept as {delta_dtype}",
                 fix=f"Use one of {', '.join(map(str, FLOAT_CODES))}.",
             )
-        self.delta_dtype = delta_dtype
+        if on_overflow not in ON_OVERFLOW:
+            raise ArgumentError("on_overflow is raise or keep", where="on_overflow", why=f"got {on_overflow!r}")
+        self.delta_dtype, self.on_overflow = delta_dtype, on_overflow
         self.chosen = in_keys is not None
         self.keys: list[Key] = list(self.in_keys)  # on an env: those it turns into differences
         self._trips = RoundTrips()
@@ -131,15 +153,18 @@ class NextObservationDelta(Transform):
 
     def _step(self, tensordict, next_tensordict):
         for key in self.keys:
-            coded = self.code(key, self._need(tensordict, key), self._need(next_tensordict, key), tensordict.ndim)
+            obs, after = self._need(tensordict, key), self._need(next_tensordict, key)
+            coded, kept = self.code(key, obs, after, tensordict.ndim)
             _put(next_tensordict, key, coded, strip=1)
+            if kept is not None:
+                next_tensordict.set(kept_key(key)[1:], _dense(kept, after))
         return next_tensordict
 
     def promoted(self, tensordict, following):
         nested = tensordict.get("next")
         for key in self.keys:
             _remove(nested, key)
-        for name in (DELTA, SCALE):
+        for name in PARTS:
             if following.get(name, None) is not None:
                 del following[name]
 
@@ -147,11 +172,19 @@ class NextObservationDelta(Transform):
         for key in self.keys:
             obs = tensordict.get(key)
             _put(tensordict, key, encode(obs, obs, self.delta_dtype, tensordict.ndim))
+            if self.on_overflow == "keep":
+                tensordict.set(kept_key(key), torch.zeros_like(obs))
             _remove(tensordict, under_next(key))
         return tensordict
 
-    def code(self, key: Key, obs: Tensor, after: Tensor, batch_dims: int) -> Coded:
-        """The difference of one key, `[*B, *F]`, checked and measured.
+    def code(self, key: Key, obs: Tensor, after: Tensor, batch_dims: int) -> tuple[Coded, Tensor | None]:
+        """The difference of one key, `[*B, *F]`, checked and measured; and which rows it cannot hold.
+
+        Returns
+        -------
+        coded : Coded
+        kept : bool Tensor ``[*B]`` or None
+            Rows that are marked in `coded`; None unless `on_overflow` is "keep".
 
         Raises
         ------
@@ -165,27 +198,22 @@ class NextObservationDelta(Transform):
             )
         coded = encode(obs, after, self.delta_dtype, batch_dims)
         error = (decode(obs, coded) - after).abs()
-        worst = error.max() if error.numel() else error.new_zeros(())
-        inexact = bool(worst != 0) if not obs.dtype.is_floating_point else not bool(torch.isfinite(worst))
-        if inexact:
-            self._overflow(key, obs, after, coded.delta.dtype)
-        self._trips.add(key, obs, after, coded.delta.dtype, float(worst), obs.shape[:batch_dims].numel())
-        return coded
-
-    def _overflow(self, key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> None:
-        if not all(bool(torch.isfinite(x).all()) for x in (obs, after)):
-            raise NumericsError(f"{show(key)} is not finite, so a step has no difference to keep", where=show(key))
-        change = (after.to(torch.float64) - obs.to(torch.float64)).abs().max().item()
-        limit = torch.finfo(code).max if code.is_floating_point else torch.iinfo(torch.int16).max
-        if code is torch.int8:
-            limit = torch.finfo(torch.float32).max
-        wider = "memory.delta_dtype=bfloat16 or int8, or " if code is torch.float16 else ""
-        kind = str(code).removeprefix("torch.")
-        raise NumericsError(
-            f"a step changed {show(key)} by {change:g}, more than {kind} can hold ({limit:g})",
-            why="kept as it is, the next observation would be lost",
-            fix=f"Use {wider}memory.next_obs=exact (NextObservationDelta(delta_dtype=...), Collector(next_obs=...)).",
-        )  # fmt: skip
+        worst, rows = error.max() if error.numel() else error.new_zeros(()), obs.shape[:batch_dims].numel()
+        exact, kept = not obs.dtype.is_floating_point, None
+        inexact = bool(worst != 0) if exact else not bool(torch.isfinite(worst))
+        if self.on_overflow == "keep":
+            kept = torch.zeros(obs.shape[:batch_dims], dtype=torch.bool, device=obs.device)
+            inexact = inexact or bool(marked(coded).any())
+        if inexact and kept is None:
+            refuse(key, obs, after, coded.delta.dtype)
+        elif inexact:
+            kept = kept_rows(key, obs, after, coded, error, batch_dims)
+            coded, held = mark(coded, kept), ~kept
+            obs, after, error, rows = obs[held], after[held], error[held], int(held.sum())
+            worst = error.max() if error.numel() else error.new_zeros(())
+        count = 0 if kept is None else kept.numel() - rows
+        self._trips.add(key, obs, after, coded.delta.dtype, float(worst), rows, count)
+        return coded, kept
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """What was measured while differences were written, by key; see `RoundTrips.figures`."""
@@ -199,8 +227,17 @@ class NextObservationDelta(Transform):
         """On a buffer: full next observations of what is written become differences; others are stored as they are."""
         return tensordict if self._ring is None else self.compress(tensordict)
 
-    def compress(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The batch `[*B]` with differences in the place of its full next observations; a new TensorDict."""
+    def compress(
+        self, tensordict: TensorDictBase, few: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> TensorDictBase:
+        """The batch `[*B]` with differences in the place of its full next observations; a new TensorDict.
+
+        Parameters
+        ----------
+        few : callable, optional
+            From bool rows `[*B]` and next observations `[*B, *F]` to what is kept of them where a difference
+            overflows; by default a plain tensor, zeros in the other rows.
+        """
         keys = self.keys or self._worth_it(tensordict)
         out = tensordict.copy()
         for key in keys:
@@ -209,9 +246,12 @@ class NextObservationDelta(Transform):
                 continue
             if self.chosen:
                 self._check_saving(key, tuple(obs.shape[tensordict.ndim :]), obs.dtype)
-            if hasattr(after, "full"):  # gathered when read, as next_obs=exact keeps them
+            if hasattr(after, "nbytes_held"):  # gathered when read, as next_obs=exact keeps them
                 after = after.full()
-            _put(out, key, self.code(key, obs, after, tensordict.ndim))
+            coded, kept = self.code(key, obs, after, tensordict.ndim)
+            _put(out, key, coded)
+            if kept is not None:
+                out.set(kept_key(key), (few or _dense)(kept, after))
             _remove(out, under_next(key))
         return out
 
@@ -239,12 +279,12 @@ class NextObservationDelta(Transform):
                     fix="Collect with NextObservationDelta on the env, or with next_obs='delta'.",
                 )
         if not self.chosen or set(coded) <= set(self.in_keys):
-            for name in (DELTA, SCALE) if coded else ():
+            for name in PARTS if coded else ():
                 nested.pop(name, None)
             return tensordict
         for key in self.in_keys:
-            _remove(tensordict, delta_key(key))
-            _remove(tensordict, scale_key(key))
+            for part in (delta_key(key), scale_key(key), kept_key(key)):
+                _remove(tensordict, part)
         return tensordict
 
     # -- checkpoints ---------------------------------------------------------------------------------------
@@ -264,6 +304,12 @@ def _put(tensordict: TensorDictBase, key: Key, coded: Coded, strip: int = 0) -> 
     tensordict.set(delta_key(key)[strip:], coded.delta)
     if coded.scale is not None:
         tensordict.set(scale_key(key)[strip:], coded.scale)
+
+
+def _dense(rows: Tensor, after: Tensor) -> Tensor:
+    """`after` `[*B, *F]` in some rows (bool `[*B]`), zeros in the others."""
+    where = rows.reshape(*rows.shape, *[1] * (after.ndim - rows.ndim))
+    return torch.where(where, after, torch.zeros_like(after))
 
 
 def _remove(tensordict: TensorDictBase, key: Key) -> None:

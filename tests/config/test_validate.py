@@ -57,6 +57,13 @@ def test_the_defaults_have_no_problem():
             {"memory__fill_value": 0.0, "memory__kind": "compact", "memory__next_obs": "compact"},
             ("memory.fill_value has no meaning for rlcli train",),
         ),
+        ({"storage__codes": False}, ("storage.codes has no meaning with storage=none",)),
+        ({"memory__frame_stack": "whole"}, ("memory.frame_stack has no meaning with loss=ppo_clip",)),
+        (
+            {"memory__frame_stack": "whole", "loss__kind": "dqn", "storage__kind": "tensor", "sampler__kind": "random"},
+            ("memory.frame_stack has no meaning with env.frame_stack=null",),
+        ),
+        ({"memory__frame_stack": "four"}, ("memory.frame_stack is 'four'", "auto | whole")),
         ({"value__num_chunks": 2, "value__value_chunk_size": 2}, ("value.num_chunks and value.value_chunk_size",)),
         ({"value__gamma": 1.01}, ("value.gamma is 1.01", ">= 0 and <= 1")),
         ({"value__gamma": float("nan")}, ("value.gamma is nan",)),

@@ -12,6 +12,7 @@ from rows_of import live, same, steps
 
 from rlcli.data import dumps
 from rlcli.data.buffers.ring import Ring
+from rlcli.data.disk import Disk
 from rlcli.data.sealed_folder import sealed
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -78,6 +79,75 @@ def test_a_dump_of_a_storage_on_disk_writes_only_what_is_new(tmp_path):
     again = Ring(LazyTensorStorage(1000))
     dumps.load(again, tmp_path / "dumps")
     assert same(live(again), before)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("kind", ["memory", "compressed"])
+def test_a_dump_of_memory_writes_only_what_is_new_and_proves_by_bytes_what_is_not(tmp_path, kind, keep):
+    storage = {"memory": LazyTensorStorage, "compressed": CompressedStorage}[kind](1000)
+    ring, kept = Ring(storage), []
+    for number in range(1, 130):
+        ring.extend(steps(number))
+        if number == 64:
+            ring.overwrite(np.arange(100, 104), steps(99).reshape(-1)[:4])
+        if number % 8:
+            continue
+        path, keeps = dumps.dump(ring, tmp_path, {"number": number}, keep=keep), live(ring)
+        kept = [*kept, (path, keeps)][-keep:]
+        assert [folder for folder, _ in kept] == dumps.FOLDERS.paths(tmp_path)
+        inodes = [{file.stat().st_ino for file in folder.glob("rows-*")} for folder, _ in kept]
+        assert len(set.union(*inodes)) == sum(map(len, inodes))  # no two of the kept ones share a byte
+        for folder, _ in kept:
+            assert dumps.FOLDERS.verify(folder) is None
+        back = Ring(LazyTensorStorage(1000))
+        assert dumps.load(back, tmp_path) == {"number": number} and same(live(back), keeps)
+
+
+def written(ring, folder, **options):
+    """Bytes of rows that a dump wrote, and its folder."""
+    disk = CountedBytes()
+    path = dumps.dump(ring, folder, disk=disk, **options)
+    return disk.rows, path
+
+
+class CountedBytes(Disk):
+    rows = 0
+
+    def write_file(self, path, chunks, **options):
+        stamp = super().write_file(path, chunks, **options)
+        self.rows += stamp.size if path.name.startswith("rows-") else 0
+        return stamp
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_how_much_a_later_dump_writes(tmp_path, keep):
+    ring = Ring(LazyTensorStorage(1000))
+    for number in range(90):
+        ring.extend(steps(number))
+    first, _ = written(ring, tmp_path, keep=keep)
+    for _ in range(keep - 1):
+        assert written(ring, tmp_path, keep=keep)[0] == first  # a second copy, for a flip in the first
+    assert written(ring, tmp_path, keep=keep)[0] == 0
+    ring.extend(steps(90))
+    new, _ = written(ring, tmp_path, keep=keep)
+    assert 0 < new < first / 4
+    for _ in range(keep - 1):
+        written(ring, tmp_path, keep=keep)
+    ring.overwrite(np.arange(4), steps(50).reshape(-1)[:4])
+    rewritten, _ = written(ring, tmp_path, keep=keep)
+    assert 0 < rewritten < first / 4  # the file of these rows, and no other
+    back = Ring(LazyTensorStorage(1000))
+    dumps.load(back, tmp_path)
+    assert same(live(back), live(ring))
+
+
+def test_a_file_that_the_disk_has_damaged_is_written_anew_and_not_linked(tmp_path):
+    ring, path = dumped(tmp_path)
+    file = sorted(path.glob("rows-*"))[0]
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    bytes_, path = written(ring, tmp_path)
+    assert bytes_ == len(content) and dumps.FOLDERS.verify(path) is None
 
 
 def test_frames_are_dumped_as_they_are_compressed(tmp_path):

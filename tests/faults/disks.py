@@ -69,11 +69,15 @@ class LosingDisk(CountingDisk):
         self.n = n
         self.bytes: dict[int, bytes] = {}
         self.names: dict[int, dict[str, int]] = {}
+        self.replaced: dict[int, bytes] = {}  # what a file held whose name another file took
 
     def at(self, call: str, path: Path) -> None:
         super().at(call, path)
         if len(self.calls) == self.n:
             raise PowerCut
+        if call == "rename" and path.is_file():
+            self.replaced[path.stat().st_ino] = path.read_bytes()
+            self.bytes.pop(path.stat().st_ino, None)  # its inode may be given to another file
         if call == "sync":
             self.bytes[path.stat().st_ino] = path.read_bytes()
         elif call == "sync_folder":
@@ -86,6 +90,8 @@ class LosingDisk(CountingDisk):
         for path in folder.iterdir():
             inode = path.stat().st_ino
             if durable.get(path.name) != inode and rng.random() < 0.5:
+                if durable.get(path.name) in self.replaced:  # it is still the other file's
+                    (out / path.name).write_bytes(self.replaced[durable[path.name]])
                 continue  # the name was never made durable
             if path.is_dir():
                 self.after_the_cut(path, out / path.name, rng)

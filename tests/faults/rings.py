@@ -91,6 +91,8 @@ class LosingPages(LosingDisk):
         for path in folder.iterdir():
             inode = path.stat().st_ino
             if super_names.get(path.name) != inode and rng.random() < 0.5:
+                if super_names.get(path.name) in self.replaced:  # it is still the other file's
+                    (out / path.name).write_bytes(self.replaced[super_names[path.name]])
                 continue
             if path.is_dir():
                 self.after_the_cut(path, out / path.name, rng)

@@ -170,6 +170,7 @@ def flips(tmp_path, count, seed):
             quiet(lambda: dumps.load(ring, tmp_path / "dumps"))
         file.write_bytes(content)
     assert newest(tmp_path / "dumps") == 6
+    print(f"seed {seed}: {count} flips, {count} found")
 
 
 def test_200_flips_in_a_dump_are_all_found(tmp_path):

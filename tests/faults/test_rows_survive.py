@@ -124,7 +124,7 @@ def every(calls, step=5):
 
 
 def test_killed_before_every_kind_of_call(tmp_path, calls):
-    killed_before(tmp_path, calls, every(calls, 8))
+    killed_before(tmp_path, calls, every(calls, 16))
 
 
 @pytest.mark.slow
@@ -284,6 +284,7 @@ def kill_again_and_again(folder, kills, seed):
         assert equal(live(ring), reference(batches_in(ring), "exact")), f"seed {seed}, kill {number}"
         let_go(ring)
     assert safe > ONCE_ROUND, "the ring went round"
+    print(f"seed {seed}: {kills} kills, {safe} rows acknowledged, 0 lost, 0 torn")
 
 
 ONCE_ROUND = 40
@@ -354,6 +355,7 @@ def flips(folder, tmp_path, count, seed):
         else:
             is_found(copy, name, text)
         shutil.copy(folder / name, copy / name)
+    print(f"seed {seed}: {count} flips, {count} found")
 
 
 def test_200_flips_are_all_found(whole, tmp_path):
@@ -399,10 +401,10 @@ def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
         LazyMemmapStorage(10, ndim=2, scratch_dir=tmp_path / "rows", resume=True)
     journal = tmp_path / "rows" / "journal.jsonl"
     text = journal.read_text()
-    assert '"version":1' in text
+    assert '"version":2' in text
     from rlcli.data.disk import digest_of
 
-    line = text.splitlines()[0][33:].replace('"version":1', '"version":2')
+    line = text.splitlines()[0][33:].replace('"version":2', '"version":3')
     journal.write_text(f"{digest_of(b'', line.encode())} {line}\n")
     with pytest.raises(DamagedDataError, match="another version"):
         begin(tmp_path / "rows")

@@ -114,3 +114,24 @@ def test_the_gradient_of_the_inputs_can_be_had_alone():
     replay.forward(x.detach())
     got = replay.backward(grad.clone(), weights=False, inputs=True)
     assert torch.allclose(got, x.grad, atol=1e-6) and all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("hidden", [16, 160])
+@pytest.mark.parametrize("rows", [3, 5, 8])
+def test_only_the_first_rows_teach(hidden, rows):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+    x, grad = torch.randn(8, 5, requires_grad=True), torch.randn(rows, 3)
+    net(x[:rows]).backward(grad)
+    back = x.grad[:rows, 3:].clone()
+    net.zero_grad()
+    net(x[:3]).backward(grad[:3])
+    wanted = [p.grad.clone() for p in net.parameters()]
+    for p in net.parameters():
+        p.grad.fill_(float("nan"))
+    replay = Replay(layers_of(net))
+    replay.forward(x.detach())
+    got = replay.backward(grad.clone(), weights=3, inputs=slice(3, None))
+    assert torch.allclose(got, back, atol=1e-5)
+    for p, w in zip(net.parameters(), wanted, strict=True):
+        assert (p.grad - w).abs().max() <= 1e-5 * (1 + w.abs().max())

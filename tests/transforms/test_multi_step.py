@@ -235,3 +235,23 @@ def test_bad_arguments_and_batches():
         MultiStepTransform(3, GAMMA)(batch.exclude(REWARD))
     with pytest.raises(MissingKeyError, match="where trajectories end"):
         MultiStepTransform(3, GAMMA)(batch.exclude(DONE, TRAJ_IDS))
+
+
+@pytest.mark.parametrize("mode", ["exact", "full"])
+def test_the_next_observation_of_the_first_step_is_not_gathered(mode, monkeypatch):
+    """It would be thrown away: the one n steps ahead is read once, and nothing else changes."""
+    env = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+    batch = next(iter(Collector(env, frames_per_batch=90, total_frames=90, next_obs=mode, seed=0)))
+    samples, read = [], []
+    for collate in (None, lambda rows: rows):  # with a function of the user's all keys are read
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(90), sampler=RandomSampler(seed=0), batch_size=40, collate_fn=collate,
+            transform=MultiStepTransform(3, GAMMA),
+        )  # fmt: skip
+        rb.extend(batch)
+        columns = rb.ring.columns
+        monkeypatch.setattr(rb.ring, "columns", lambda rows, keys=None, f=columns: read.append(keys) or f(rows, keys))
+        samples.append(rb.sample())
+    assert NEXT_OBS not in read[0] and set(read[0]) >= {"observation", REWARD, DONE, TERMINATED, TRUNCATED}
+    assert sum(keys is None or NEXT_OBS in keys for keys in read) == 3  # once; and twice where all keys were read
+    assert set(samples[0].keys(True, True)) == set(samples[1].keys(True, True)) and (samples[0] == samples[1]).all()

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+UNSEEN = 1 << 30  # seed of the episodes that are played at the end; training has small ones
 
-def train(given: dict[str, Any], seed: int) -> Callable[[], float] | None:
-    """One run; returns the mean return of its last 100 episodes. None where stable-baselines3 is not installed."""
+
+def train(given: dict[str, Any], seed: int) -> Callable[[], Callable[[int], float]] | None:
+    """One run; it returns what plays so many episodes by mode actions. None without stable-baselines3."""
     try:
         import stable_baselines3
         from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.evaluation import evaluate_policy
     except ImportError:
         return None
     kind, more = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[given["algo"]](given)
 
-    def run() -> float:
+    def run() -> Callable[[int], float]:
         model = getattr(stable_baselines3, kind)(
             "MlpPolicy",
             make_vec_env(given["env.id"], given["env.num"], seed=seed),
@@ -26,8 +29,14 @@ def train(given: dict[str, Any], seed: int) -> Callable[[], float] | None:
             **more,
         )
         model.learn(given["total_frames"])
-        episodes = [episode["r"] for episode in model.ep_info_buffer or ()]
-        return sum(episodes) / len(episodes) if episodes else float("nan")
+        if kind != "PPO":
+            model.replay_buffer = None  # many runs wait to be played
+
+        def play(episodes: int) -> float:
+            unseen = make_vec_env(given["env.id"], episodes, seed=UNSEEN)
+            return float(evaluate_policy(model, unseen, episodes, deterministic=True)[0])
+
+        return play
 
     return run
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -12,19 +13,7 @@ from rlcli.data.codes.code import Code
 from rlcli.data.codes.coded import CodedRows
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.storages import LazyMemmapStorage, Storage
-from rlcli.errors import ArgumentError
-from rlcli.kernels.codes import layout
-from rlcli.keys import Key, show
-
-
-def is_fixed(storage: Storage) -> bool:
-    """Whether rows that were acknowledged can never be laid out anew."""
-    return isinstance(storage, LazyMemmapStorage) and storage.kept
-
-
-def allowed(codes: Sequence[Code], storage: Storage) -> tuple[Code, ...]:
-    """Those of the codes that this storage may use: on a kept disk none that a later value could change."""
-    return tuple(code for code in codes if not is_fixed(storage) or code.kind < layout.ONE_HOT)
+from rlcli.keys import Key
 
 
 def other_layout(before: CodedRows, after: CodedRows, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
@@ -38,18 +27,25 @@ def other_layout(before: CodedRows, after: CodedRows, columns: Mapping[Key, Tens
 
 
 def relay(
-    storage: Storage, before: CodedRows, after: CodedRows, first: int, live: int, index: TrajectoryIndex | None = None
+    storage: Storage, before: CodedRows, after: CodedRows, first: int, live: int,
+    index: TrajectoryIndex | None = None, state: Callable[[], Any] | None = None,
 ) -> None:  # fmt: skip
     """Lay the `live` rows of a storage, the oldest of which is number `first`, out under other codes.
 
-    With an index the ids that it knows are stored from now on, where `after` has no code for them.
+    With an index the ids that it knows are stored from now on, where `after` has no code for them. A storage on disk
+    commits the change with `state`; if the disk refuses it, nothing has changed.
     """
     capacity = storage.capacity
-    numbers = np.arange(first, first + live) % capacity
-    columns: dict[Key, Tensor] = {}
-    if live:
-        known = {} if index is None else before.derived(numbers, index)
-        columns = other_layout(before, after, storage.gather(numbers) | known)
+
+    def again(numbers: np.ndarray, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
+        known = {} if index is None else before.derived(numbers % capacity, index)
+        return other_layout(before, after, columns | known)
+
+    if isinstance(storage, LazyMemmapStorage):
+        storage.lay_out_anew(after.stored, again, state)
+        return
+    numbers = np.arange(first, first + live)
+    columns = again(numbers, storage.gather(numbers % capacity)) if live else {}
     storage.clear()
     storage.declare(after.stored, capacity)
     start = first % capacity
@@ -59,19 +55,6 @@ def relay(
             storage.write(at, {key: column[low:high] for key, column in columns.items()})
 
 
-def after_misfit(storage: Storage, coded: CodedRows, misfit: Code, column: Tensor) -> CodedRows:
-    """Codes that hold `column` in place of `misfit`.
-
-    Raises
-    ------
-    ArgumentError
-        The storage cannot lay its rows out anew.
-    """
-    if is_fixed(storage):
-        raise ArgumentError(
-            "a flag is neither true nor false",
-            where=show(misfit.key),
-            why="its byte is neither 0 nor 1",
-            fix="Make the flags by a comparison, or use codes=False.",
-        )
+def after_misfit(coded: CodedRows, misfit: Code, column: Tensor) -> CodedRows:
+    """Codes that hold `column` in place of `misfit`."""
     return CodedRows(coded.fields, wider(coded.codes, misfit, coded.fields[misfit.key], column))

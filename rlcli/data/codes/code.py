@@ -1,7 +1,7 @@
 """How the values of one key are packed, and the record that the codes of a row share.
 
 ```
-record   | bits of all flags, one after another | one-hot: index | narrow: low bytes | ...      uint8 [W] a row
+record   | bits: those of four, of two, flags | one-hot: index | narrow: low bytes | ...      uint8 [W] a row
 ```
 """
 
@@ -31,7 +31,8 @@ class Code:
     kind : int
         `rlcli.kernels.codes.layout`, or `INDEX`.
     wide : int
-        Bytes of the code of one element (narrow) or of the whole value (one-hot); 0 where it has none of its own.
+        Bytes of the code of one element (narrow) or of the whole value (one-hot); bits of an element (0: one, of a
+        flag).
     """
 
     key: Key
@@ -57,15 +58,19 @@ class Record(NamedTuple):
     def of(cls, codes: Sequence[Code], fields: Sequence[Field]) -> Record:
         """Of codes that are stored, with the fields of their keys."""
         counts = [field.shape.numel() for field in fields]
-        bit, table = 0, np.zeros((len(codes), 6), np.int64)
-        at = -(-sum(n for n, code in zip(counts, codes, strict=True) if code.kind == layout.BITS) // 8)
+        table = np.zeros((len(codes), 6), np.int64)
         for row, code, field, count in zip(table, codes, fields, counts, strict=True):
-            size = field.dtype.itemsize
-            row[:] = code.kind, bit if code.kind == layout.BITS else at, count, size, code.wide, one_of(field.dtype)
-            if code.kind == layout.BITS:
-                bit += count
-            else:
-                at += code.wide * (count if code.kind == layout.NARROW else 1)
+            row[:] = code.kind, 0, count, field.dtype.itemsize, code.wide, one_of(field.dtype)
+        bits, bit = table[:, layout.KIND] == layout.BITS, 0
+        table[bits, layout.WIDE] = np.maximum(table[bits, layout.WIDE], 1)
+        for wide in (4, 2, 1):  # so none crosses a byte
+            for place in np.flatnonzero(bits & (table[:, layout.WIDE] == wide)).tolist():
+                table[place, layout.AT] = bit
+                bit += wide * counts[place]
+        at = -(-bit // 8)
+        for place in np.flatnonzero(~bits).tolist():
+            table[place, layout.AT] = at
+            at += codes[place].wide * (counts[place] if codes[place].kind == layout.NARROW else 1)
         return cls(at, table)
 
     @property

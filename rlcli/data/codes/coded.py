@@ -69,6 +69,8 @@ class CodedRows:
         self._all = tuple(fields)
         self._derived = [code.key for code in codes if code.kind == INDEX]
         self._record = Record.of(self._packed, [fields[code.key] for code in self._packed])
+        table = self._record.table[self._record.table[:, layout.KIND] == layout.BITS]
+        self._bits = int((table[:, layout.WIDE] * table[:, layout.COUNT]).sum())
         coded = {code.key for code in codes}
         self.plain = [key for key in fields if key not in coded]
         self.stored = {key: fields[key] for key in self.plain}
@@ -153,13 +155,16 @@ class CodedRows:
         return out
 
     def width(self, key: Key) -> float | None:
-        """Bytes of a row that a packed key takes; None for one that is not packed."""
+        """Bytes of a row that a packed key takes; None for one that is not packed.
+
+        Bits that no key uses are shared among those that are stored in bits.
+        """
         for code in self.codes:
             if code.key == key:
                 count = self.fields[key].shape.numel()
-                return {INDEX: 0.0, layout.BITS: count / 8, layout.NARROW: float(count * code.wide)}.get(
-                    code.kind, float(code.wide)
-                )
+                if code.kind == layout.BITS:
+                    return -(-self._bits // 8) * count * max(code.wide, 1) / self._bits
+                return float({INDEX: 0, layout.NARROW: count * code.wide}.get(code.kind, code.wide))
         return None
 
     def state(self) -> list[list[Any]]:

@@ -10,12 +10,12 @@ from rlcli.data.fields import Field
 from rlcli.kernels.codes import layout
 from rlcli.keys import Key
 
-_WHOLE = (torch.int16, torch.int32, torch.int64)
+WHOLE = (torch.int16, torch.int32, torch.int64)
 
 
 def offer(key: Key, field: Field, column: Tensor) -> Code | None:
     """Of a short column of signed whole numbers."""
-    if field.dtype not in _WHOLE or not 1 <= field.shape.numel() <= 64 or not column.numel():
+    if field.dtype not in WHOLE or not 1 <= field.shape.numel() <= 64 or not column.numel():
         return None
     least, most = (int(value) for value in column.aminmax())
     for wide in (1, 2, 4):

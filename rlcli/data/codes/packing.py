@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from rlcli.data.codes.changing import after_misfit, allowed, is_fixed, other_layout, relay
+from rlcli.data.codes.changing import after_misfit, relay
 from rlcli.data.codes.choice import choose
 from rlcli.data.codes.code import INDEX, Code
 from rlcli.data.codes.coded import CodedRows
 from rlcli.data.fields import Field
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.storages import Storage
-from rlcli.errors import ArgumentError
-from rlcli.keys import Key, show, unravel
+from rlcli.keys import Key, unravel
+
+State = Callable[[], list[bytes | memoryview]]
 
 
 class Packing:
@@ -42,7 +43,7 @@ class Packing:
 
     def forget(self) -> None:
         """As before the first write."""
-        self.coded = self._loaded = CodedRows({}, ())
+        self.coded = CodedRows({}, ())
         self.relaid = 0
 
     @property
@@ -66,17 +67,12 @@ class Packing:
             for key in stored
             if key not in apart and type(given[key]) is Tensor and given[key].is_cpu and given[key].numel()
         }
-        return choose(stored, seen, traj_key=traj_key, fixed=is_fixed(self.storage))
+        return choose(stored, seen, traj_key=traj_key)
 
     def declare(self, stored: Mapping[Key, Field], codes: Sequence[Code], capacity: int) -> None:
-        """Fix the columns; codes that the storage may not use are left out (`taken`)."""
-        self._loaded = CodedRows(stored, codes)
-        self.coded = CodedRows(stored, allowed(codes, self.storage))
+        """Fix the columns, and how they are packed."""
+        self.coded = CodedRows(stored, codes)
         self.storage.declare(self.coded.stored, capacity)
-
-    def taken(self, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Columns as another storage held them under the codes that were declared, as this one does."""
-        return other_layout(self._loaded, self.coded, columns)
 
     def width(self, key: Key) -> float | None:
         """Bytes of a row that the storage holds for a key of the ring; None for one that it knows nothing of."""
@@ -84,46 +80,50 @@ class Packing:
         return self.coded.width(key) if stored is None else stored.width
 
     # ---- rows --------------------------------------------------------------------------------------------------
-    def pack(self, columns: Mapping[Key, Tensor], first: int, live: int) -> dict[Key, Tensor]:
+    def pack(
+        self, columns: Mapping[Key, Tensor], first: int, live: int, state: State | None = None
+    ) -> dict[Key, Tensor]:  # fmt: skip
         """Columns ``[N, *F]`` as they are stored, before a write to a ring of `live` rows, the oldest number `first`.
+
+        Parameters
+        ----------
+        state : callable, optional
+            Gives the ring's state for a storage on disk, which must keep it with rows that are laid out anew.
 
         Raises
         ------
-        ArgumentError
-            A value does not fit, and the storage cannot lay its rows out anew.
+        ResourceError
+            A value does not fit, and there is no room to lay all rows out anew; nothing has changed.
         """
         packed, misfit = self.coded.pack(columns)
         if misfit is None:
             return packed
         coded = self.coded
         while misfit is not None:
-            coded = after_misfit(self.storage, coded, misfit, columns[misfit.key])
+            coded = after_misfit(coded, misfit, columns[misfit.key])
             packed, misfit = coded.pack(columns)
-        relay(self.storage, self.coded, coded, first, live)
-        self.coded, self.relaid = coded, self.relaid + 1
+        self._change(coded, first, live, state)
+        self.relaid += 1
         return packed
 
-    def keep_ids(self, traj_key: Key | None, index: TrajectoryIndex, first: int, live: int) -> None:
-        """Before trajectories are told apart by `traj_key`: store the ids that this index alone knows.
-
-        Raises
-        ------
-        ArgumentError
-            The storage cannot lay its rows out anew.
-        """
+    def keep_ids(
+        self, traj_key: Key | None, index: TrajectoryIndex, first: int, live: int, state: State | None = None
+    ) -> None:  # fmt: skip
+        """Before trajectories are told apart by `traj_key`: store the ids that this index alone knows."""
         gone = [code.key for code in self.codes if code.kind == INDEX and code.key != traj_key]
-        if not gone:
-            return
-        if is_fixed(self.storage):
-            raise ArgumentError(
-                "rows on this disk cannot be told apart by another key",
-                where=show(gone[0]),
-                why="it is not stored with them: the index of their trajectories knows it",
-                fix="Give the buffer its sampler before the first write, or make it with codes=False.",
-            )
-        coded = CodedRows(self.fields, [code for code in self.codes if code.key not in gone])
-        relay(self.storage, self.coded, coded, first, live, index)
-        self.coded = coded
+        if gone:
+            coded = CodedRows(self.fields, [code for code in self.codes if code.key not in gone])
+            self._change(coded, first, live, state, index)
+
+    def _change(
+        self, coded: CodedRows, first: int, live: int, state: State | None, index: TrajectoryIndex | None = None
+    ) -> None:  # fmt: skip
+        before, self.coded = self.coded, coded  # the state that is kept speaks of the new codes already
+        try:
+            relay(self.storage, before, coded, first, live, index, state)
+        except BaseException:
+            self.coded = before
+            raise
 
     def gather(self, rows: np.ndarray, index: TrajectoryIndex, keys: Iterable[Key] | None) -> dict[Key, Tensor]:
         """`Storage.gather` of live rows, as they were given."""

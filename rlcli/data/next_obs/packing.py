@@ -3,12 +3,13 @@
 A pickle or `.to(device)` of a batch sees each of its tensors alone, so the observations under `Rows` would
 travel twice. Packed, they travel once:
 
-    batch without Rows   +   ends [E]   +   extra rows per key [E, *F]
+    batch without Rows   +   ends [E]   +   extra rows per key [E, *F]   +   the few rows of sparse columns
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.sparse import Few, few_of, is_sparse, sparse_rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, Key, as_tuple, under_next, unravel
 
@@ -32,11 +34,14 @@ class Packed(NamedTuple):
         int32 ``[E]``, see `Rows.from_ends`.
     extra : dict
         Observation key (without "next") -> ``[E, *F]``.
+    few : dict
+        Key of a sparse column -> the rows that hold something.
     """
 
     batch: TensorDictBase
     ends: Tensor | None
     extra: dict[Key, Tensor]
+    few: Mapping[Key, Few] = MappingProxyType({})
 
 
 def pack(batch: TensorDictBase) -> Packed:
@@ -50,6 +55,8 @@ def pack(batch: TensorDictBase) -> Packed:
         return Packed(batch, None, {})
     plain, extra = batch.copy(), {}
     ends: Tensor | None = None
+    few = {key: few_of(rows, batch.ndim) for key, rows in found.items() if is_sparse(key)}
+    plain, found = plain.exclude(*few), {key: rows for key, rows in found.items() if key not in few}
     for key, rows in found.items():
         own = rows.ends
         rows.check()
@@ -58,7 +65,7 @@ def pack(batch: TensorDictBase) -> Packed:
             plain = plain.exclude(key)
         else:
             plain.set(key, rows.full())
-    return Packed(plain, ends, extra)
+    return Packed(plain, ends, extra, few)
 
 
 def unpack(packed: Packed) -> TensorDictBase:
@@ -69,19 +76,18 @@ def unpack(packed: Packed) -> TensorDictBase:
     ArgumentError
         Ends or extra rows do not fit the batch.
     """
-    return packed.batch if packed.ends is None else _lazy(packed, Ends(packed.batch.shape, packed.ends))
+    return _lazy(packed, None if packed.ends is None else Ends(packed.batch.shape, packed.ends))
 
 
 def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False) -> TensorDictBase:
     """The batch on `device`, where each observation is held once as before."""
     packed = pack(batch)
-    if packed.ends is None:
-        return packed.batch.to(device, non_blocking=non_blocking)
-    ends = packed.ends.to(device, non_blocking=non_blocking)
+    ends = None if packed.ends is None else packed.ends.to(device, non_blocking=non_blocking)
     extra = {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()}
-    moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra)
+    few = {key: Few(*(x.to(device, non_blocking=non_blocking) for x in rows)) for key, rows in packed.few.items()}
+    moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, few)
     # these ends were right before: looking at them again would make the host wait for the copy
-    return _lazy(moved, Ends.trusted(batch.shape, ends))
+    return _lazy(moved, None if ends is None else Ends.trusted(batch.shape, ends))
 
 
 def full_next_obs(batch: TensorDictBase) -> TensorDictBase:
@@ -103,27 +109,40 @@ def concat(batches: Sequence[TensorDictBase]) -> TensorDictBase:
     if len(batches) == 1:
         return batches[0]
     packed = [pack(b) for b in batches]
-    if any(p.ends is None or p.extra.keys() != packed[0].extra.keys() for p in packed):
+    if any((p.extra.keys(), p.few.keys()) != (packed[0].extra.keys(), packed[0].few.keys()) for p in packed):
         packed = [Packed(full_next_obs(b), None, {}) for b in batches]
     joined: TensorDictBase = torch.cat([p.batch for p in packed], batches[0].ndim - 1)  # type: ignore
     joined.names = batches[0].names
-    places, before = [], 0
-    for p in packed:
-        steps = p.batch.shape[-1]
-        if p.ends is not None:
-            lane, t = p.ends.long() // steps, p.ends.long() % steps
-            places.append(lane * joined.shape[-1] + before + t)
-        before += steps
-    if not places:
-        return joined
-    ends, order = torch.cat(places).sort()
+    steps = [p.batch.shape[-1] for p in packed]
+    few = {}
+    for key in packed[0].few:
+        at, order = _moved([p.few[key].at for p in packed], steps)
+        few[key] = Few(at, torch.cat([p.few[key].rows for p in packed])[order])
+    if any(p.ends is None for p in packed):
+        return unpack(Packed(joined, None, {}, few))
+    ends, order = _moved([p.ends for p in packed if p.ends is not None], steps)
     extra = {key: torch.cat([p.extra[key] for p in packed])[order] for key in packed[0].extra}
-    return unpack(Packed(joined, ends.to(torch.int32), extra))
+    return unpack(Packed(joined, ends.to(torch.int32), extra, few))
 
 
-def _lazy(packed: Packed, ends: Ends) -> TensorDictBase:
+def _moved(places: Sequence[Tensor], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Flat positions in batches of so many steps, as those in one batch of all of them: ascending, and their order."""
+    out, before, whole = [], 0, sum(steps)
+    for at, count in zip(places, steps, strict=True):
+        out.append(at.long() // count * whole + before + at.long() % count)
+        before += count
+    ascending, order = torch.cat(out).sort()
+    return ascending, order
+
+
+def _lazy(packed: Packed, ends: Ends | None) -> TensorDictBase:
+    if ends is None and not packed.few:
+        return packed.batch
     batch = packed.batch.copy()
+    for key, few in packed.few.items():
+        batch.set(key, sparse_rows(batch.shape, few))
     for key, extra in packed.extra.items():
+        assert ends is not None
         obs = batch.get(key).contiguous()
         batch.set(key, obs)
         batch.set(under_next(key), Rows.from_ends(obs, ends, extra))

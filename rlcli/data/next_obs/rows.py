@@ -15,6 +15,7 @@ inference mode, cannot.
 from __future__ import annotations
 
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 import numpy as np
@@ -203,6 +204,20 @@ class Rows(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: Any, stride: Any) -> Rows:
         return Rows(inner["obs"], inner["extra"], inner["index"])
+
+
+def _for_a_process(rows: Rows) -> tuple:
+    """What goes to another process: memory that both share, of which `rows` keeps hold. A gathered copy would not last
+    until the other has it."""
+    rows.check()
+    return _arrived, (rows.obs, rows.extra, rows.index, rows.requires_grad)
+
+
+def _arrived(obs: Tensor, extra: Tensor, index: Tensor, requires_grad: bool) -> Tensor:
+    return Rows(obs, extra, index).requires_grad_(requires_grad)
+
+
+ForkingPickler.register(Rows, _for_a_process)
 
 
 class _Full(torch.autograd.Function):

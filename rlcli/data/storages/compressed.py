@@ -96,8 +96,7 @@ class CompressedStorage(Storage):
 
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         chosen = list(self.fields if keys is None else keys)
-        if len(rows) and (rows.max() >= self._written or rows.min() < 0):
-            raise ArgumentError("a row was never written", why=f"{self._written} rows are stored")
+        self._check(rows)
         plain = [key for key in chosen if key not in self.frames]
         found = self._plain.gather(rows, plain) if plain else {}
         for key in chosen:
@@ -107,6 +106,17 @@ class CompressedStorage(Storage):
         if self.device.type == "cpu":
             return out
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}
+
+    def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
+        if key not in self.frames or self.device.type != "cpu":
+            return False
+        self._check(rows)
+        self.frames[key].read_to(rows, targets)
+        return True
+
+    def _check(self, rows: np.ndarray) -> None:
+        if len(rows) and (rows.max() >= self._written or rows.min() < 0):
+            raise ArgumentError("a row was never written", why=f"{self._written} rows are stored")
 
     def clear(self) -> None:
         self._plain.clear()

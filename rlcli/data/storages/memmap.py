@@ -24,22 +24,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.disk import Disk, stamp_of
+from rlcli.data.disk import Disk
 from rlcli.data.fields import Field
 from rlcli.data.storages.row_journal import (
     JOURNAL,
-    Committed,
     RowJournal,
     check_same,
     header_of,
     is_taken,
+    named_files,
     state_name,
     states,
     sweep,
 )
-from rlcli.data.storages.segment import Layout, Piece, Segment, files_in, rows_for
+from rlcli.data.storages.segment import Piece, Segment, files_in, rows_for
+from rlcli.data.storages.segment_copies import Again, copied
+from rlcli.data.storages.segment_table import SegmentTable
 from rlcli.data.storages.storage import Storage
-from rlcli.data.storages.tensor import contiguous
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 
@@ -110,8 +111,7 @@ class LazyMemmapStorage(Storage):
     def _forget(self) -> None:
         self.fields, self.capacity = {}, self.max_size
         self.first = self.total = self.acknowledged = 0
-        self._segments: dict[int, Segment] = {}
-        self._table = np.zeros(1, np.int64)
+        self._table = SegmentTable({}, 1, 0)
         self._made: set[int] = set()  # segments whose names are not yet durable
         self._rewritten: dict[int, Segment] = {}  # new versions since the last commit, and whom they replace
         self._settled, self._has_owner, self._taken_over = time.monotonic(), False, False
@@ -126,13 +126,12 @@ class LazyMemmapStorage(Storage):
                 why=f"{self.total - self.first} rows of an earlier process",
                 fix="Go on with them (resume(buffer.ring)), or empty the buffer.",
             )
-        self._layout_of(fields, capacity, rows_for(sum(field.width for field in fields.values()), capacity))
-        size, here = self._layout.size, self.folder
+        self._lay_out(fields, capacity, rows_for(sum(field.width for field in fields.values()), capacity))
+        rows, here = self.segment_rows, self.folder
         while not here.exists():
             here = here.parent
-        self.disk.require(here, size * (-(-(capacity + self._spare) // self._layout.rows) + 1))
+        self.disk.require(here, self._table.layout.size * (-(-(capacity + self._spare) // rows) + 1))
         if self.kept:
-            rows = self._layout.rows
             header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
             try:
                 self._hold(RowJournal(self.folder, self.disk, header))
@@ -145,12 +144,10 @@ class LazyMemmapStorage(Storage):
         self._journal = journal
         weakref.finalize(self, journal.abandon)  # the folder is free when this storage is gone
 
-    def _layout_of(self, fields: Mapping[Key, Field], capacity: int, rows: int) -> None:
+    def _lay_out(self, fields: Mapping[Key, Field], capacity: int, rows: int) -> None:
         self.fields, self.capacity = dict(fields), capacity
-        self._layout = Layout.of(self.fields, rows)
-        self._places = {key: i for i, key in enumerate(self.fields)}
-        self._spare = max(rows, capacity // 8)  # steps between two commits
-        self._table = np.zeros(2 << (-(-(capacity + self._spare) // rows) + 2).bit_length(), np.int64)
+        self._spare = max(rows, capacity // 8) if self.kept else rows  # steps between two commits
+        self._table = SegmentTable(self.fields, rows, capacity + self._spare)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def begin(self, number: int) -> None:
@@ -178,48 +175,88 @@ class LazyMemmapStorage(Storage):
             self._append(columns, count - old)
 
     def _append(self, columns: Mapping[Key, Tensor], count: int) -> None:
-        rows = self._layout.rows
+        rows = self.segment_rows
         for number in range(self.total // rows, -(-(self.total + count) // rows)):
-            if number not in self._segments:
-                self._add(Segment.made(self.folder, number, 0, self._layout, self.disk))
-        held, sources = contiguous(columns, self.fields)
-        layout = self._layout
-        _kernels().put(self._table, layout.shift, self.total, count, layout.offsets, layout.widths, sources)
-        del held
+            if number not in self._table.segments:
+                self._add(Segment.made(self.folder, number, 0, self._table.layout, self.disk))
+        self._table.put(self.total, columns, count)
         self.total += count
 
+    def ready(self, rows: np.ndarray) -> None:
+        at = self._numbers(rows)
+        for number in np.unique(at[at < self.acknowledged] // self.segment_rows).tolist():
+            if number not in self._made and number not in self._rewritten:
+                self._rewrite(number)
+
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        self.ready(rows)
+        self._table.scatter(self._numbers(rows), columns)
+
+    def _numbers(self, rows: np.ndarray) -> np.ndarray:
         at = _kernels().numbers(rows, self.total, self.capacity)
         if len(at) and at.min() < self.first:
             raise ArgumentError("a row that was never written cannot be written over", why=f"row {rows[at.argmin()]}")
-        for number in np.unique(at[at < self.acknowledged] >> self._layout.shift).tolist():
-            if number not in self._made and number not in self._rewritten:
-                self._rewrite(number)
-        held, sources = contiguous(columns, columns)
-        places = [self._places[key] for key in columns]
-        offsets, widths = self._layout.offsets[places], self._layout.widths[places]
-        _kernels().scatter(self._table, self._layout.shift, at, offsets, widths, sources)
-        del held
+        return at
 
     def _rewrite(self, number: int) -> None:
         """Give a segment a new version, because what is acknowledged must not change."""
-        old = self._segments[number]
-        new = Segment.made(self.folder, number, old.version + 1, self._layout, self.disk)
+        old = self._table.segments[number]
+        new = Segment.made(self.folder, number, old.version + 1, self._table.layout, self.disk)
         new.bytes[:] = old.bytes
         self._add(new)
         self._rewritten[number] = old
 
     def _add(self, segment: Segment) -> None:
-        if segment.number >= min(self._segments, default=0) + len(self._table):
-            self._table = np.zeros(2 * len(self._table), np.int64)
-            for other in self._segments.values():
-                self._table[other.number % len(self._table)] = other.address
-        self._segments[segment.number] = segment
-        self._table[segment.number % len(self._table)] = segment.address
+        self._table.add(segment)
         if self.kept:
             self._made.add(segment.number)
         else:
             segment.path.unlink()  # the mapping stays, and the space is free however this process ends
+
+    def lay_out_anew(self, fields: Mapping[Key, Field], again: Again, state: State | None = None) -> None:
+        """Give all rows other columns: they are written to new files, and one record switches to them.
+
+        Whatever happens on the way, the rows are there as before or as they are to be.
+
+        Parameters
+        ----------
+        again : callable
+            From the numbers of steps, int64 ``[N]``, and their columns to columns ``[N, *F]`` of the new fields.
+        state : callable, optional
+            As for `settle`: of an owner that knows the new fields.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses; nothing has changed.
+        """
+        first = max(self.first, self.total - self.capacity)
+        new = SegmentTable(fields, self.segment_rows, self.capacity + self._spare)
+        try:
+            for segment in copied(self._table, new, first, self.total, again, self.folder, self.disk):
+                if not self.kept:
+                    segment.path.unlink()
+            pieces = self._pieces(new, first)
+            if self._journal is not None:
+                for segment in new.segments.values():
+                    self.disk.sync_file(segment.path)
+                saved = None if state is None else state()
+                self._journal.commit(first, self.total, pieces, saved, True, fields)
+        except (ResourceError, MemoryError):
+            self._leave(new.segments.values())
+            raise
+        for number, _, piece in pieces:
+            new.segments[number].pieces = [piece]
+        gone = [*self._table.segments.values(), *self._rewritten.values()]
+        self._table, self.fields, self._rewritten, self._made = new, dict(fields), {}, set()
+        self.first, self.acknowledged, self._settled = first, self.total, time.monotonic()
+        self._leave(gone)
+
+    def _leave(self, segments: Iterable[Segment]) -> None:
+        """Take files away that no record names; those that the disk keeps are found when the folder is opened."""
+        for segment in segments:
+            with contextlib.suppress(ResourceError):
+                self._discard(segment)
 
     # ---- what survives -----------------------------------------------------------------------------------------
     def settle(self, state: State | None = None) -> None:
@@ -245,16 +282,16 @@ class LazyMemmapStorage(Storage):
         if not self.fields:
             return
         if self._journal is not None:
-            pieces = self._pieces()
+            pieces = self._pieces(self._table, self.acknowledged)
             if not pieces and state is None:
                 return
             for number in {number for number, _, _ in pieces}:
-                self.disk.sync_file(self._segments[number].path)
+                self.disk.sync_file(self._table.segments[number].path)
             first = max(self.first, self.total - self.capacity)
             saved = None if state is None else state()
             self._journal.commit(first, self.total, pieces, saved, bool(self._made))
             for number, _, piece in pieces:
-                segment = self._segments[number]
+                segment = self._table.segments[number]
                 if number in self._rewritten:
                     segment.pieces = []
                 segment.pieces.append(piece)
@@ -263,23 +300,19 @@ class LazyMemmapStorage(Storage):
         self._rewritten, self._made = {}, set()
         self.acknowledged, self._settled = self.total, time.monotonic()
         self.first = max(self.first, self.total - self.capacity)
-        for number in [n for n in self._segments if (n + 1) * self._layout.rows <= self.first]:
-            self._table[number % len(self._table)] = 0
-            self._discard(self._segments.pop(number))
+        for old in self._table.pop_below(self.first):
+            self._discard(old)
 
-    def _pieces(self) -> list[tuple[int, int, Piece]]:
-        """What is not yet acknowledged, with checksums."""
-        rows, out = self._layout.rows, []
-        for number in self._rewritten:
-            segment = self._segments[number]
-            start = max(0, self.first - number * rows)
-            stop = min(rows, self.total - number * rows)
-            out.append((number, segment.version, segment.digest(start, stop)))
-        for number in range(self.acknowledged // rows, -(-self.total // rows)):
-            if number not in self._rewritten:
-                start = max(0, self.acknowledged - number * rows)
-                stop = min(rows, self.total - number * rows)
-                out.append((number, self._segments[number].version, self._segments[number].digest(start, stop)))
+    def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, Piece]]:
+        """Steps from `start` on, and all of the segments that were rewritten, with checksums."""
+        rows, found = table.rows, {number: self.first for number in self._rewritten if table is self._table}
+        for number in range(start // rows, -(-self.total // rows)):
+            found.setdefault(number, start)
+        out = []
+        for number, begin in found.items():
+            segment, place = table.segments[number], number * rows
+            piece = segment.digest(max(0, begin - place), min(rows, self.total - place))
+            out.append((number, segment.version, piece))
         return out
 
     def _discard(self, segment: Segment) -> None:
@@ -303,14 +336,14 @@ class LazyMemmapStorage(Storage):
     @property
     def segment_rows(self) -> int:
         """Rows of a segment."""
-        return self._layout.rows
+        return self._table.rows
 
     def full_segments(self) -> dict[int, Segment]:
         """Committed segments that will never change, by number: a dump may link to them."""
         if not self.kept:
             return {}
-        rows = self._layout.rows if self.fields else 1
-        return {n: s for n, s in self._segments.items() if s.stop == rows and n not in self._rewritten}
+        found = self._table.segments.items()
+        return {n: s for n, s in found if s.stop == self.segment_rows and n not in self._rewritten}
 
     def _open(self) -> None:
         journal = RowJournal(self.folder, self.disk)
@@ -321,9 +354,15 @@ class LazyMemmapStorage(Storage):
                 self.clear()
                 return
             check_same(said.header, self.folder / JOURNAL, max_size=self.max_size, ndim=self.ndim)
-            self._layout_of(said.fields, said.header["capacity"], said.header["segment_rows"])
+            self._lay_out(said.fields, said.header["capacity"], said.header["segment_rows"])
             self.first, self.total, self.acknowledged = said.first, said.to, said.to
-            self._recall(said)
+            for path, segment, why in named_files(self.folder, said, self._table.layout):
+                if why is not None:
+                    fix = "Restore it, or load a dump."
+                    raise DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix=fix)
+                if segment is not None:
+                    self._add(segment)
+            self._sweep()
         except BaseException:
             journal.abandon()
             self._forget()
@@ -331,38 +370,15 @@ class LazyMemmapStorage(Storage):
         self._made, self._rewritten = set(), {}
         self._hold(journal)
 
-    def _recall(self, said: Committed) -> None:
-        for number, (version, pieces) in said.pieces.items():
-            path = None
-            try:
-                segment = Segment(self.folder, number, version, self._layout)
-                path, segment.pieces = segment.path, pieces
-            except FileNotFoundError as error:
-                raise _damaged(Path(error.filename), "it is missing") from error
-            if why := segment.damaged():
-                raise _damaged(path, why)
-            self._add(segment)
-        if said.state is not None:
-            path = self.folder / state_name(said.state[0])
-            if not path.is_file():
-                raise _damaged(path, "it is missing")
-            if stamp_of(path) != said.state[1]:
-                raise _damaged(path, "its bytes were altered")
-        gone = sweep(self.folder, {segment.path.name for segment in self._segments.values()}, self.disk)
+    def _sweep(self) -> None:
+        gone = sweep(self.folder, {segment.path.name for segment in self._table.segments.values()}, self.disk)
         if gone:
             warnings.warn(f"{self.folder}: {len(gone)} files of rows were never acknowledged; taken away", stacklevel=5)
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
-        out = {key: field.empty(len(rows)) for key, field in chosen.items()}
-        targets = np.array([column.data_ptr() for column in out.values()], np.int64)
-        layout, offsets, widths = self._layout, self._layout.offsets, self._layout.widths
-        if keys is not None:
-            places = [self._places[key] for key in chosen]
-            offsets, widths = offsets[places], widths[places]
-        whole = _kernels().gather(self._table, layout.shift, self.total, self.capacity, offsets, widths, rows, targets)
-        if not whole:
+        out = self._table.gather(rows, self.total, self.capacity, keys)
+        if out is None:
             raise ArgumentError("a row was never written", why=f"{self.total - self.first} steps are stored")
         if self.device.type == "cpu":
             return out
@@ -391,7 +407,7 @@ class LazyMemmapStorage(Storage):
 
     @property
     def nbytes(self) -> int:
-        return len(self._segments) * self._layout.size if self.fields else 0
+        return self._table.nbytes
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -399,10 +415,6 @@ class LazyMemmapStorage(Storage):
             "folder": str(self.folder) if self.kept else "temporary",
             "acknowledged": self.acknowledged if self.kept else None,
         }
-
-
-def _damaged(path: Path, why: str) -> DamagedDataError:
-    return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it, or load a dump.")
 
 
 def _remove_empty(folder: Path) -> None:

@@ -3,7 +3,8 @@
 ```
 journal.jsonl     header: format, version, capacity, ndim, rows a segment, fields
                   | commit: steps [first, to), pieces [segment, version, start, stop, checksum], state
-                  | commit ... | closed: steps
+                  | commit, with other fields: its pieces are all there is | ... | closed: steps
+                  A journal that grew long begins anew: header, and one commit that says all that holds.
 state-00000007.safetensors      what the storage's owner needs to go on after the journal's record 7
 ```
 A record is written after the rows, their files' names and the state it speaks of are on the disk.
@@ -11,6 +12,7 @@ A record is written after the rows, their files' names and the state it speaks o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from rlcli.data.storages.segment import Layout, Piece, Segment, files_in, name_o
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key, as_tuple, unravel
 
-JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 1
+JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 2
+_READ = (1, 2)  # in 1 no commit changes the fields
+LONG, GROWTH = 1 << 18, 4  # bytes from which on a journal begins anew, and times its size when it did
 _FIX = "Restore it from a copy, or load a dump."
 
 
@@ -43,11 +47,14 @@ class Committed:
         Whether the writer finished: no commit can be missing.
     torn : int
         Bytes of a record that was never finished.
+    start : int
+        The number of the header: records are counted from the first one ever written.
     """
 
     def __init__(self, path: Path) -> None:
         found = scan(path)
         self.header: dict[str, Any] = {}
+        self.start = 0
         self.first, self.to = 0, 0
         self.pieces: dict[int, tuple[int, list[Piece]]] = {}
         self.state: tuple[int, Stamp] | None = None
@@ -55,8 +62,9 @@ class Committed:
         for number, record in enumerate(records(path)):
             if number == 0:
                 self.header = _known(record, path)
+                self.start = self.header.pop("number", 0)
             else:
-                self.take(number, record)
+                self.take(self.start + number, record)
         if not self.header and (files_in(path.parent) or not found.torn):
             raise DamagedDataError("the journal has no header", where=str(path), fix=_FIX)
 
@@ -66,6 +74,8 @@ class Committed:
         if self.closed:
             return
         self.first, self.to = record["first"], record["to"]
+        if "fields" in record:
+            self.header, self.pieces = {**self.header, "fields": record["fields"]}, {}
         for segment, version, *piece in record["pieces"]:
             newest, pieces = self.pieces.get(segment, (-1, []))
             if version > newest:
@@ -76,7 +86,15 @@ class Committed:
         for segment in [s for s in self.pieces if (s + 1) * rows <= self.first]:
             del self.pieces[segment]
         if record["state"]:
-            self.state = number, Stamp(*record["state"])
+            self.state = record.get("state_number", number), Stamp(*record["state"])
+
+    def summary(self, number: int) -> list[dict[str, Any]]:
+        """A header and a commit with this number that say the same as all records up to it."""
+        pieces = [[s, version, *piece] for s, (version, pieces) in sorted(self.pieces.items()) for piece in pieces]
+        commit = {"kind": "commit", "first": self.first, "to": self.to, "pieces": pieces, "state": None}
+        if self.state is not None:
+            commit |= {"state": list(self.state[1]), "state_number": self.state[0]}
+        return [{**self.header, "version": VERSION, "number": number - 1}, commit]
 
     @property
     def fields(self) -> dict[Key, Field]:
@@ -96,7 +114,7 @@ class RowJournal:
     """
 
     def __init__(self, folder: Path, disk: Disk, header: Mapping[str, Any] | None = None) -> None:
-        self.folder, self.disk = folder, disk
+        self.folder, self.disk, self._long = folder, disk, LONG
         if header is not None:
             disk.make_folder(folder)
         path = folder / JOURNAL
@@ -120,9 +138,13 @@ class RowJournal:
         pieces: Sequence[tuple[int, int, Piece]],
         state: Sequence[bytes | memoryview] | None,
         new_names: bool,
+        fields: Mapping[Key, Field] | None = None,
     ) -> None:
-        """Acknowledge pieces (segment, version, piece) whose bytes are on the disk, and the state after them."""
-        number, stamp = self._journal.count, None
+        """Acknowledge pieces (segment, version, piece) whose bytes are on the disk, and the state after them.
+
+        With `fields` they are all there is from now on, and these are their columns.
+        """
+        number, stamp = self.committed.start + self._journal.count, None
         path = self.folder / state_name(number)
         try:
             if state is not None:
@@ -130,20 +152,34 @@ class RowJournal:
                 stamp = self.disk.write_file(path, state)
             if new_names or stamp:
                 self.disk.sync_folder(self.folder)
-            record = {
+            record: dict[str, Any] = {
                 "kind": "commit",
                 "first": first,
                 "to": to,
                 "pieces": [[segment, version, *piece] for segment, version, piece in pieces],
                 "state": list(stamp) if stamp else None,
             }
+            if fields is not None:
+                record["fields"] = listed_fields(fields)
             self._journal.append(record)
         except ResourceError:
             path.unlink(missing_ok=True)
             raise
         self.committed.take(number, record)
+        self._shorten(number)
         for old in states(self.folder)[:-1] if stamp else ():
-            self.disk.remove(old)
+            with contextlib.suppress(ResourceError):  # it is acknowledged all the same; the next commit tries again
+                self.disk.remove(old)
+
+    def _shorten(self, number: int) -> None:
+        """Begin the journal anew where it has grown to a multiple of what it has to say."""
+        if self._journal.size < self._long:
+            return
+        with contextlib.suppress(ResourceError):  # a long journal is as good: tried again when it has doubled
+            self._journal.replace(*self.committed.summary(number))
+        if self._journal.count == 2:
+            self.committed.start = number - 1
+        self._long = max(LONG, GROWTH * self._journal.size)
 
     def close(self) -> None:
         """Say that nothing is missing, and let other processes write; once."""
@@ -211,24 +247,30 @@ def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
         yield folder / JOURNAL, str(error)
         return
     yield folder / JOURNAL, None
-    for number, (version, pieces) in sorted(committed.pieces.items()):
+    for path, _, why in named_files(folder, committed, layout):
+        yield path, why
+
+
+def named_files(folder: Path, said: Committed, layout: Layout) -> Iterator[tuple[Path, Segment | None, str | None]]:
+    """(file, the segment in it, what is wrong with it or None) of every file of rows and state that was committed."""
+    for number, (version, pieces) in sorted(said.pieces.items()):
         path = folder / name_of(number, version)
         try:
             segment = Segment(folder, number, version, layout)
         except FileNotFoundError:
-            yield path, "it is missing"
+            yield path, None, "it is missing"
         except DamagedDataError as error:
-            yield path, error.why
+            yield path, None, error.why
         else:
             segment.pieces = pieces
-            yield path, segment.damaged()
-    if committed.state:
-        number, stamp = committed.state
+            yield path, segment, segment.damaged()
+    if said.state:
+        number, stamp = said.state
         path = folder / state_name(number)
         if not path.is_file():
-            yield path, "it is missing"
+            yield path, None, "it is missing"
         else:
-            yield path, None if stamp_of(path) == stamp else "its bytes were altered"
+            yield path, None, None if stamp_of(path) == stamp else "its bytes were altered"
 
 
 def unfinished(folder: Path | str) -> list[str]:
@@ -250,11 +292,11 @@ def _known(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if record.get("format") != FORMAT:
         why = f"found {record.get('format')}"
         raise DamagedDataError("this is not the journal of a storage", where=str(path), why=why)
-    if record["version"] != VERSION:
+    if record["version"] not in _READ:
         raise DamagedDataError(
             "these rows were written by another version of rlcli",
             where=str(path),
-            why=f"version {VERSION} is read here, found {record['version']}",
+            why=f"versions up to {VERSION} are read here, found {record['version']}",
             fix="Install the version that wrote it.",
         )
     return dict(record)

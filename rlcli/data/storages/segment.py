@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from rlcli.data.disk import Disk, digest_of
 from rlcli.data.fields import Field
+from rlcli.data.map_file import map_file
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.keys import Key
 
@@ -101,7 +101,7 @@ class Segment:
                 fix="Restore it from a copy.",
             )
         try:
-            self._memory = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
+            self._memory = map_file(self.path, size)
         except RuntimeError as error:
             raise ResourceError("cannot map a file of rows", where=str(self.path), why=str(error)) from error
         self.bytes = self._memory.numpy()
@@ -144,6 +144,11 @@ class Segment:
 def name_of(number: int, version: int) -> str:
     """What the file of a segment is called."""
     return f"rows-{number:08d}.{version}{SUFFIX}"
+
+
+def newest_version(folder: Path, number: int) -> int:
+    """The highest version of a segment that has a file, named by a commit or not; -1 without any."""
+    return max((int(path.name.split(".")[1]) for path in folder.glob(f"rows-{number:08d}.*{SUFFIX}")), default=-1)
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -69,13 +69,35 @@ class Storage(ABC):
         `columns` may hold some of the keys only.
         """
 
+    def ready(self, rows: np.ndarray) -> None:
+        """Make it sure that `scatter` to these rows, int64 `[N]`, will not be refused; nothing that is read changes.
+
+        Raises
+        ------
+        ResourceError
+            There is no room.
+        """
+        return
+
     @abstractmethod
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """New columns `[N, *F]` of rows int64 `[N]`, each key gathered once; all keys by default."""
 
+    def need_writable(self) -> None:
+        """Refuse, before anything changes, what a storage that is only read could not take."""
+        return
+
     def address(self, key: Key) -> int | None:
         """Where a column begins, if its rows lie in plain memory one after another; valid until the next `declare`."""
         return None
+
+    def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
+        """Write rows int64 `[N]` of one key to addresses int64 `[N]` of plain memory.
+
+        False, and nothing is written, where a storage has no way of its own: `gather` then does it. Rows that are
+        asked for again shortly after should cost little.
+        """
+        return False
 
     def settle(self, state: Callable[[], list[bytes | memoryview]] | None = None) -> None:
         """Told by the owner after each whole write; a storage on disk commits here when it is time.

@@ -54,16 +54,7 @@ def pack(table: np.ndarray, record: int, width: int, count: int, sources: np.nda
         kind, at, elements, size = table[k, KIND], table[k, AT], table[k, COUNT], table[k, SIZE]
         wide, one, source = table[k, WIDE], table[k, ONE], sources[k]
         if kind == BITS:
-            other = np.int64(0)
-            for j in range(elements):
-                target, shift, value = record + ((at + j) >> 3), (at + j) & 7, source + j
-                for _ in range(count):
-                    byte = np.int64(load_1(value))
-                    other |= byte
-                    store_1(target, np.uint8(np.int64(load_1(target)) | (byte << shift)))
-                    target += width
-                    value += elements
-            if other > 1:
+            if not _pack_bits(source, record, at, width, count, elements, size, wide):
                 return k
         elif kind == ONE_HOT:
             if not _pack_one_hot(source, record + at, width, count, elements, size, wide, one):
@@ -71,6 +62,23 @@ def pack(table: np.ndarray, record: int, width: int, count: int, sources: np.nda
         elif not _pack_narrow(source, record + at, width, count, elements, size, wide):
             return k
     return -1
+
+
+@compiled()
+def _pack_bits(
+    source: int, record: int, bit: int, width: int, count: int, elements: int, size: int, wide: int
+) -> bool:  # fmt: skip
+    """The low bits, above which there must be nothing."""
+    above = np.int64(0)
+    for j in range(elements):
+        target, shift, address = record + ((bit + j * wide) >> 3), (bit + j * wide) & 7, source + j * size
+        for _ in range(count):
+            value = np.int64(load_1(address)) if size == 1 else _read(address, size)
+            above |= value >> wide
+            store_1(target, np.uint8(np.int64(load_1(target)) | ((value << shift) & 255)))
+            target += width
+            address += elements * size
+    return above == 0
 
 
 @compiled()
@@ -114,16 +122,28 @@ def unpack(table: np.ndarray, record: int, width: int, count: int, targets: np.n
         kind, at, elements, size = table[k, KIND], table[k, AT], table[k, COUNT], table[k, SIZE]
         wide, one, target = table[k, WIDE], table[k, ONE], targets[k]
         if kind == BITS:
-            for j in range(elements):
-                source, shift, value = record + ((at + j) >> 3), (at + j) & 7, target + j
-                for _ in range(count):
-                    store_1(value, np.uint8((np.int64(load_1(source)) >> shift) & 1))
-                    source += width
-                    value += elements
+            _unpack_bits(record, target, at, width, count, elements, size, wide)
         elif kind == ONE_HOT:
             _unpack_one_hot(record + at, target, width, count, elements, size, wide, one)
         else:
             _unpack_narrow(record + at, target, width, count, elements, size, wide)
+
+
+@compiled()
+def _unpack_bits(
+    record: int, target: int, bit: int, width: int, count: int, elements: int, size: int, wide: int
+) -> None:  # fmt: skip
+    mask = (1 << wide) - 1
+    for j in range(elements):
+        source, shift, address = record + ((bit + j * wide) >> 3), (bit + j * wide) & 7, target + j * size
+        for _ in range(count):
+            value = (np.int64(load_1(source)) >> shift) & mask
+            if size == 1:
+                store_1(address, np.uint8(value))
+            else:
+                _write(address, value, size)
+            source += width
+            address += elements * size
 
 
 @compiled()

@@ -1,7 +1,8 @@
 """What the table of codes says, one row a code. Loads no compiler.
 
 `table` [C, 6] int64: kind; byte (or, of bits, bit) of the record where it begins; elements of a value; bytes of an
-element; bytes of the code; what a set element looks like, as a whole number.
+element; bytes of the code (of bits: 1, 2 or 4 bits an element, none of which crosses a byte); what a set element
+looks like, as a whole number.
 """
 
 from __future__ import annotations

@@ -97,30 +97,36 @@ class Replay:
         self._inputs = inputs
         return x
 
-    def backward(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
+    def backward(self, grad: Tensor, *, weights: bool | int = True, inputs: bool | slice = False) -> Tensor | None:
         """Gradients of the last forward, given that of its outputs, `grad [N, O]`, which may be destroyed.
 
         Parameters
         ----------
-        weights : bool
-            Write the gradient of every parameter.
-        inputs : bool
-            Return the gradient of the rows that went in, `[N, I]`.
+        grad : float `[N, O]`
+            Of every row, or of the first N of them: the others count for nothing.
+        weights : bool or int
+            Write the gradient of every parameter; a number: of what the first so many rows contribute.
+        inputs : bool or slice
+            Return the gradient of the rows that went in, `[N, I]`, or of these columns of them.
         """
         assert self._inputs, "forward comes first"
-        work = self._work[grad.shape[0]]
+        rows = grad.shape[0]
+        learned = rows if weights is True else int(weights)
+        work = self._work.get(rows) or self._allocate(grad)
         for i in range(len(self.layers) - 1, -1, -1):
             x, out, activation = self._inputs[i], self._inputs[i + 1], self.layers[i].activation
             if activation is not None:
-                _BACKWARD[activation](grad, out)
-            if weights:
-                self._weigh(i, grad, x)
-            if i or inputs:
+                _BACKWARD[activation](grad, out[:rows])
+            if learned:
+                self._weigh(i, grad[:learned], x[:learned])
+            if i or inputs is True:
                 if self._wide[i]:
                     grad = self._product(grad, self._transposed[i], None, "none", [], None)  # type: ignore[misc]
                 else:
                     grad = torch.mm(grad, self._weights[i], out=work[i].grad_in)
-        return grad if inputs else None
+            elif inputs is not False:  # a few columns: BLAS takes their transpose four times as fast
+                grad = torch.mm(self._transposed[0][inputs], grad.t()).t()
+        return None if inputs is False else grad
 
     def _weigh(self, i: int, grad: Tensor, x: Tensor) -> None:
         """The gradients of layer i's parameters."""
@@ -128,6 +134,8 @@ class Replay:
         assert target is not None
         if self._wide[i]:
             target.copy_(self._product(grad.t(), x.t(), None, "none", [], None))  # type: ignore[misc]
+        elif target.shape[1] < target.shape[0]:  # few inputs: again the transpose is what BLAS is fast at
+            target.copy_(torch.mm(x.t(), grad).t())
         else:
             torch.mm(grad.t(), x, out=target)  # [O, I]
         if self._bias_grads[i] is not None:

@@ -25,13 +25,14 @@ class _Balance(torch.nn.Module):
     "frames", [pytest.param(8_000, id="few"), pytest.param(100_000, id="many", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("play", ["random", "balance"])
-def test_a_row_takes_at_most_thirty_bytes(play, frames):
+def test_a_row_takes_at_most_thirty_bytes(play, frames, tmp_path):
     policy = None
     if play == "balance":
         policy = TensorDictModule(_Balance(), in_keys=["observation"], out_keys=["action"])
     env = SerialEnv(8, lambda: GymEnv("CartPole-v1"))
     collector = Collector(env, policy, frames_per_batch=1000, total_frames=frames, next_obs="exact", seed=0)
-    kinds = (LazyTensorStorage(frames), LazyTensorStorage(frames, ndim=2), LazyMemmapStorage(frames))
+    kept = LazyMemmapStorage(frames, scratch_dir=tmp_path / "rows")
+    kinds = (LazyTensorStorage(frames), LazyTensorStorage(frames, ndim=2), LazyMemmapStorage(frames), kept)
     buffers = [TensorDictReplayBuffer(storage=storage, batch_size=256, codes=True) for storage in kinds]
     written = 0
     for batch in collector:

@@ -1,0 +1,285 @@
+"""The rows of a ring as files that never change: what is saved later links to those that would be the same again.
+
+```
+dump_000003/   rows-00000000.bin  rows-00000001.bin  rows-00000002.bin        steps 0 .. 2 S - 1, and some of file 2
+dump_000004/   (link)             (link)             rows-00000002.bin  ...   only what is new was written
+rows-*.bin     column after column, in the order of the fields: raw bytes, or packed frames
+```
+Files are cut by the numbers of steps, which never wrap. A file of before is linked only after its bytes were compared
+with those that were to be written: so rows that were written over, and files that a disk has damaged, are written anew.
+Where two folders are kept, a new one links to the last but one: no flipped bit can then be in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.disk import Disk, Stamp, digest_of
+from rlcli.data.fields import Field
+from rlcli.data.next_obs.side_pool import bytes_of
+from rlcli.data.sealed_folder import SealedFolders
+from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, Storage
+from rlcli.data.storages.packed_frames import pack_frames, unpack_frames
+from rlcli.data.storages.row_journal import listed_fields, read_fields
+from rlcli.data.storages.segment import rows_for
+from rlcli.errors import DamagedDataError
+from rlcli.keys import Key
+
+NAMES = r"rows-\d{8,}\.bin"
+
+
+class Ring(Protocol):
+    """What of `rlcli.data.buffers.ring.Ring` is used here."""
+
+    storage: Storage
+    lanes: int
+
+    @property
+    def base(self) -> int: ...
+    @property
+    def cursor(self) -> int: ...
+
+
+class RowFile(NamedTuple):
+    """A file of rows.
+
+    Attributes
+    ----------
+    first : int
+        The number of its first step.
+    stride : int
+        Rows of a column.
+    start, stop : int
+        Which of them are live.
+    packed : list of (int or None)
+        For each column the bytes of its packed frames; None for raw rows.
+    """
+
+    name: str
+    first: int
+    stride: int
+    start: int
+    stop: int
+    packed: list[int | None]
+
+
+class RowFiles:
+    """The files that hold a ring's rows now; made while nothing can be written, and used at once.
+
+    Parameters
+    ----------
+    ring : Ring
+        Committed, if its storage is on disk.
+    folders : SealedFolders
+    folder : Path
+        Where folders of before are.
+    keep : int
+        How many of them are kept.
+
+    Attributes
+    ----------
+    needed : int
+        Bytes that will be written, unless rows of before were written over.
+    """
+
+    def __init__(self, ring: Ring, folders: SealedFolders, folder: Path, keep: int) -> None:
+        self.storage = ring.storage
+        self._plan = list(_plan(ring))
+        self._before, self._path = _earlier(folders, folders.paths(folder)[: -1 if keep > 1 else None])
+        segments = self.storage.full_segments() if isinstance(self.storage, LazyMemmapStorage) else {}
+        self._segments = segments
+        width = sum(field.width for field in self.storage.fields.values())
+        new = [
+            stop - start
+            for number, start, stop in self._plan
+            if number not in segments and not self._is_there(number, start, stop)
+        ]
+        self.needed = sum(new) * width
+
+    def about(self) -> dict[str, Any]:
+        """What a manifest says of them; "rows" is filled by `write`."""
+        storage = self.storage
+        return {
+            "storage": type(storage).__name__,
+            "fields": listed_fields(storage.fields),
+            "capacity": storage.capacity,
+            "lanes": storage.lanes,
+            "max_size": storage.max_size,
+            "ndim": storage.ndim,
+            "rows": [],
+        }
+
+    def write(self, path: Path, about: dict[str, Any], disk: Disk) -> dict[str, Stamp]:
+        """Write or link all of them into a folder; their stamps by name."""
+        stamps: dict[str, Stamp] = {}
+        for number, start, stop in self._plan:
+            file, stamps[_name(number)] = self._linked(path, number, start, stop, disk) or self._written(
+                path, number, start, stop, disk
+            )
+            about["rows"].append(file._asdict())
+        return stamps
+
+    def _is_there(self, number: int, start: int, stop: int) -> bool:
+        found = self._before.get(_name(number))
+        return found is not None and (found[0].first, found[0].stride) == (start, stop - start)
+
+    def _linked(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp] | None:
+        """A full segment of a storage on disk, which will never change."""
+        segment = self._segments.get(number)
+        if segment is None or not disk.link(segment.path, path / _name(number)):
+            return None
+        rows = segment.layout.rows
+        raw: list[int | None] = [None] * len(self.storage.fields)
+        if segment.whole is None:
+            segment.whole = digest_of(memoryview(segment.bytes))  # type: ignore[arg-type]
+        first = number * rows
+        file = RowFile(_name(number), first, rows, start - first, stop - first, raw)
+        return file, Stamp(segment.nbytes, segment.whole)
+
+    def _written(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp]:
+        storage, chunks = self.storage, []
+        packed: list[int | None] = []
+        for key, column in storage.gather(np.arange(start, stop) % storage.capacity).items():
+            chunk: bytes | memoryview = b""
+            if isinstance(storage, CompressedStorage) and key in storage.frames:
+                chunk = pack_frames(column, storage.lanes)
+                packed.append(len(chunk))
+            else:
+                flat = column.cpu().contiguous().reshape(-1)
+                if flat.numel():
+                    chunk = memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+                packed.append(None)
+            chunks.append(chunk)
+        file = RowFile(_name(number), start, stop - start, 0, stop - start, packed)
+        before = self._before.get(file.name)
+        if before is not None and self._path is not None and before[0] == file:
+            old = self._path / file.name
+            if _holds(old, chunks) and disk.link(old, path / file.name):
+                return before
+        return file, disk.write_file(path / file.name, chunks)
+
+
+class SavedRows:
+    """Rows in files whose checksums were compared; read a file at a time.
+
+    Parameters
+    ----------
+    path : Path
+        Their folder.
+    about : dict
+        See `RowFiles.about`.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path, self._lanes = path, about["lanes"]
+        self._fields = read_fields(about["fields"])
+        self._files = [RowFile(**entry) for entry in about["rows"]]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return sum(file.stop - file.start for file in self._files)
+
+    def __iter__(self) -> Iterator[tuple[int, dict[Key, Tensor]]]:
+        """The number of a first step, and the columns of rows from it on, in the order of their numbers."""
+        for file in self._files:
+            yield file.first + file.start, _columns(self.path, file, self._fields, self._lanes)
+
+    def columns(self) -> dict[Key, Tensor]:
+        """All of them."""
+        parts = [columns for _, columns in self]
+        return {key: torch.cat([part[key] for part in parts]) for key in self._fields} if parts else {}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same rows, byte for byte, however they are cut into files."""
+        if not isinstance(other, SavedRows) or self._fields != other._fields:
+            return False
+        mine, theirs = self.columns(), other.columns()
+        return mine.keys() == theirs.keys() and all(
+            torch.equal(bytes_of(x), bytes_of(theirs[key])) for key, x in mine.items()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def fill(self, storage: Storage) -> None:
+        """Write them where they belong."""
+        for number, columns in self:
+            start, count = number % storage.capacity, len(next(iter(columns.values())))
+            fit = min(count, storage.capacity - start)  # in two parts where rows begin anew
+            storage.write(start, {key: column[:fit] for key, column in columns.items()})
+            if fit < count:
+                storage.write(0, {key: column[fit:] for key, column in columns.items()})
+
+
+def _plan(ring: Ring) -> Iterator[tuple[int, int, int]]:
+    """(file number, first step, one past the last) of every file."""
+    storage = ring.storage
+    if not storage.fields:
+        return
+    stop, live = ring.cursor * ring.lanes, (ring.cursor - ring.base) * ring.lanes
+    rows = rows_for(sum(field.width for field in storage.fields.values()), storage.capacity)
+    if isinstance(storage, LazyMemmapStorage):
+        stop, rows = storage.total, storage.segment_rows
+    for number in range((stop - live) // rows, -(-stop // rows)):
+        yield number, max(stop - live, number * rows), min(stop, (number + 1) * rows)
+
+
+def _earlier(folders: SealedFolders, paths: list[Path]) -> tuple[dict[str, tuple[RowFile, Stamp]], Path | None]:
+    """The files of the newest of these folders whose manifest can be read."""
+    for path in reversed(paths):
+        try:
+            manifest = folders.manifest(path)
+        except DamagedDataError:
+            continue
+        listed = [RowFile(**entry) for entry in rows_in(manifest).get("rows", [])]
+        return {file.name: (file, Stamp(**manifest["files"][file.name])) for file in listed}, path
+    return {}, None
+
+
+def rows_in(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a manifest says of rows: of a dump at its top, of a checkpoint under "buffer"."""
+    return manifest.get("buffer", manifest)
+
+
+def _name(number: int) -> str:
+    return f"rows-{number:08d}.bin"
+
+
+def _holds(path: Path, chunks: list[bytes | memoryview]) -> bool:
+    """Whether a file is these bytes and no others."""
+    try:
+        content = np.fromfile(path, np.uint8)
+    except OSError:
+        return False
+    at = 0
+    for chunk in chunks:
+        part = content[at : at + len(chunk)]
+        if not np.array_equal(part, np.frombuffer(chunk, np.uint8)):
+            return False
+        at += len(chunk)
+    return at == len(content)
+
+
+def _columns(path: Path, file: RowFile, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
+    """The live rows of a file; the caller has compared its checksum."""
+    content = np.fromfile(path / file.name, np.uint8)
+    columns, offset, count = {}, 0, file.stop - file.start
+    try:
+        for (key, field), size in zip(fields.items(), file.packed, strict=True):
+            if size is not None:
+                columns[key] = unpack_frames(content[offset : offset + size], field, file.stride, lanes)
+                columns[key] = columns[key][file.start : file.stop]
+                offset += size
+                continue
+            at = offset + file.start * field.width
+            raw = torch.from_numpy(content[at : at + count * field.width])
+            columns[key] = raw.view(field.dtype).view(count, *field.shape) if field.width else field.empty(count)
+            offset += file.stride * field.width
+    except (RuntimeError, ValueError) as error:  # the checksums fit, so somebody wrote it by hand
+        raise DamagedDataError("a buffer file is damaged", where=str(path / file.name), why=str(error)) from error
+    return columns
