@@ -10,7 +10,7 @@ from rlcli.config import build
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase
 from rlcli.jobs.wiring import Wiring
-from rlcli.kernels.gae import gae
+from rlcli.kernels.scan import scan
 from rlcli.modules import ActorCritic
 from rlcli.training.on_policy import OnPolicy
 
@@ -38,4 +38,4 @@ def load_compiler() -> None:
     """The kernels of estimator and update, before the first batch is timed."""
     importlib.import_module("rlcli.kernels.ppo")
     one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
-    gae(one, no, no, one, one, 0.0, 0.0)
+    scan(one, no, no, one, one, 0.0, 0.0)

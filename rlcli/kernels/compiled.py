@@ -14,20 +14,28 @@ from typing import Any
 import numba
 
 
-def compiled(**options: Any) -> Callable[[Callable], Any]:
+def compiled(*signatures: Any, **options: Any) -> Callable[[Callable], Any]:
     """Decorate a plain Python loop so that numba compiles it at its first call.
 
     Parameters
     ----------
+    *signatures
+        The only argument types there shall be, compiled when the module is imported: for a loop whose arrays come in
+        many layouts, of which each would be compiled on its own.
     **options
         Passed to `numba.njit`. `nogil` is on: a kernel must not stop the console's thread.
     """
 
     def decorate(loop: Callable) -> Any:
         try:
-            return _watching_all(numba.njit(cache=True, nogil=True, **options)(loop))
+            kernel = _watching_all(numba.njit(cache=True, nogil=True, **options)(loop))
         except RuntimeError:  # there is no folder that numba may write its cache to: compile in every process
-            return numba.njit(nogil=True, **options)(loop)
+            kernel = numba.njit(nogil=True, **options)(loop)
+        for signature in signatures:
+            kernel.compile(signature)
+        if signatures:
+            kernel.disable_compile()
+        return kernel
 
     return decorate
 

@@ -265,8 +265,6 @@ def test_what_cannot_be_done_is_said_at_construction():
     critic = make_critic()
     with pytest.raises(ArgumentError, match="exclude each other"):
         gae(critic, num_chunks=2, value_chunk_size=2)
-    with pytest.raises(ArgumentError, match="shifted"):
-        gae(critic, shifted=True)
     with pytest.raises(ArgumentError, match="gamma must be between 0 and 1"):
         GAE(gamma=1.5, lmbda=0.9, value_network=critic)
     with pytest.raises(ArgumentError, match="no in_keys"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -22,6 +25,7 @@ class RowValues:
 
     def __init__(self, network: TensorDictModuleBase) -> None:
         self.net = Lowered(network)
+        self._params: TensorDictBase | None = None
         for module in network.modules():
             if isinstance(module, nn.RNNBase | nn.RNNCellBase):
                 raise ArgumentError(
@@ -32,8 +36,20 @@ class RowValues:
         self.in_keys = self.net.in_keys
         self.key: Key = STATE_VALUE if STATE_VALUE in self.net.out_keys else self.net.out_keys[-1]
 
+    def with_parameters(self, params: TensorDictBase) -> RowValues:
+        """This network with other parameters (those of a target network), swapped in while it is called."""
+        other = copy.copy(self)
+        other._params = params
+        return other
+
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
         """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
+        if self._params is not None:
+            with self._params.to_module(self.net.module):
+                return self._rows(columns, chunk_rows)
+        return self._rows(columns, chunk_rows)
+
+    def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
         n = next(iter(columns.values())).shape[0]
         if chunk_rows is None or chunk_rows >= n:
             return self.net(columns)[self.key]
