@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from actor_critic_batches import OBS, make_actor, make_critic, rollout
+from actor_critic_batches import OBS, as_exact, make_actor, make_critic, rollout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -28,17 +28,6 @@ class Counting(nn.Module):
 
 def gae(critic, **options):
     return GAE(gamma=0.97, lmbda=0.9, value_network=critic, **options)
-
-
-def as_exact(td):
-    """The same batch with lazy next observations."""
-    obs, following = td["observation"], td["next", "observation"]
-    flat, true = obs.reshape(-1, OBS), following.reshape(-1, OBS)
-    below = torch.cat([flat[1:], torch.full((1, OBS), float("nan"))])
-    ends = (below != true).any(-1).nonzero().squeeze(-1)
-    out = td.copy()
-    out["next", "observation"] = Rows.from_ends(obs, ends.int(), true[ends])
-    return out
 
 
 def test_exact_equals_full_with_half_the_rows_evaluated():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from actor_critic_batches import make_actor, make_critic, rollout
+from actor_critic_batches import as_exact, make_actor, make_critic, rollout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
@@ -129,14 +129,20 @@ def test_compact_batches_count_exactly_the_ends_they_guess():
     assert torch.equal(out["approximated"], expected) and estimator.last_approximated == int(expected.sum())
 
 
-def test_exact_batches_bootstrap_from_the_true_observations():
-    for shape in ((4, 20), (30,)):
-        exact, full = (rollout(make_actor(), shape, next_obs=mode) for mode in ("exact", "full"))
-        options = {"gamma": 0.97, "lmbda": 0.9, "shifted": True, "shifted_budget": 30}
-        estimator = GAE(value_network=make_critic(), **options)
-        out, plain = estimator(exact), GAE(value_network=make_critic(), **options)(full)
-        assert estimator.last_approximated == 0 and estimator.last_dropped == 0
-        torch.testing.assert_close(out["advantage"], plain["advantage"], rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("shape", [(4, 20), (30,)])
+@pytest.mark.parametrize("cut", [False, True], ids=["as collected", "a part of it"])
+def test_exact_batches_bootstrap_from_the_true_observations(shape, cut):
+    full = rollout(make_actor(), shape, end_rate=0.4)
+    exact = as_exact(full)
+    if cut:
+        full, exact = full[..., 3:-2], exact[..., 3:-2]
+    options = {"gamma": 0.97, "lmbda": 0.9, "shifted": True, "shifted_budget": 3}
+    estimator = GAE(value_network=make_critic(), **options)
+    out, plain = estimator(exact), GAE(value_network=make_critic(), **options)(full)
+    assert estimator.last_approximated == 0 and "approximated" not in out
+    assert torch.equal(out["shifted_valid"], plain["shifted_valid"])
+    for key in ("advantage", "value_target", "state_value"):
+        torch.testing.assert_close(out[key], plain[key], rtol=1e-6, atol=1e-6)
 
 
 def test_statistics_leave_dropped_steps_out():

@@ -50,8 +50,9 @@ class ValueEstimator(KeyedModule):
     ----------
     gamma : float or Tensor
         Discount; a tensor that broadcasts to the reward gives one for every step.
-    value_network : TensorDictModule
-        Feed-forward; any in_keys, nested too. Its value key is `state_value`, or else its last out_key.
+    value_network : TensorDictModule, optional
+        Feed-forward; any in_keys, nested too. Its value key is `state_value`, or else its last out_key. None: every
+        value is 0, so that targets are sums of rewards.
     shifted : bool
         One pass of the network over the rows of a batch with the next observations of their ends inserted. A row
         that has no room for all drops its last steps: `shifted_valid` tells which count.
@@ -91,7 +92,7 @@ class ValueEstimator(KeyedModule):
         self,
         *,
         gamma: Rate,
-        value_network: TensorDictModuleBase,
+        value_network: TensorDictModuleBase | None,
         shifted: bool = False,
         shifted_budget: int = 1,
         average: bool = False,
@@ -118,8 +119,9 @@ class ValueEstimator(KeyedModule):
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         self.gamma = need_rate("gamma", gamma)
         self.value_network = value_network
-        self._net = RowValues(value_network)
-        self.tensor_keys.value = self._net.key
+        self._net = None if value_network is None else RowValues(value_network)
+        if self._net is not None:
+            self.tensor_keys.value = self._net.key
         self.shifted, self.shifted_budget = shifted, need_budget(shifted_budget)
         self.average, self.average_rewards = average, average_rewards
         self.differentiable, self.two_calls = differentiable, two_calls
@@ -131,7 +133,7 @@ class ValueEstimator(KeyedModule):
     @property
     def in_keys(self) -> list[Key]:
         """What a full batch must hold; `compact` and `exact` ones store less under `next`."""
-        own, k = self._net.in_keys, self.tensor_keys
+        own, k = [] if self._net is None else self._net.in_keys, self.tensor_keys
         return [*own, k.reward, k.done, k.terminated, *(under_next(key) for key in own)]
 
     @property
@@ -206,7 +208,7 @@ class ValueEstimator(KeyedModule):
         return td
 
     def _using(self, params: TensorDictBase | None) -> AbstractContextManager[Any]:
-        return nullcontext() if params is None else params.to_module(self.value_network)
+        return nullcontext() if params is None or self.value_network is None else params.to_module(self.value_network)
 
     def _time(self, td: TensorDictBase) -> int:
         if self.time_dim is not None:
@@ -259,6 +261,9 @@ class ValueEstimator(KeyedModule):
             value, next_value = td.get(key, None), td.get(under_next(key), None)
             if value is not None and next_value is not None:
                 return Values(value, next_value, None)
+        if self._net is None:
+            nothing = torch.zeros_like(self._get(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
+            return Values(nothing, nothing, None)
         if not self.shifted:
             target = None if target_params is None else self._net.with_parameters(target_params)
             return evaluate(td, self._net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)

@@ -32,7 +32,7 @@ class GAE(ValueEstimator):
         *,
         gamma: Rate,
         lmbda: Rate,
-        value_network: TensorDictModuleBase,
+        value_network: TensorDictModuleBase | None,
         average_gae: bool = False,
         **options: Any,
     ) -> None:

@@ -29,7 +29,7 @@ class TD0Estimator(ValueEstimator):
     """
 
     def __init__(
-        self, *, gamma: Rate, value_network: TensorDictModuleBase, average_rewards: bool = False, **options: Any
+        self, *, gamma: Rate, value_network: TensorDictModuleBase | None, average_rewards: bool = False, **options: Any
     ) -> None:
         super().__init__(gamma=gamma, value_network=value_network, average_rewards=average_rewards, **options)
 
@@ -63,7 +63,7 @@ class TDLambdaEstimator(TD0Estimator):
         0: `TD0Estimator`, 1: `TD1Estimator`.
     """
 
-    def __init__(self, *, gamma: Rate, lmbda: Rate, value_network: TensorDictModuleBase, **options: Any) -> None:
+    def __init__(self, *, gamma: Rate, lmbda: Rate, value_network: TensorDictModuleBase | None, **options: Any) -> None:
         super().__init__(gamma=gamma, value_network=value_network, **options)
         self.lmbda = need_rate("lmbda", lmbda)
 

@@ -44,7 +44,7 @@ class VTrace(ValueEstimator):
         *,
         gamma: Rate,
         actor_network: ProbabilisticTensorDictSequential,
-        value_network: TensorDictModuleBase,
+        value_network: TensorDictModuleBase | None,
         rho_thresh: float | Tensor = 1.0,
         c_thresh: float | Tensor = 1.0,
         average_adv: bool = False,
