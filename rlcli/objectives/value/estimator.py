@@ -36,6 +36,7 @@ from rlcli.keys import (
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
 from rlcli.objectives.value.network import RowValues
+from rlcli.objectives.value.normaliser import ValueNorm
 from rlcli.objectives.value.parts import Ends, Values
 from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget
 from rlcli.objectives.value.successors import evaluate
@@ -73,6 +74,8 @@ class ValueEstimator(KeyedModule):
         of its elements. Same numbers, less memory. `num_chunk` is `num_chunks`.
     two_calls : bool
         Evaluate `exact` batches with two full passes, as `full` ones are, bit for bit. Costs twice the work.
+    value_norm : ValueNorm, optional
+        The network writes values in units of their spread, and learns targets in those units.
     backend : {"auto", "reference", "cpu", "triton"}
         Which kernel runs the recursion.
     """
@@ -104,6 +107,7 @@ class ValueEstimator(KeyedModule):
         num_chunk: int | None = None,
         value_chunk_size: int | None = None,
         two_calls: bool = False,
+        value_norm: ValueNorm | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -127,6 +131,7 @@ class ValueEstimator(KeyedModule):
         self.differentiable, self.two_calls = differentiable, two_calls
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend
         self.num_chunks, self.value_chunk_size = num_chunks, value_chunk_size
+        self.value_norm = value_norm
         self._approximated: Tensor | None = None
         self._valid: Tensor | None = None
 
@@ -185,6 +190,9 @@ class ValueEstimator(KeyedModule):
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             ends = self._ends(td, time)
             values = self._values(td, ends, time, target_params)
+            if self.value_norm is not None:
+                pair = (self.value_norm.restore(x) for x in values[:2])
+                values = Values(*pair, *values[2:])
             reward = self._get(td, self.tensor_keys.reward).to(values.value.dtype)
             masks = _masks(td)
             if values.valid is not None:
@@ -196,9 +204,13 @@ class ValueEstimator(KeyedModule):
                 reward = standardise(reward, counts)
             advantage, target = self.estimate(td, _zeroed(reward, values.valid), ends, values, time)
             advantage, target = (_zeroed(x, values.valid) for x in (advantage, target))
+            value = values.value
+            if self.value_norm is not None:
+                self.value_norm.update(target.detach(), counts)
+                value, target = (_zeroed(self.value_norm.normalise(x), values.valid) for x in (value, target))
             if self.average:
                 advantage = standardise(advantage, counts)
-        written = {"advantage": advantage, "value_target": target, "value": values.value}
+        written = {"advantage": advantage, "value_target": target, "value": value}
         for role, x in written.items():
             td.set(getattr(self.tensor_keys, role), x)
         self._approximated, self._valid = values.approximated, values.valid
