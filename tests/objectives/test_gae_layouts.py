@@ -259,7 +259,7 @@ def test_what_cannot_be_done_is_said_at_construction():
     with pytest.raises(ArgumentError, match="no in_keys"):
         gae(nn.Linear(4, 1))
     recurrent = TensorDictModule(nn.GRU(4, 1), ["observation"], ["state_value", "h"])
-    with pytest.raises(ArgumentError, match="row by row"):
+    with pytest.raises(ArgumentError, match="told where trajectories start"):
         gae(recurrent)
     with pytest.raises(MissingKeyError, match="the value network reads it"):
         gae(critic)(rollout(make_actor()).exclude("observation"))

@@ -35,9 +35,11 @@ from rlcli.keys import (
 )
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
+from rlcli.objectives.value.ends import ends_of
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.normaliser import ValueNorm
 from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.recurrent import values_of
 from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget
 from rlcli.objectives.value.successors import evaluate
 
@@ -52,8 +54,8 @@ class ValueEstimator(KeyedModule):
     gamma : float or Tensor
         Discount; a tensor that broadcasts to the reward gives one for every step.
     value_network : TensorDictModule, optional
-        Feed-forward; any in_keys, nested too. Its value key is `state_value`, or else its last out_key. None: every
-        value is 0, so that targets are sums of rewards.
+        Any in_keys, nested too. Its value key is `state_value`, or else its last out_key. A recurrent one is called on
+        sequences (`SequenceValues`). None: every value is 0, so that targets are sums of rewards.
     shifted : bool
         One pass of the network over the rows of a batch with the next observations of their ends inserted. A row
         that has no room for all drops its last steps: `shifted_valid` tells which count.
@@ -123,7 +125,7 @@ class ValueEstimator(KeyedModule):
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         self.gamma = need_rate("gamma", gamma)
         self.value_network = value_network
-        self._net = None if value_network is None else RowValues(value_network)
+        self._net = None if value_network is None else values_of(value_network)
         if self._net is not None:
             self.tensor_keys.value = self._net.key
         self.shifted, self.shifted_budget = shifted, need_budget(shifted_budget)
@@ -188,13 +190,13 @@ class ValueEstimator(KeyedModule):
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            ends = self._ends(td, time)
+            masks = _masks(td)
+            ends = ends_of(td, self.tensor_keys, time, masks)
             values = self._values(td, ends, time, target_params)
             if self.value_norm is not None:
-                pair = (self.value_norm.restore(x) for x in values[:2])
-                values = Values(*pair, *values[2:])
+                value, next_value = (self.value_norm.restore(x) for x in values[:2])
+                values = values._replace(value=value, next_value=next_value)
             reward = self._get(td, self.tensor_keys.reward).to(values.value.dtype)
-            masks = _masks(td)
             if values.valid is not None:
                 masks[SHIFTED_VALID] = values.valid
                 ends = cut_at_dropped(ends, values.valid, time)
@@ -230,43 +232,6 @@ class ValueEstimator(KeyedModule):
         names = td.names or []
         return names.index("time") if "time" in names else td.ndim - 1
 
-    def _ends(self, td: TensorDictBase, time: int) -> Ends:
-        """Flags `[*B]`. `done` may be left out where terminated and truncated are kept."""
-        keys = self.tensor_keys
-        done, terminated, truncated = (
-            None if x is None else x.reshape(td.shape)
-            for x in (td.get(k, None) for k in (keys.done, keys.terminated, keys.truncated))
-        )
-        if done is None:
-            if terminated is None or truncated is None:
-                raise MissingKeyError(
-                    f"the batch does not say where trajectories end: no {show(keys.done)}",
-                    fix=f"Keep {show(keys.done)}, or both {show(keys.terminated)} and {show(keys.truncated)}",
-                )
-            done = terminated | truncated
-        elif terminated is None:
-            if truncated is not None:
-                raise MissingKeyError(
-                    f"the batch has no {show(keys.terminated)}",
-                    why="done and truncated alone do not tell a step that is both from a truncated one",
-                    fix=f"Keep {show(keys.terminated)}",
-                )
-            terminated = done
-        return Ends(terminated, self._cut(td, done, time))
-
-    def _cut(self, td: TensorDictBase, done: Tensor, time: int) -> Tensor:
-        """`done`, and the last row before another trajectory or before padding."""
-        last = td.shape[time] - 1
-        ids = td.get(self.tensor_keys.traj_ids, None)
-        seams = [] if ids is None else [ids.reshape(td.shape)]
-        seams += [mask.reshape(td.shape) for mask in _masks(td).values()]
-        if not seams or not last:
-            return done
-        cut = done.clone()
-        for x in seams:
-            cut.narrow(time, 0, last).logical_or_(x.narrow(time, 0, last) != x.narrow(time, 1, last))
-        return cut
-
     def _values(self, td: TensorDictBase, ends: Ends, time: int, target_params: TensorDictBase | None) -> Values:
         key, chunk_rows = self.tensor_keys.value, self._chunk_rows(td)
         if self.skip_existing:
@@ -277,7 +242,7 @@ class ValueEstimator(KeyedModule):
             nothing = torch.zeros_like(self._get(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
             return Values(nothing, nothing, None)
         if not self.shifted:
-            target = None if target_params is None else self._net.with_parameters(target_params)
+            target = None if target_params is None else self._with_parameters(target_params)
             return evaluate(td, self._net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
         if target_params is not None:
             raise ArgumentError(
@@ -292,6 +257,14 @@ class ValueEstimator(KeyedModule):
                 fix="Use shifted=False with multi-step returns.",
             )
         return evaluate_shifted(td, self._net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+
+    def _with_parameters(self, params: TensorDictBase) -> RowValues:
+        if not isinstance(self._net, RowValues):
+            raise ArgumentError(
+                "target_params need a feed-forward value network",
+                why="a recurrent one values a step and its successor in one sequence",
+            )
+        return self._net.with_parameters(params)
 
     def _chunk_rows(self, td: TensorDictBase) -> int | None:
         lead = td.shape[0]

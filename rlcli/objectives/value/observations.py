@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +28,13 @@ class Observations:
     root : dict of key to Tensor ``[N, *shape]``
     following : dict of key to Tensor, gather tensor or None
         As the batch keeps them; None where it does not.
+    states : dict of key to Tensor ``[N, *shape]``
+        What a recurrent network reads where a sequence begins.
     """
 
-    def __init__(self, td: TensorDictBase, keys: list[Key]) -> None:
+    def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
         self.shape = td.shape
+        self.states = {k: _rows(_get(td, k), td.ndim) for k in states}
         self.root = {k: _rows(_get(td, k), td.ndim) for k in keys}
         self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
 
@@ -80,40 +84,54 @@ class Observations:
             rows = {k: torch.where(like(unknown, x), self.root[k], x) for k, x in rows.items()}
         return rows, unknown
 
-    def take(self, row: Tensor, following: Tensor, net: Any, chunk_rows: int | None) -> tuple[Tensor, Tensor | None]:
-        """Values ``[M, F]`` of observations picked by row, and which of them ``[M]`` are known (None: all).
+    def picker(self, row: Tensor, following: Tensor) -> Picker:
+        """Observations picked by row: a row's own, or its next one.
 
         Parameters
         ----------
         row : int64 Tensor ``[M]``
         following : bool Tensor ``[M]``
             The next observation of that row, not its own.
-        net : callable
-            Rows ``{key: [N, *shape]}`` to values ``[N, F]``.
-        chunk_rows : int, optional
-            Rows of one pass; no more of them are gathered at a time.
         """
-        unknown: Tensor | None = None
         if not self.kept:
-            second, index, known = self.root, row, ~following
-        else:
-            gather = self.common_gather()
-            if gather is not None:
-                second, count = self.extra(), self.shape.numel()
-                index = torch.where(following, gather.reshape(-1)[row], row)
-                following, index = index >= count, torch.where(index >= count, index - count, index)
-                known = None
-            else:
-                second, unknown = self.next_rows()
-                index, known = row, None if unknown is None else ~(following & unknown[row])
+            return Picker(self, self.root, row, torch.zeros_like(following), ~following)
+        gather, count = self.common_gather(), self.shape.numel()
+        if gather is None:
+            second, unknown = self.next_rows()
+            return Picker(self, second, row, following, None if unknown is None else ~(following & unknown[row]))
+        index = torch.where(following, gather.reshape(-1)[row], row)
+        other = index >= count
+        return Picker(self, self.extra(), torch.where(other, index - count, index), other, None, own=row)
+
+
+class Picker:
+    """Picked observations, made a stretch at a time.
+
+    Attributes
+    ----------
+    known : bool Tensor ``[M]`` or None
+        Which of them were kept; None: all.
+    """
+
+    def __init__(
+        self,
+        seen: Observations,
+        second: Columns,
+        index: Tensor,
+        other: Tensor,
+        known: Tensor | None,
+        own: Tensor | None = None,
+    ) -> None:
         if not next(iter(second.values())).shape[0]:
-            following = torch.zeros_like(following)
-        size = len(row) if chunk_rows is None else chunk_rows
-        values = [
-            net(_picked(self.root, second, index[i : i + size], following[i : i + size]))
-            for i in range(0, len(row), size)
-        ]
-        return torch.cat(values) if len(values) != 1 else values[0], known
+            other = torch.zeros_like(other)
+        self.known = known
+        self._seen, self._second, self._index, self._other = seen, second, index, other
+        self._own = index if own is None else own
+
+    def __call__(self, stretch: slice) -> dict[Key, Tensor]:
+        """Rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
+        out = _picked(self._seen.root, self._second, self._index[stretch], self._other[stretch])
+        return out | {key: x.index_select(0, self._own[stretch]) for key, x in self._seen.states.items()}
 
 
 def is_gathered(x: Any) -> bool:

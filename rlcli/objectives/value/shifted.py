@@ -19,9 +19,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
+from rlcli.keys import IS_INIT
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.observations import Observations, like
 from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.recurrent import SequenceValues
 
 
 class Slots(NamedTuple):
@@ -60,7 +62,13 @@ def slots_of(reset: Tensor, budget: int) -> Slots:
 
 
 def evaluate_shifted(
-    td: TensorDictBase, net: RowValues, ends: Ends, time: int, *, budget: int = 1, chunk_rows: int | None = None
+    td: TensorDictBase,
+    net: RowValues | SequenceValues,
+    ends: Ends,
+    time: int,
+    *,
+    budget: int | None = 1,
+    chunk_rows: int | None = None,
 ) -> Values:
     """Values of every row and of its successor from one pass over `T + budget` slots a row.
 
@@ -70,17 +78,19 @@ def evaluate_shifted(
         `[*B]`; where next observations are not kept, the observation of an end stands for its next one, marked.
     time : int
         The batch dim that is time.
+    budget : int, optional
+        None: what the row with the most ends needs. A batch `[N]` always gets that.
     """
     rows = torch.arange(td.numel(), device=ends.cut.device).reshape(td.shape)
     number = rows.movedim(time, -1).reshape(-1, td.shape[time])  # [R, T] flat rows
-    reset = (ends.cut & ~ends.terminated).movedim(time, -1).reshape(number.shape)
-    if td.ndim == 1:
-        budget = int(reset[:, :-1].sum()) + 1
+    terminated, cut = (x.movedim(time, -1).reshape(number.shape) for x in ends)
+    reset = cut & ~terminated
+    if budget is None or td.ndim == 1:
+        budget = int(reset[:, :-1].sum(1).max()) + 1
     layout = slots_of(reset, budget)
-    seen = Observations(td, net.in_keys)
+    seen = Observations(td, net.in_keys, net.state_keys)
     here = number.gather(1, layout.step)  # [R, S] flat rows
-    found, known = seen.take(here.reshape(-1), layout.inserted.reshape(-1), net, chunk_rows)
-    found = found.reshape(*here.shape, -1)  # [R, S, F]
+    found, known = net.sequences(seen, here, layout.inserted, _starts(td, layout, cut, time), chunk_rows)
     pick = layout.position.unsqueeze(-1).expand(*number.shape, found.shape[-1])
     value, next_value = found.gather(1, pick), found.gather(1, pick + 1)
 
@@ -90,10 +100,21 @@ def evaluate_shifted(
     valid, value, next_value = back(layout.valid), back(value), back(next_value)
     approximated = None
     if known is not None:
-        follows = known.reshape(here.shape).gather(1, layout.position + 1)
-        approximated = ~back(follows) & ~ends.terminated & valid
+        approximated = ~back(known.gather(1, layout.position + 1)) & ~ends.terminated & valid
     dropped = ~like(valid, value)
     return Values(value.masked_fill(dropped, 0), next_value.masked_fill(dropped, 0), approximated, valid)
+
+
+def _starts(td: TensorDictBase, layout: Slots, cut: Tensor, time: int) -> Tensor:
+    """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so."""
+    said = td.get(IS_INIT, None)
+    if said is None:
+        starts = torch.zeros_like(cut)
+        starts[:, 0] = True
+    else:
+        starts = said.reshape(td.shape).movedim(time, -1).reshape(cut.shape).clone()
+    starts[:, 1:] |= cut[:, :-1]
+    return starts.gather(1, layout.step) & ~layout.inserted
 
 
 def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:

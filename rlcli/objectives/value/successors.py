@@ -5,7 +5,7 @@
 `compact`  v'_t = v_{t+1} inside a trajectory, approximated by v_t where it is cut
 
 Values are computed on flat rows `[N, *shape]`, N over all batch dims. Every approximation is marked, none is silent.
-`shifted.py` is a fourth way, one pass for any of them.
+`shifted.py` is a fourth way, one pass for any of them, and the only one for recurrent networks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from torch import Tensor
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.observations import Observations, like
 from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.recurrent import SequenceValues
+from rlcli.objectives.value.shifted import evaluate_shifted
 
 
 def evaluate(
     td: TensorDictBase,
-    net: RowValues,
+    net: RowValues | SequenceValues,
     ends: Ends,
     time: int,
     *,
@@ -42,6 +44,8 @@ def evaluate(
     two_calls : bool
         Evaluate `exact` batches as `full` ones are, bit for bit.
     """
+    if isinstance(net, SequenceValues):  # a successor's value needs the state before it
+        return evaluate_shifted(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
     seen, following = Observations(td, net.in_keys), target or net
     value = _batch(net(seen.root, chunk_rows), td)
     if not seen.kept:
