@@ -84,7 +84,7 @@ def test_every_trajectory_is_valued_as_if_it_were_alone(shape):
     delta = step["reward"] + 0.97 * following.masked_fill(step["terminated"], 0) - value
     carry = torch.zeros_like(delta.select(-2, 0))
     for t in reversed(range(shape[-1])):
-        carry = delta.select(-2, t) + 0.97 * 0.9 * (~step["done"]).select(-2, t) * carry
+        carry = delta.select(-2, t) + 0.97 * 0.9 * (~step["done"]).double().select(-2, t) * carry
         torch.testing.assert_close(out["advantage"].select(-2, t), carry)
 
 
