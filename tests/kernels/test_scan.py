@@ -95,6 +95,16 @@ def test_nan_bootstrap_of_a_terminated_step_reaches_nothing():
         assert torch.equal(clean[0], gae(reward, terminated, done, value, poisoned, 0.99, 0.95, backend)[0])
 
 
+def test_what_lies_behind_a_cut_may_be_nan():
+    reward, terminated, done, value, next_value = batch(1, (4, 20, 1), torch.float32)
+    done[:, 9] = True
+    poisoned = reward.clone()
+    poisoned[:, 10:] = float("nan")
+    for backend in ("cpu", "reference"):
+        clean = gae(reward, terminated, done, value, next_value, 0.99, 0.95, backend)[0][:, :10]
+        assert torch.equal(clean, gae(poisoned, terminated, done, value, next_value, 0.99, 0.95, backend)[0][:, :10])
+
+
 def test_any_dimension_can_be_time():
     x = batch(5, (3, 7, 2), torch.float64)
     expected, _ = gae(*x, 0.99, 0.95)

@@ -74,6 +74,16 @@ def test_every_step_has_its_own_rates_and_any_strides(kernels):
         assert close(got, want, torch.float64)
 
 
+def test_what_lies_behind_a_cut_may_be_nan(kernels, monkeypatch):
+    monkeypatch.setattr(kernels, "STEPS", 8)
+    x = batch(1, (2, 20, 1), torch.float64)
+    x[2][:, 9] = True
+    poisoned = [x[0].clone(), *x[1:]]
+    poisoned[0][:, 10:] = float("nan")
+    clean, got = (scan(*y, 0.9, 0.8, backend="triton")[0][:, :10] for y in (x, poisoned))
+    assert torch.equal(clean, got)
+
+
 def test_gradients_are_those_of_the_reference(kernels):
     x = batch(5, (3, 6, 1), torch.float64)
     rates = [torch.rand(3, 6, 1, dtype=torch.float64, device=DEVICE) for _ in range(3)]

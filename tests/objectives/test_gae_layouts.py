@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.data.next_obs.rows import Rows
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.objectives.value import GAE
 
 WRITTEN = ("advantage", "value_target", "state_value")
@@ -265,3 +265,28 @@ def test_what_cannot_be_done_is_said_at_construction():
         gae(critic)(rollout(make_actor()).exclude("observation"))
     with pytest.raises(ArgumentError, match="no batch dims"):
         gae(critic)(TensorDict({}))
+
+
+def test_numbers_that_are_none_are_refused_by_env_and_step():
+    td = rollout(make_actor(), (3, 20))
+    td["next", "reward"][1, 7] = float("nan")
+    with pytest.raises(NumericsError, match=r"reward.*is not finite.*step 7 of env 1.*it is nan"):
+        gae(make_critic())(td.copy())
+    with pytest.raises(NumericsError, match="step 7 of env 1"):
+        gae(make_critic(), time_dim=0)(td.transpose(0, 1).copy())
+    masked = td.copy()
+    masked["mask"] = torch.ones(3, 20, dtype=torch.bool)
+    masked["mask"][1, 5:] = False
+    assert gae(make_critic())(masked)["advantage"][masked["mask"]].isfinite().all()
+    diverged = make_critic()
+    with torch.no_grad():
+        next(diverged.parameters()).fill_(float("inf"))
+    with pytest.raises(NumericsError, match="state_value is not finite"):
+        gae(diverged)(rollout(make_actor()))
+
+
+def test_a_batch_without_a_row_that_counts_is_refused():
+    td = rollout(make_actor(), (3, 20))
+    td["mask"] = torch.zeros(3, 20, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match="no row of the batch counts"):
+        gae(make_critic())(td)

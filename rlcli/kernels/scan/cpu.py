@@ -87,7 +87,7 @@ def _step(t, lane, carry, gamma, decay):
     reward, terminated, cut, value, next_value, accumulated, target = lane
     zero = gamma - gamma
     bootstrap = zero if terminated[t] else next_value[t]
-    carry = reward[t] + gamma * bootstrap - value[t] + (zero if cut[t] else decay) * carry
+    carry = reward[t] + gamma * bootstrap - value[t] + (zero if cut[t] else decay * carry)
     accumulated[t] = carry
     target[t] = carry + value[t]
     return carry
@@ -130,6 +130,6 @@ def _stepwise(reward, terminated, cut, value, next_value, accumulated, target, g
             carry = zero
             for t in range(r.shape[0] - 1, -1, -1):
                 bootstrap = zero if dead[t] else w[t]
-                carry = k[t] * (r[t] + g[t] * bootstrap - v[t]) + (zero if end[t] else d[t]) * carry
+                carry = k[t] * (r[t] + g[t] * bootstrap - v[t]) + (zero if end[t] else d[t] * carry)
                 a[t] = carry
                 y[t] = carry + v[t]

@@ -19,11 +19,11 @@ def scan(
     """Accumulated differences and targets, ``[B, T, F]``; see `rlcli.kernels.scan.scan`."""
     bootstrap = next_value.masked_fill(terminated, 0.0)  # filled, not multiplied: 0 * NaN is NaN
     difference = weight * (reward + gamma * bootstrap - value)
-    kept = (~cut).to(reward.dtype) * decay
+    decay = decay.expand_as(reward) if isinstance(decay, Tensor) else difference.new_full((), decay).expand_as(reward)
     carry = difference.new_zeros(difference.shape[0], difference.shape[2])  # [B, F]
     steps = []
     for t in range(difference.shape[1] - 1, -1, -1):
-        carry = difference[:, t] + kept[:, t] * carry
+        carry = difference[:, t] + (decay[:, t] * carry).masked_fill(cut[:, t], 0.0)
         steps.append(carry)
     accumulated = torch.stack(steps[::-1], 1) if steps else difference
     return accumulated, accumulated + value

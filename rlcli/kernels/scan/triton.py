@@ -69,7 +69,7 @@ def _carries(factor: Tensor, offset: Tensor) -> Tensor:
 @triton.jit
 def _later(a, x, b, y):
     """A stretch of steps and the stretch before it, as one: in reverse the later one comes first."""
-    return a * b, y + b * x
+    return a * b, y + tl.where(b == 0, 0.0, b * x)  # chosen: what lies behind a cut may be NaN
 
 
 @triton.jit

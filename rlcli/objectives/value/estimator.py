@@ -36,6 +36,7 @@ from rlcli.keys import (
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
 from rlcli.objectives.value.ends import ends_of
+from rlcli.objectives.value.guard import check_numbers
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.normaliser import ValueNorm
 from rlcli.objectives.value.parts import Ends, Values
@@ -185,6 +186,8 @@ class ValueEstimator(KeyedModule):
         ------
         ArgumentError, MissingKeyError
             Shapes or dtypes do not fit, no row counts, or a key is missing.
+        NumericsError
+            A reward or value is not finite (looked at on the CPU).
         """
         if not td.ndim:
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
@@ -202,9 +205,11 @@ class ValueEstimator(KeyedModule):
                 ends = cut_at_dropped(ends, values.valid, time)
             mask = mask_of(masks)
             counts = None if mask is None else expanded(mask, reward)
+            check_numbers(reward, values, ends, counts, (self.tensor_keys.reward, self.tensor_keys.value), time)
             if self.average_rewards:
                 reward = standardise(reward, counts)
-            advantage, target = self.estimate(td, _zeroed(reward, values.valid), ends, values, time)
+            blank = values._replace(value=_zeroed(values.value, mask), next_value=_zeroed(values.next_value, mask))
+            advantage, target = self.estimate(td, _zeroed(reward, mask), ends, blank, time)
             advantage, target = (_zeroed(x, values.valid) for x in (advantage, target))
             value = values.value
             if self.value_norm is not None:
