@@ -109,7 +109,7 @@ def _blocks(
         tl.store(one + place + 0 * t, a, here & first)
         tl.store(two + place + 0 * t, x, here & first)
     else:
-        x += a * tl.load(carry + place, lane < lanes, other=0)
+        x += tl.where(a == 0, 0.0, a * tl.load(carry + place, lane < lanes, other=0))
         at = (b * steps + t) * features + f
         tl.store(one + at, x, here)
         tl.store(two + at, x + v, here)
