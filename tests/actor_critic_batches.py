@@ -4,6 +4,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
+from rlcli.data.next_obs.rows import Rows
 from rlcli.modules import (
     MLP,
     Categorical,
@@ -72,3 +73,14 @@ def rollout(actor, shape=(3, 20), seed=0, end_rate=0.15, next_obs=True):
         inside[..., -1, :] = False
         td["next", "observation"] = torch.where(inside, obs.roll(-1, -2), real)
     return td
+
+
+def as_exact(td):
+    """The same batch with lazy next observations."""
+    obs, following = td["observation"], td["next", "observation"]
+    flat, true = obs.reshape(-1, OBS), following.reshape(-1, OBS)
+    below = torch.cat([flat[1:], torch.full((1, OBS), float("nan"))])
+    ends = (below != true).any(-1).nonzero().squeeze(-1)
+    out = td.copy()
+    out["next", "observation"] = Rows.from_ends(obs, ends.int(), true[ends])
+    return out

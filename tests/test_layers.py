@@ -106,7 +106,7 @@ def test_other_frameworks_are_imported_only_by_peers():
 @pytest.mark.parametrize(
     ("module", "target"),
     [
-        ("rlcli.kernels.gae.cpu", "rlcli.envs.gym_env"),
+        ("rlcli.kernels.scan.cpu", "rlcli.envs.gym_env"),
         ("rlcli.data.segments", "rlcli.envs"),
         ("rlcli.config.validate", "rlcli.cli.main"),
         ("rlcli.training.on_policy", "rlcli.config.build"),

@@ -81,6 +81,25 @@ SETTINGS: dict[str, Settings] = {
         "threads": _THREADS,
         "peers": Setting(True, "run SB3 too, where it is installed"),
     },
+    "gae": {
+        "end_rate": Setting(0.02, "chance that a trajectory ends at a step; every other end is a truncation", 0, 1),
+        "scale": Setting(1, "divide the steps of every shape by this", 1, 10**4),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
+    "value": {
+        "envs": Setting(16, "rows of the batch", 1, 10**5),
+        "steps": Setting(256, "steps of a row", 2, 10**6),
+        "observation": Setting(64, "numbers of an observation", 1, 10**6),
+        "widths": Setting(
+            [64, 256, 1024], "sizes of both hidden layers of the value net, one net after the other", 1, 10**5
+        ),
+        "num_chunks": Setting(4, "parts of the chunked sides", 2, 10**4),
+        "end_rate": Setting(0.002, "chance that a trajectory is cut at a step", 0, 1),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+    },
     "extend": {
         "rows": Setting(1000, "rows of a small batch", 1, 10**6),
         "capacity": Setting(100_000, "rows of the buffers", 1000, 10**8),

@@ -13,29 +13,16 @@ from tensordict.nn import InteractionType
 from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, OptimConfig, PolicyConfig
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, PolicyConfig
 from rlcli.config.validate import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
 from rlcli.errors import ConfigError, RlcliError, told
 from rlcli.keys import (
-    ADVANTAGE,
-    DONE,
-    REWARD,
-    STATE_VALUE,
-    TERMINATED,
-    TRAJ_IDS,
-    TRUNCATED,
-    VALUE_TARGET,
     Key,
-    under_next,
     unravel,
 )
 from rlcli.modules import ActorCritic, build_actor_critic, build_q_actor, build_soft_actor_critic
-from rlcli.objectives import ClipPPOLoss
-from rlcli.objectives.value import GAE
-from rlcli.training.schedules import Linear
-from rlcli.training.update import Update
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform
 
 EXPLORATION = {
@@ -276,62 +263,6 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
         device = found[name]
         found[name] = None if device is not None and device.type == "cpu" else device
     return found
-
-
-def keys_to_keep(cfg: Config, loss: ClipPPOLoss, env: EnvBase) -> list[Key]:
-    """What a batch must hold: what the loss reads, rewards and ends for the estimator and the report.
-
-    Root end flags and ids are left out where nothing reads them: they follow from the others.
-    """
-    observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
-    later = (ADVANTAGE, VALUE_TARGET, STATE_VALUE)  # the estimator writes these
-    read = [key for key in map(unravel, loss.in_keys) if key not in later]
-    keep: list[Key] = [*read, REWARD, DONE, TERMINATED, TRUNCATED]
-    keep += [under_next(key) for key in read if key in observed]
-    keep += [TRAJ_IDS] if cfg.collector.trajs_per_batch else []
-    return [*keep, *keys_of(cfg.memory.keep)]
-
-
-# ---- learning --------------------------------------------------------------------------------------------------
-def build_ppo(cfg: Config, policy: ActorCritic) -> tuple[GAE, ClipPPOLoss]:
-    """Estimator and loss."""
-    if policy.critic is None:
-        raise ConfigError(
-            "PPO needs a critic", where="policy", fix="Return (actor, critic) from your registered policy."
-        )
-    v, o = cfg.value, cfg.loss
-    advantage = GAE(
-        gamma=v.gamma, lmbda=v.lmbda, value_network=policy.critic, backend=v.backend, two_calls=v.two_calls,
-        average_gae=v.average and v.average_over == "batch", num_chunks=v.num_chunks,
-        value_chunk_size=v.value_chunk_size,
-    )  # fmt: skip
-    loss = ClipPPOLoss(
-        policy.actor, policy.critic, clip_epsilon=o.clip_epsilon, clip_value=o.clip_value, entropy_bonus=True,
-        entropy_coeff=o.entropy_coeff, critic_coeff=o.critic_coeff, loss_critic_type="l2",
-        normalize_advantage=v.average and v.average_over == "minibatch",
-    )  # fmt: skip
-    return advantage, loss
-
-
-def optimizer_options(o: OptimConfig) -> dict[str, Any]:
-    """What the chosen optimizer is told, beside its learning rate."""
-    options: dict[str, Any] = {"weight_decay": o.weight_decay}
-    if o.kind in ("adam", "adamw"):
-        return options | {"eps": o.eps, "betas": tuple(o.betas)}
-    if o.kind == "rmsprop":
-        return options | {"eps": o.eps, "alpha": o.alpha, "momentum": o.momentum}
-    return options | {"momentum": o.momentum}
-
-
-def build_update(cfg: Config, loss: ClipPPOLoss) -> Update:
-    """The update stage, its minibatch order drawn from the run's seed."""
-    o, epsilon, options = cfg.optim, cfg.loss.clip_epsilon, optimizer_options(cfg.optim)
-    return Update(
-        loss, optimizer=o.kind, lr=Linear(o.lr) if o.anneal_lr else o.lr, optimizer_options=options, epochs=o.epochs,
-        batch_size=cfg.sampler.batch_size, max_grad_norm=o.max_grad_norm, target_kl=cfg.loss.target_kl,
-        clip_epsilon=Linear(epsilon) if cfg.loss.anneal_clip else None,
-        generator=torch.Generator().manual_seed(cfg.seed), compile=o.compile,
-    )  # fmt: skip
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------

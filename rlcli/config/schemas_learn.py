@@ -6,33 +6,47 @@ from dataclasses import dataclass
 
 from rlcli.config.option import option
 
+ESTIMATORS = ("gae", "td0", "td1", "td_lambda", "vtrace")
+POLICY_GRADIENTS = ("ppo_clip", "ppo_kl", "a2c", "reinforce")
+LOSSES = (*POLICY_GRADIENTS, "dqn", "sac")
+
 
 @dataclass
 class ValueConfig:
     """Advantages and value targets."""
 
-    kind: str = option("gae", "which estimator choice this is", choices=("gae",))
+    kind: str = option("gae", "which estimator choice this is", choices=ESTIMATORS)
     gamma: float = option(0.99, "discount per step", ge=0, le=1)
     lmbda: float = option(0.95, "weight of longer returns: 0 is one step, 1 the whole trajectory", ge=0, le=1)
     average: bool = option(True, "normalise advantages to mean 0, deviation 1")
     average_over: str = option("minibatch", "rows the normalisation runs over", choices=("batch", "minibatch"))
+    shifted: bool = option(False, "one call of the value net for rows and next rows; needs no next observations")
+    shifted_budget: int = option(1, "shifted: next observations an env's row of a batch has room for", ge=1)
+    normaliser: str = option("none", "values in units of their spread", choices=("none", "running", "popart"))
+    rho_thresh: float = option(1.0, "vtrace: upper limit of a step's importance weight", gt=0)
+    c_thresh: float = option(1.0, "vtrace: upper limit of the weight that is carried through a step", gt=0)
     two_calls: bool = option(False, "value net on observations and on next observations, one call each")
     num_chunks: int | None = option(None, "call the value net on so many parts of a batch: less memory", ge=1)
     value_chunk_size: int | None = option(None, "the same by size: envs, or rows of a flat batch, in a part", ge=1)
-    backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu"))
+    backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"))
 
 
 @dataclass
 class LossConfig:
-    """What is minimised: PPO's clipped objective with its value and entropy terms, DQN's or SAC's losses."""
+    """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
 
-    kind: str = option("ppo_clip", "which loss choice this is", choices=("ppo_clip", "dqn", "sac"))
-    clip_epsilon: float = option(0.2, "ppo: range of the probability ratio around 1", gt=0, lt=1)
-    anneal_clip: bool = option(False, "ppo: lower clip_epsilon to 0 along the run")
-    clip_value: float | None = option(None, "ppo: range of a value change per update; null does not clip", gt=0)
-    entropy_coeff: float = option(0.01, "ppo: weight of the entropy bonus", ge=0)
-    critic_coeff: float = option(0.5, "ppo: weight of the value loss", ge=0)
+    kind: str = option("ppo_clip", "which loss choice this is", choices=LOSSES)
+    clip_epsilon: float = option(0.2, "ppo_clip: range of the probability ratio around 1", gt=0, lt=1)
+    anneal_clip: bool = option(False, "ppo_clip: lower clip_epsilon to 0 along the run")
+    clip_value: float | None = option(
+        None, "policy gradients: range of a value change per update", gt=0
+    )
+    entropy_coeff: float = option(0.01, "policy gradients: weight of the entropy bonus", ge=0)
+    critic_coeff: float = option(0.5, "policy gradients: weight of the value loss", ge=0)
     target_kl: float | None = option(None, "ppo: stop a batch's epochs once one's mean divergence exceeds this", gt=0)
+    kl_target: float = option(0.01, "ppo_kl: divergence of a batch's policies aimed at", gt=0)
+    kl_coeff: float = option(1.0, "ppo_kl: weight of the divergence at first", ge=0)
+    baseline: bool = option(True, "reinforce: subtract a learned value from returns")
     distance: str = option("smooth_l1", "dqn, sac: of a value and its target", choices=("smooth_l1", "l2", "l1"))
     double: bool = option(False, "dqn: the trained net chooses the next action, the target net values it")
     n_steps: int = option(1, "dqn, sac: rewards summed before the next value", ge=1)
@@ -53,7 +67,7 @@ class OptimConfig:
     kind: str = option("adam", "which optimizer choice this is", choices=("adam", "adamw", "rmsprop", "sgd"))
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(True, "lower the learning rate to 0 along the run")
-    epochs: int = option(10, "ppo: passes over a batch", ge=1)
+    epochs: int = option(10, "policy gradients: passes over a batch", ge=1)
     updates_per_frame: float = option(1.0, "dqn, sac: updates for every frame that is collected", gt=0)
     max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)
     eps: float = option(1e-5, "adam, adamw, rmsprop: added to the denominator", gt=0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config
+from rlcli.config.schemas_learn import POLICY_GRADIENTS
 
 OFF_POLICY = ("dqn", "sac")
 
@@ -59,6 +60,7 @@ def _given(cfg: Config) -> Iterator[Problem]:
 
 def _once(cfg: Config) -> Iterator[Problem]:
     kind = cfg.loss.kind
+    yield from _values(cfg)
     if cfg.storage.kind != "none":
         yield Problem(
             f"loss={kind} learns from each batch once, and storage={cfg.storage.kind} would keep rows nobody draws",
@@ -69,6 +71,24 @@ def _once(cfg: Config) -> Iterator[Problem]:
             f"sampler={cfg.sampler.kind} draws rows of a storage, which loss={kind} does not use",
             "use sampler=minibatch, or loss=dqn | sac",
         )
+
+
+def _values(cfg: Config) -> Iterator[Problem]:
+    v = cfg.value
+    if v.shifted and v.two_calls:
+        yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
+    if not v.shifted and v.shifted_budget != 1:
+        yield Problem("value.shifted_budget has no meaning without value.shifted", "use value.shifted=true")
+    if v.kind == "vtrace" and v.c_thresh > v.rho_thresh:
+        yield Problem(
+            f"value.c_thresh={v.c_thresh} is more than value.rho_thresh={v.rho_thresh}",
+            "use value.c_thresh <= value.rho_thresh",
+        )
+    if cfg.loss.kind == "reinforce" and not cfg.loss.baseline:
+        if v.kind == "vtrace" or v.shifted or v.normaliser != "none":
+            yield Problem("loss.baseline=false has no value net for value options to act on", "use loss.baseline=true")
+        if cfg.policy.shared:
+            yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
 
 
 def _stored(cfg: Config) -> Iterator[Problem]:
@@ -118,10 +138,14 @@ def _no_meaning(cfg: Config) -> Iterator[Problem]:
         ("loss.double", cfg.loss.double, ("dqn",)),
         ("policy.dueling", cfg.policy.dueling, ("dqn",)),
         ("loss.n_steps", cfg.loss.n_steps > 1, OFF_POLICY),
-        ("policy.shared", cfg.policy.shared and cfg.policy.kind != "cnn", ("ppo_clip",)),
-        ("loss.clip_value", cfg.loss.clip_value is not None, ("ppo_clip",)),
-        ("loss.target_kl", cfg.loss.target_kl is not None, ("ppo_clip",)),
+        ("policy.shared", cfg.policy.shared and cfg.policy.kind != "cnn", POLICY_GRADIENTS),
+        ("loss.clip_value", cfg.loss.clip_value is not None, POLICY_GRADIENTS),
+        ("loss.target_kl", cfg.loss.target_kl is not None, ("ppo_clip", "ppo_kl")),
         ("loss.anneal_clip", cfg.loss.anneal_clip, ("ppo_clip",)),
+        ("loss.baseline", not cfg.loss.baseline, ("reinforce",)),
+        ("value.shifted", cfg.value.shifted, POLICY_GRADIENTS),
+        ("value.normaliser", cfg.value.normaliser != "none", POLICY_GRADIENTS),
+        ("value.kind", cfg.value.kind != "gae", POLICY_GRADIENTS),
         ("loss.target_entropy", cfg.loss.target_entropy != "auto" and cfg.loss.alpha == "auto", ("sac",)),
         ("loss.alpha", cfg.loss.alpha != "auto", ("sac",)),
     )

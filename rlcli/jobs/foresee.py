@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcli.collectors import Collector
 from rlcli.collectors.frames import next_steps
-from rlcli.config import build
+from rlcli.config import build, build_learning
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.fields import Field
 from rlcli.errors import told
@@ -135,7 +135,7 @@ def _unknown(peaks: list[Peak]) -> list[str]:
 def _learned(cfg: Any, rows: Rows, learning: Learning, peaks: list[Peak]) -> list[Entry]:
     """Entries of what is trained; the update's peak goes to `peaks`."""
     device, loss = _device(cfg, "train_device"), learning.loss
-    options = build.optimizer_options(cfg.optim)
+    options = build_learning.optimizer_options(cfg.optim)
     entries = learner_entries(learning.policy, loss, cfg.optim.kind, options, device)
     known: dict[Key, Field] = {**rows.fields, **rows.copies, **rows.successors}
     known |= written_by(learning.estimator, "full") if learning.estimator is not None else {}

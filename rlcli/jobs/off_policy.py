@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rlcli.config import build
+from rlcli.config import build, build_learning
 from rlcli.config.schemas import Config
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
@@ -147,7 +147,7 @@ def build_update(cfg: Config, loss: BootstrappedLoss, generator: torch.Generator
         follow = SoftUpdate(loss, tau=targets.tau, every=targets.target_every)
     return OffPolicyUpdate(
         loss, follow, optimizer=o.kind, lr=Linear(o.lr) if o.anneal_lr else o.lr,
-        optimizer_options=build.optimizer_options(o), max_grad_norm=o.max_grad_norm, generator=generator,
+        optimizer_options=build_learning.optimizer_options(o), max_grad_norm=o.max_grad_norm, generator=generator,
         compile=o.compile,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The parts of an on-policy run: an estimator, PPO's loss, several epochs on each batch."""
+"""The parts of an on-policy run: an estimator, a policy-gradient loss, epochs on each batch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import importlib
 
 import torch
 
-from rlcli.config import build
+from rlcli.config import build, build_learning
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase
 from rlcli.jobs.wiring import Wiring
-from rlcli.kernels.gae import gae
+from rlcli.kernels.scan import scan
 from rlcli.modules import ActorCritic
 from rlcli.training.on_policy import OnPolicy
 
@@ -19,9 +19,10 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic) -> Wiring:
     """See the top of the file."""
     places = build.devices(cfg)
     device = places["train_device"]
-    advantage, loss = build.build_ppo(cfg, policy)
-    collector = build.build_collector(cfg, env, policy, build.keys_to_keep(cfg, loss, env))
-    update = build.build_update(cfg, loss)
+    advantage, loss = build_learning.build_estimator(cfg, policy), build_learning.build_loss(cfg, policy)
+    kept = build_learning.keys_to_keep(cfg, loss, advantage, env)
+    collector = build.build_collector(cfg, env, policy, kept)
+    update = build_learning.build_update(cfg, loss)
     moved = device if device != places["storing_device"] else None
     return Wiring(
         collector,
@@ -38,4 +39,4 @@ def load_compiler() -> None:
     """The kernels of estimator and update, before the first batch is timed."""
     importlib.import_module("rlcli.kernels.ppo")
     one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
-    gae(one, no, no, one, one, 0.0, 0.0)
+    scan(one, no, no, one, one, 0.0, 0.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlcli.config import build
+from rlcli.config import build, build_learning
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -80,8 +80,8 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
     if cfg.loss.kind in off_policy.KINDS:
         loss = off_policy.build_loss(cfg, policy, env.action_spec, torch.Generator())
         return Learning(policy, loss), off_policy.keys_to_keep(cfg, loss)
-    estimator, ppo = build.build_ppo(cfg, policy)
-    return Learning(policy, ppo, estimator), build.keys_to_keep(cfg, ppo, env)
+    estimator, gradient = build_learning.build_estimator(cfg, policy), build_learning.build_loss(cfg, policy)
+    return Learning(policy, gradient, estimator), build_learning.keys_to_keep(cfg, gradient, estimator, env)
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from rlcli.collectors import Collector
 from rlcli.data.fields import Field
 from rlcli.envs import EnvBase
 from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.objectives.reduction import SHIFTED_VALID
 from rlcli.objectives.value.estimator import APPROXIMATED, ValueEstimator
 from rlcli.report.ledger import LEARNER, ROLLOUT, Entry
 from rlcli.specs import Categorical
@@ -83,9 +84,10 @@ def _field(shape: tuple[int, ...], dtype: Any) -> Field:
 # ---- batches -----------------------------------------------------------------------------------------------------
 def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     """What a value estimator adds to a batch."""
-    dtype = next((p.dtype for p in estimator.value_network.parameters()), torch.float32)
-    found: dict[Key, Field] = {key: Field(dtype, torch.Size((1,))) for key in estimator.out_keys}
-    return found | ({APPROXIMATED: Field(torch.bool, torch.Size(()))} if mode == "compact" else {})
+    dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
+    number, flag = Field(dtype, torch.Size((1,))), Field(torch.bool, torch.Size(()))
+    found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
+    return found | ({APPROXIMATED: flag} if mode == "compact" else {})
 
 
 def batch_entries(

@@ -18,11 +18,14 @@ from numba.core.options import DefaultOptions
 _UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
 
-def compiled(*, borrows: bool = False, **options: Any) -> Callable[[Callable], Any]:
+def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callable[[Callable], Any]:
     """Decorate a plain Python loop so that numba compiles it at its first call.
 
     Parameters
     ----------
+    *signatures
+        The only argument types there shall be, compiled when the module is imported: for a loop whose arrays come in
+        many layouts, of which each would be compiled on its own.
     borrows : bool
         The loop and those it calls make no array of their own: references to arrays are not counted, which takes most
         of the time of small loops that pass many of them on.
@@ -33,9 +36,14 @@ def compiled(*, borrows: bool = False, **options: Any) -> Callable[[Callable], A
 
     def decorate(loop: Callable) -> Any:
         try:
-            return _watching_all(numba.njit(cache=True, nogil=True, **options)(loop))
+            kernel = _watching_all(numba.njit(cache=True, nogil=True, **options)(loop))
         except RuntimeError:  # there is no folder that numba may write its cache to: compile in every process
-            return numba.njit(nogil=True, **options)(loop)
+            kernel = numba.njit(nogil=True, **options)(loop)
+        for signature in signatures:
+            kernel.compile(signature)
+        if signatures:
+            kernel.disable_compile()
+        return kernel
 
     return decorate
 

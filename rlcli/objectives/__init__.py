@@ -1,9 +1,26 @@
 """Losses and value estimators: stages that take a tensordict and return one."""
 
+from rlcli.objectives.a2c import A2CLoss
 from rlcli.objectives.dqn import DQNLoss
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.ppo.clip import ClipPPOLoss
+from rlcli.objectives.ppo.kl_penalty import KLPENPPOLoss
 from rlcli.objectives.ppo.loss import PPOLoss
+from rlcli.objectives.reinforce import ReinforceLoss
 from rlcli.objectives.sac import SACLoss
 from rlcli.objectives.targets import HardUpdate, SoftUpdate
+from rlcli.objectives.value.choice import ValueEstimators
 
-__all__ = ["ClipPPOLoss", "DQNLoss", "HardUpdate", "PPOLoss", "SACLoss", "SoftUpdate"]
+__all__ = [
+    "A2CLoss",
+    "ClipPPOLoss",
+    "DQNLoss",
+    "HardUpdate",
+    "KLPENPPOLoss",
+    "PPOLoss",
+    "PolicyGradientLoss",
+    "ReinforceLoss",
+    "SACLoss",
+    "SoftUpdate",
+    "ValueEstimators",
+]

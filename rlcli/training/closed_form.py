@@ -15,15 +15,15 @@ from torch import Tensor
 
 from rlcli.modules.distributions.categorical import CategoricalFamily
 from rlcli.modules.distributions.normal import NormalFamily
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.ppo.clip import ClipPPOLoss
-from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
 from rlcli.training.nets import nets_of
 
 
-def closed_form(loss: PPOLoss, flat: FlatParameters, columns: Minibatch) -> ClosedForm | None:
+def closed_form(loss: PolicyGradientLoss, flat: FlatParameters, columns: Minibatch) -> ClosedForm | None:
     """The closed-form gradient of this loss for minibatches of these columns `[N, ...]`, or None."""
     if type(loss) is not ClipPPOLoss or not _usual(loss, flat) or not _usual_columns(loss, flat, columns):
         return None
@@ -93,7 +93,7 @@ class ClosedForm:
         return {"loss": sum(terms[name] for name in loss.out_keys), **terms}
 
 
-def _discrete(loss: PPOLoss) -> bool:
+def _discrete(loss: PolicyGradientLoss) -> bool:
     return type(loss.density.family) is CategoricalFamily
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlcli.kernels.mlp import Replay
 from rlcli.keys import Key
 from rlcli.modules.heads import StateIndependentScale
-from rlcli.objectives.ppo.loss import PPOLoss
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
 
@@ -31,7 +31,7 @@ class Nets(Protocol):
         """Gradients of the last forward's minibatch; may destroy its arguments."""
 
 
-def nets_of(loss: PPOLoss, flat: FlatParameters, columns: Minibatch) -> Nets:
+def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Minibatch) -> Nets:
     """The faster way that fits batches like `columns`. The memory of `flat` is taken now."""
     replayed = _replayed(loss, flat)
     if replayed is not None and all(_rows_of(columns.get(k), flat) for k in replayed.keys):
@@ -42,7 +42,7 @@ def nets_of(loss: PPOLoss, flat: FlatParameters, columns: Minibatch) -> Nets:
 class ByAutograd:
     """Any networks that are called on tensors."""
 
-    def __init__(self, loss: PPOLoss, flat: FlatParameters) -> None:
+    def __init__(self, loss: PolicyGradientLoss, flat: FlatParameters) -> None:
         assert loss.critic is not None
         self.loss, self.critic, self.flat = loss, loss.critic, flat
         self._outputs: tuple[Tensor, ...] = ()
@@ -83,7 +83,7 @@ class Replayed:
             self._log_std.grad.mul_(self._log_std.detach().exp())  # type: ignore[union-attr]
 
 
-def _replayed(loss: PPOLoss, flat: FlatParameters) -> Replayed | None:
+def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None:
     assert loss.critic is not None
     actor, critic = loss.density.stages, loss.critic.stages or ()
     scale = actor[-1].scale

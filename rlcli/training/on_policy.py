@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors import Collector
 from rlcli.data.next_obs import move
-from rlcli.objectives.value import GAE
+from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import Entry
 from rlcli.report.reporter import Reporter
 from rlcli.training.collecting import collect
@@ -24,7 +24,7 @@ class OnPolicy:
     Parameters
     ----------
     collector : Collector
-    advantage : GAE
+    advantage : ValueEstimator
         Batch -> batch with `advantage` and `value_target`; `last_approximated` counts rows it had to approximate.
     update : callable
         (batch, fraction of the run done) -> diagnostics.
@@ -41,7 +41,7 @@ class OnPolicy:
     def __init__(
         self,
         collector: Collector,
-        advantage: GAE,
+        advantage: ValueEstimator,
         update: Callable[[TensorDictBase, float], dict[str, Any]],
         reporter: Reporter,
         saver: Saver,

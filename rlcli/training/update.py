@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.objectives.ppo.loss import PPOLoss
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
 from rlcli.training.closed_form import closed_form
 from rlcli.training.figures import Means, mean
@@ -34,7 +34,7 @@ class Update:
 
     Parameters
     ----------
-    loss : PPOLoss
+    loss : PolicyGradientLoss
         Its trainable parameters become views of `update.flat.tensor`.
     optimizer : {"adam", "adamw", "rmsprop", "sgd"}
     lr : float or Schedule
@@ -63,7 +63,7 @@ class Update:
 
     def __init__(
         self,
-        loss: PPOLoss,
+        loss: PolicyGradientLoss,
         *,
         optimizer: str = "adam",
         lr: float | Schedule = 3e-4,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlcli.cli.compose import configure
-from rlcli.config.build import build_collector, build_env, build_policy, build_ppo, build_update, keys_to_keep
+from rlcli.config.build import build_collector, build_env, build_policy
+from rlcli.config.build_learning import build_estimator, build_loss, build_update, keys_to_keep
 from rlcli.jobs import train
 
 SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "run.eval_episodes=0", "console=off"]
@@ -31,8 +32,8 @@ def weights_after():
         cfg = configure("train", [*SHORT, *overrides])
         env = build_env(cfg.env, gamma=cfg.value.gamma)
         policy = build_policy(cfg, env)
-        advantage, loss = build_ppo(cfg, policy)
-        collector = build_collector(cfg, env, policy, keys_to_keep(cfg, loss, env))
+        advantage, loss = build_estimator(cfg, policy), build_loss(cfg, policy)
+        collector = build_collector(cfg, env, policy, keys_to_keep(cfg, loss, advantage, env))
         update = build_update(cfg, loss)
         while collector.steps_left():
             done = collector.frames / cfg.total_frames

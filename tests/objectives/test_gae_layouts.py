@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from actor_critic_batches import OBS, make_actor, make_critic, rollout
+from actor_critic_batches import OBS, as_exact, make_actor, make_critic, rollout
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.data.next_obs.rows import Rows
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.objectives.value import GAE
 
 WRITTEN = ("advantage", "value_target", "state_value")
@@ -28,17 +28,6 @@ class Counting(nn.Module):
 
 def gae(critic, **options):
     return GAE(gamma=0.97, lmbda=0.9, value_network=critic, **options)
-
-
-def as_exact(td):
-    """The same batch with lazy next observations."""
-    obs, following = td["observation"], td["next", "observation"]
-    flat, true = obs.reshape(-1, OBS), following.reshape(-1, OBS)
-    below = torch.cat([flat[1:], torch.full((1, OBS), float("nan"))])
-    ends = (below != true).any(-1).nonzero().squeeze(-1)
-    out = td.copy()
-    out["next", "observation"] = Rows.from_ends(obs, ends.int(), true[ends])
-    return out
 
 
 def test_exact_equals_full_with_half_the_rows_evaluated():
@@ -265,16 +254,39 @@ def test_what_cannot_be_done_is_said_at_construction():
     critic = make_critic()
     with pytest.raises(ArgumentError, match="exclude each other"):
         gae(critic, num_chunks=2, value_chunk_size=2)
-    with pytest.raises(ArgumentError, match="shifted"):
-        gae(critic, shifted=True)
     with pytest.raises(ArgumentError, match="gamma must be between 0 and 1"):
         GAE(gamma=1.5, lmbda=0.9, value_network=critic)
     with pytest.raises(ArgumentError, match="no in_keys"):
         gae(nn.Linear(4, 1))
     recurrent = TensorDictModule(nn.GRU(4, 1), ["observation"], ["state_value", "h"])
-    with pytest.raises(ArgumentError, match="row by row"):
+    with pytest.raises(ArgumentError, match="told where trajectories start"):
         gae(recurrent)
     with pytest.raises(MissingKeyError, match="the value network reads it"):
         gae(critic)(rollout(make_actor()).exclude("observation"))
     with pytest.raises(ArgumentError, match="no batch dims"):
         gae(critic)(TensorDict({}))
+
+
+def test_numbers_that_are_none_are_refused_by_env_and_step():
+    td = rollout(make_actor(), (3, 20))
+    td["next", "reward"][1, 7] = float("nan")
+    with pytest.raises(NumericsError, match=r"reward.*is not finite.*step 7 of env 1.*it is nan"):
+        gae(make_critic())(td.copy())
+    with pytest.raises(NumericsError, match="step 7 of env 1"):
+        gae(make_critic(), time_dim=0)(td.transpose(0, 1).copy())
+    masked = td.copy()
+    masked["mask"] = torch.ones(3, 20, dtype=torch.bool)
+    masked["mask"][1, 5:] = False
+    assert gae(make_critic())(masked)["advantage"][masked["mask"]].isfinite().all()
+    diverged = make_critic()
+    with torch.no_grad():
+        next(diverged.parameters()).fill_(float("inf"))
+    with pytest.raises(NumericsError, match="state_value is not finite"):
+        gae(diverged)(rollout(make_actor()))
+
+
+def test_a_batch_without_a_row_that_counts_is_refused():
+    td = rollout(make_actor(), (3, 20))
+    td["mask"] = torch.zeros(3, 20, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match="no row of the batch counts"):
+        gae(make_critic())(td)

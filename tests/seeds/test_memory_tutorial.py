@@ -17,6 +17,8 @@ IN_SAMPLE = Block(
 ROWS = "traj = sample["
 KNOB_3 = Block("004", "env_maker_delta = lambda", after="Knob 3", needs=(PROBLEM, KNOB_1))
 KNOB_3_BUFFER = Block("004", "rb_delta = ReplayBuffer(", after="Knob 3", needs=(PROBLEM, KNOB_1, KNOB_3))
+KNOB_4 = Block("004", "value_net = TensorDictModule(", after="Knob 4", needs=(PROBLEM, KNOB_1, KNOB_2))
+BEFORE = (PROBLEM, KNOB_1, KNOB_2, KNOB_4)
 BLOCKS = {
     "the problem": PROBLEM,
     "knob 1": KNOB_1,
@@ -24,6 +26,9 @@ BLOCKS = {
     "knob 2, rows": Block("004", ROWS, after="Knob 2", needs=(PROBLEM, KNOB_1, IN_SAMPLE)),
     "knob 3": KNOB_3,
     "knob 3, in a buffer": KNOB_3_BUFFER,
+    "knob 4": KNOB_4,
+    "knob 5": Block("004", "gae_shifted = GAE(", after="Knob 5", needs=BEFORE),
+    "knob 6": Block("004", "gae_full = GAE(", after="Knob 6", needs=BEFORE),
 }
 
 
@@ -49,6 +54,13 @@ def test_knob_2_as_it_stands_gives_every_successor_that_the_storage_has():
     for i, obs in enumerate(sample["observation"].tolist()):
         if i not in rows:
             assert torch.equal(sample["next", "observation"][i], successor[tuple(obs)])
+
+
+def test_knob_4_hands_the_estimator_rows_without_a_successor():
+    ran = run(KNOB_4)
+    sample, out = ran.names["sample"], ran.names["out"]
+    unknown = sample["next", "observation"].isnan().any(-1)
+    assert torch.equal(out["approximated"].reshape(-1), unknown & ~sample["next", "terminated"].squeeze(-1))
 
 
 def test_knob_7_gives_rows_from_the_disk():

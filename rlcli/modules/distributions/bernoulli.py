@@ -31,6 +31,10 @@ class BernoulliFamily(Family):
     def entropy(self, params: Params) -> Tensor:
         return (softplus(params[0]) - params[0] * params[0].sigmoid()).sum(-1)
 
+    def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
+        a, b = old[0], new[0]
+        return (a.sigmoid() * (a - b) - softplus(a) + softplus(b)).sum(-1)
+
     def mode(self, params: Params) -> Tensor:
         return (params[0] > 0).to(self.dtype)
 

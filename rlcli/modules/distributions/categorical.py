@@ -43,6 +43,13 @@ def draw(logits: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(p.shape[:-1])
 
 
+def divergence_of(old: Tensor, new: Tensor) -> Tensor:
+    """KL of softmax(old) from softmax(new) over the last dim; actions masked in `old` contribute 0."""
+    a, b = old.log_softmax(-1), new.log_softmax(-1)
+    p = a.exp()
+    return torch.where(p > 0, p * (a - b), 0.0).sum(-1)
+
+
 class CategoricalFamily(Family):
     """Parameters `logits [*B, k]` (any real numbers, -inf masks an action); actions int64 `[*B]`."""
 
@@ -58,6 +65,9 @@ class CategoricalFamily(Family):
     def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
         log_p = params[0].log_softmax(-1)
         return log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), entropy_of(log_p)
+
+    def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
+        return divergence_of(old[0], new[0])
 
     def mode(self, params: Params) -> Tensor:
         return params[0].argmax(-1)

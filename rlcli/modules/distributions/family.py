@@ -54,6 +54,11 @@ class Family(ABC):
         """Both, sharing what they have in common: the call that a policy-gradient loss makes."""
         return self.log_prob(params, action), self.entropy(params)
 
+    def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
+        """KL(old || new) in nats, `[*B]`: by the family's formula, or the mean over `samples` draws from `old`."""
+        draws = [self.sample(old) for _ in range(samples)]
+        return torch.stack([self.log_prob(old, x) - self.log_prob(new, x) for x in draws]).mean(0)
+
     @abstractmethod
     def mode(self, params: Params) -> Tensor:
         """The action that a deterministic policy takes."""
@@ -168,3 +173,11 @@ def logits_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
         tiny = torch.finfo(probs.dtype).tiny
         return probs.clamp_min(tiny).log()  # a probability of 0 stays a large negative logit, never -inf
     return logits
+
+
+@torch.distributions.register_kl(FamilyDistribution, FamilyDistribution)
+def _divergence(old: FamilyDistribution, new: FamilyDistribution) -> Tensor:
+    """`torch.distributions.kl_divergence` of two distributions of one family."""
+    if type(old.family) is not type(new.family):
+        raise NotImplementedError(f"{type(old).__name__} and {type(new).__name__} are of different families")
+    return old.family.divergence(old.params, new.params)

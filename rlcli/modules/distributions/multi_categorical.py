@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from rlcli.errors import ArgumentError
-from rlcli.modules.distributions.categorical import CATEGORICAL, draw, entropy_of, gumbel
+from rlcli.modules.distributions.categorical import CATEGORICAL, divergence_of, draw, entropy_of, gumbel
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
 
 
@@ -59,6 +59,10 @@ class MultiCategoricalFamily(Family):
             for part, choice in zip(self._split(params[0]), action.unbind(-1), strict=True)
         ]
         return sum_of([p[0] for p in pairs]), sum_of([p[1] for p in pairs])
+
+    def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
+        pairs = zip(self._split(old[0]), self._split(new[0]), strict=True)
+        return sum_of([divergence_of(a, b) for a, b in pairs])
 
     def mode(self, params: Params) -> Tensor:
         return torch.stack([part.argmax(-1) for part in self._split(params[0])], -1)

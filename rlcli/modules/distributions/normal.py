@@ -14,6 +14,13 @@ from torch import Tensor
 
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
 
+
+def gaussian_divergence(old: Params, new: Params) -> Tensor:
+    """KL of independent Gaussians, one number for each dim."""
+    (a, s), (b, t) = old, new
+    return (t / s).log() + 0.5 * ((s / t) ** 2 + ((a - b) / t) ** 2 - 1)
+
+
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -50,6 +57,9 @@ class NormalFamily(Family):
     def entropy(self, params: Params) -> Tensor:
         loc, scale = params
         return self._sum((0.5 + LOG_SQRT_2PI + scale.log()).expand_as(loc))
+
+    def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
+        return self._sum(gaussian_divergence(old, new))
 
     def mode(self, params: Params) -> Tensor:
         return params[0]

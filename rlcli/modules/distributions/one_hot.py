@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from rlcli.modules.distributions.categorical import CATEGORICAL, draw, entropy_of, gumbel
+from rlcli.modules.distributions.categorical import CATEGORICAL, divergence_of, draw, entropy_of, gumbel
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params, logits_of
 
 
@@ -38,6 +38,9 @@ class OneHotCategoricalFamily(Family):
 
     def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
         return CATEGORICAL.log_prob_and_entropy(params, action.argmax(-1))
+
+    def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
+        return divergence_of(old[0], new[0])
 
     def mode(self, params: Params) -> Tensor:
         return one_hot(params[0].argmax(-1), params[0].shape[-1])

@@ -9,8 +9,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
+from rlcli.objectives.policy_gradient import Terms
 from rlcli.objectives.ppo import functional
-from rlcli.objectives.ppo.loss import PPOLoss, Terms
+from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.objectives.reduction import reduce
 
 
@@ -60,7 +61,7 @@ class ClipPPOLoss(PPOLoss):
         eps = self.clip_epsilon
         return (eps[0], eps[1]) if isinstance(eps, tuple | list) else (eps, eps)
 
-    def objective(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> Terms:
+    def surrogate(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> Terms:
         low, high = self.clip_bounds
         gain, ratio = functional.clipped_surrogate(log_ratio, advantage, low, high)
         with torch.no_grad():

@@ -2,13 +2,15 @@
 
 Reads the network's in_keys at the root and under `next` (where kept), reward and end flags, and, when
 present, masks and trajectory ids. Writes `advantage`, `value_target`, `state_value` and, where a
-successor's value had to be approximated, `approximated` (bool `[*B]`). Removes nothing.
+successor's value had to be approximated, `approximated` (bool `[*B]`); with `shifted`, `shifted_valid` (bool `[*B]`).
+Removes nothing.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -16,11 +18,13 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
     ADVANTAGE,
     DONE,
     REWARD,
     STATE_VALUE,
+    STEPS_TO_NEXT_OBS,
     TERMINATED,
     TRAJ_IDS,
     TRUNCATED,
@@ -30,9 +34,15 @@ from rlcli.keys import (
     under_next,
 )
 from rlcli.objectives.keyed import KeyedModule
-from rlcli.objectives.reduction import MASK_KEYS, expanded, mask_of
+from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
+from rlcli.objectives.value.ends import ends_of
+from rlcli.objectives.value.guard import check_numbers
 from rlcli.objectives.value.network import RowValues
-from rlcli.objectives.value.successors import Ends, Values, evaluate
+from rlcli.objectives.value.normaliser import ValueNorm
+from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.recurrent import values_of
+from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget
+from rlcli.objectives.value.successors import evaluate
 
 APPROXIMATED = "approximated"
 
@@ -42,8 +52,20 @@ class ValueEstimator(KeyedModule):
 
     Parameters
     ----------
-    value_network : TensorDictModule
-        Feed-forward; any in_keys, nested too. Its value key is `state_value`, or else its last out_key.
+    gamma : float or Tensor
+        Discount; a tensor that broadcasts to the reward gives one for every step.
+    value_network : TensorDictModule, optional
+        Any in_keys, nested too. Its value key is `state_value`, or else its last out_key. A recurrent one is called on
+        sequences (`SequenceValues`). None: every value is 0, so that targets are sums of rewards.
+    shifted : bool
+        One pass of the network over the rows of a batch with the next observations of their ends inserted. A row
+        that has no room for all drops its last steps: `shifted_valid` tells which count.
+    shifted_budget : int
+        Observations that a row may hold beside its own; the next one of its last step takes one.
+    average : bool
+        Standardise the advantages of the batch (over the rows that masks let through).
+    average_rewards : bool
+        Standardise the rewards of the batch before anything else (over the same rows).
     differentiable : bool
         Let gradients flow from advantage and target to the network.
     skip_existing : bool, optional
@@ -52,15 +74,13 @@ class ValueEstimator(KeyedModule):
         The batch dim that is time; by default the one named "time", else the last.
     num_chunks, value_chunk_size : int, optional
         At most one: the network is called on so many equal parts of the leading dim, or on parts of so many
-        of its elements. Same numbers, less memory.
+        of its elements. Same numbers, less memory. `num_chunk` is `num_chunks`.
     two_calls : bool
         Evaluate `exact` batches with two full passes, as `full` ones are, bit for bit. Costs twice the work.
-
-    Attributes
-    ----------
-    last_approximated : int
-        Rows of the last batch whose successor was not kept, so that its value is the row's own. 0 for
-        `full` and `exact`.
+    value_norm : ValueNorm, optional
+        The network writes values in units of their spread, and learns targets in those units.
+    backend : {"auto", "reference", "cpu", "triton"}
+        Which kernel runs the recursion.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {
@@ -76,77 +96,138 @@ class ValueEstimator(KeyedModule):
 
     def __init__(
         self,
-        value_network: TensorDictModuleBase,
         *,
+        gamma: Rate,
+        value_network: TensorDictModuleBase | None,
         shifted: bool = False,
+        shifted_budget: int = 1,
+        average: bool = False,
+        average_rewards: bool = False,
         differentiable: bool = False,
         skip_existing: bool | None = None,
         time_dim: int | None = None,
         num_chunks: int | None = None,
+        num_chunk: int | None = None,
         value_chunk_size: int | None = None,
         two_calls: bool = False,
+        value_norm: ValueNorm | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
-        if shifted:
-            raise ArgumentError(
-                "shifted=True is not available",
-                fix="Use shifted=False; with next_obs=exact it costs one pass as well",
-            )
+        if num_chunks is not None and num_chunk is not None:
+            raise ArgumentError("num_chunk is another name of num_chunks", fix="Give one of them")
+        num_chunks = num_chunk if num_chunks is None else num_chunks
         if num_chunks is not None and value_chunk_size is not None:
             raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
         for name, count in (("num_chunks", num_chunks), ("value_chunk_size", value_chunk_size)):
             if count is not None and count < 1:
                 raise ArgumentError(f"{name} must be at least 1", why=f"got {count}")
+        if backend not in BACKENDS:
+            raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
+        self.gamma = need_rate("gamma", gamma)
         self.value_network = value_network
-        self._net = RowValues(value_network)
-        self.tensor_keys.value = self._net.key
-        self.differentiable, self.skip_existing, self.two_calls = (
-            differentiable,
-            bool(skip_existing),
-            two_calls,
-        )
-        self.time_dim, self.num_chunks, self.value_chunk_size = time_dim, num_chunks, value_chunk_size
-        self.last_approximated = 0
+        self._net = None if value_network is None else values_of(value_network)
+        if self._net is not None:
+            self.tensor_keys.value = self._net.key
+        self.shifted, self.shifted_budget = shifted, need_budget(shifted_budget)
+        self.average, self.average_rewards = average, average_rewards
+        self.differentiable, self.two_calls = differentiable, two_calls
+        self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend
+        self.num_chunks, self.value_chunk_size = num_chunks, value_chunk_size
+        self.value_norm = value_norm
+        self._approximated: Tensor | None = None
+        self._valid: Tensor | None = None
 
     @property
     def in_keys(self) -> list[Key]:
         """What a full batch must hold; `compact` and `exact` ones store less under `next`."""
-        own, k = self._net.in_keys, self.tensor_keys
+        own, k = [] if self._net is None else self._net.in_keys, self.tensor_keys
         return [*own, k.reward, k.done, k.terminated, *(under_next(key) for key in own)]
 
     @property
     def out_keys(self) -> list[Key]:
         k = self.tensor_keys
-        return [k.advantage, k.value_target, k.value]
+        return [k.advantage, k.value_target, k.value, *([SHIFTED_VALID] if self.shifted else [])]
+
+    @property
+    def last_approximated(self) -> int:
+        """Rows of the last batch whose successor was not kept, so that its value is the row's own.
+
+        0 for `full` and `exact`.
+        """
+        return 0 if self._approximated is None else int(self._approximated.sum())
+
+    @property
+    def last_dropped(self) -> int:
+        """Rows of the last batch that the budget of `shifted` had no room for."""
+        return 0 if self._valid is None else int((~self._valid).sum())
 
     @abstractmethod
-    def estimate(self, reward: Tensor, ends: Ends, values: Values, time_dim: int) -> tuple[Tensor, Tensor]:
+    def estimate(
+        self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
+    ) -> tuple[Tensor, Tensor]:
         """Advantage and value target `[*B, F]` from the parts, all `[*B, F]` but the flags `[*B]`."""
 
-    def finish(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
-        """A last word on the advantage; `mask [*B, F]` marks the rows that count."""
-        return advantage
+    def forward(
+        self,
+        td: TensorDictBase,
+        *,
+        params: TensorDictBase | None = None,
+        target_params: TensorDictBase | None = None,
+    ) -> TensorDictBase:
+        """Add advantage, value target and state value to `td [*B]` and return it.
 
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        """Add advantage, value target and state value to `td [*B]` and return it."""
+        Parameters
+        ----------
+        params, target_params : TensorDict, optional
+            Parameters of the value network for observations and for next observations; its own by default.
+
+        Raises
+        ------
+        ArgumentError, MissingKeyError
+            Shapes or dtypes do not fit, no row counts, or a key is missing.
+        NumericsError
+            A reward or value is not finite (looked at on the CPU).
+        """
         if not td.ndim:
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
         time = self._time(td)
-        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()):
-            ends = self._ends(td, time)
-            values = self._values(td, ends, time)
+        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
+            masks = _masks(td)
+            ends = ends_of(td, self.tensor_keys, time, masks)
+            values = self._values(td, ends, time, target_params)
+            if self.value_norm is not None:
+                value, next_value = (self.value_norm.restore(x) for x in values[:2])
+                values = values._replace(value=value, next_value=next_value)
             reward = self._get(td, self.tensor_keys.reward).to(values.value.dtype)
-            advantage, target = self.estimate(reward, ends, values, time)
-            mask = mask_of(_masks(td))
-            advantage = self.finish(advantage, None if mask is None else expanded(mask, advantage))
-        written = {"advantage": advantage, "value_target": target, "value": values.value}
+            if values.valid is not None:
+                masks[SHIFTED_VALID] = values.valid
+                ends = cut_at_dropped(ends, values.valid, time)
+            mask = mask_of(masks)
+            counts = None if mask is None else expanded(mask, reward)
+            check_numbers(reward, values, ends, counts, (self.tensor_keys.reward, self.tensor_keys.value), time)
+            if self.average_rewards:
+                reward = standardise(reward, counts)
+            blank = values._replace(value=_zeroed(values.value, mask), next_value=_zeroed(values.next_value, mask))
+            advantage, target = self.estimate(td, _zeroed(reward, mask), ends, blank, time)
+            advantage, target = (_zeroed(x, values.valid) for x in (advantage, target))
+            value = values.value
+            if self.value_norm is not None:
+                self.value_norm.update(target.detach(), counts)
+                value, target = (_zeroed(self.value_norm.normalise(x), values.valid) for x in (value, target))
+            if self.average:
+                advantage = standardise(advantage, counts)
+        written = {"advantage": advantage, "value_target": target, "value": value}
         for role, x in written.items():
             td.set(getattr(self.tensor_keys, role), x)
-        self.last_approximated = 0
-        if values.approximated is not None:
-            self.last_approximated = int(values.approximated.sum())
-            td.set(APPROXIMATED, values.approximated)
+        self._approximated, self._valid = values.approximated, values.valid
+        for key, flags in ((APPROXIMATED, values.approximated), (SHIFTED_VALID, values.valid)):
+            if flags is not None:
+                td.set(key, flags)
         return td
+
+    def _using(self, params: TensorDictBase | None) -> AbstractContextManager[Any]:
+        return nullcontext() if params is None or self.value_network is None else params.to_module(self.value_network)
 
     def _time(self, td: TensorDictBase) -> int:
         if self.time_dim is not None:
@@ -156,50 +237,39 @@ class ValueEstimator(KeyedModule):
         names = td.names or []
         return names.index("time") if "time" in names else td.ndim - 1
 
-    def _ends(self, td: TensorDictBase, time: int) -> Ends:
-        """Flags `[*B]`. `done` may be left out where terminated and truncated are kept."""
-        keys = self.tensor_keys
-        done, terminated, truncated = (
-            None if x is None else x.reshape(td.shape)
-            for x in (td.get(k, None) for k in (keys.done, keys.terminated, keys.truncated))
-        )
-        if done is None:
-            if terminated is None or truncated is None:
-                raise MissingKeyError(
-                    f"the batch does not say where trajectories end: no {show(keys.done)}",
-                    fix=f"Keep {show(keys.done)}, or both {show(keys.terminated)} and {show(keys.truncated)}",
-                )
-            done = terminated | truncated
-        elif terminated is None:
-            if truncated is not None:
-                raise MissingKeyError(
-                    f"the batch has no {show(keys.terminated)}",
-                    why="done and truncated alone do not tell a step that is both from a truncated one",
-                    fix=f"Keep {show(keys.terminated)}",
-                )
-            terminated = done
-        return Ends(terminated, self._cut(td, done, time))
-
-    def _cut(self, td: TensorDictBase, done: Tensor, time: int) -> Tensor:
-        """`done`, and the last row before another trajectory or before padding."""
-        last = td.shape[time] - 1
-        ids = td.get(self.tensor_keys.traj_ids, None)
-        seams = [] if ids is None else [ids.reshape(td.shape)]
-        seams += [mask.reshape(td.shape) for mask in _masks(td).values()]
-        if not seams or not last:
-            return done
-        cut = done.clone()
-        for x in seams:
-            cut.narrow(time, 0, last).logical_or_(x.narrow(time, 0, last) != x.narrow(time, 1, last))
-        return cut
-
-    def _values(self, td: TensorDictBase, ends: Ends, time: int) -> Values:
-        key = self.tensor_keys.value
+    def _values(self, td: TensorDictBase, ends: Ends, time: int, target_params: TensorDictBase | None) -> Values:
+        key, chunk_rows = self.tensor_keys.value, self._chunk_rows(td)
         if self.skip_existing:
             value, next_value = td.get(key, None), td.get(under_next(key), None)
             if value is not None and next_value is not None:
                 return Values(value, next_value, None)
-        return evaluate(td, self._net, ends, time, chunk_rows=self._chunk_rows(td), two_calls=self.two_calls)
+        if self._net is None:
+            nothing = torch.zeros_like(self._get(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
+            return Values(nothing, nothing, None)
+        if not self.shifted:
+            target = None if target_params is None else self._with_parameters(target_params)
+            return evaluate(td, self._net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
+        if target_params is not None:
+            raise ArgumentError(
+                "shifted=True evaluates a step and its successor in one call",
+                why="target_params are other parameters for the successors",
+                fix="Use shifted=False.",
+            )
+        if td.get(STEPS_TO_NEXT_OBS, None) is not None:
+            raise ArgumentError(
+                "shifted=True takes the next row for the successor",
+                why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
+                fix="Use shifted=False with multi-step returns.",
+            )
+        return evaluate_shifted(td, self._net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+
+    def _with_parameters(self, params: TensorDictBase) -> RowValues:
+        if not isinstance(self._net, RowValues):
+            raise ArgumentError(
+                "target_params need a feed-forward value network",
+                why="a recurrent one values a step and its successor in one sequence",
+            )
+        return self._net.with_parameters(params)
 
     def _chunk_rows(self, td: TensorDictBase) -> int | None:
         lead = td.shape[0]
@@ -215,5 +285,17 @@ class ValueEstimator(KeyedModule):
         return x
 
 
+def need_rate(name: str, rate: Rate) -> Rate:
+    """A discount or decay: a number in [0, 1] or a tensor of such."""
+    if not isinstance(rate, Tensor) and not 0.0 <= rate <= 1.0:
+        raise ArgumentError(f"{name} must be between 0 and 1", why=f"got {rate}")
+    return rate
+
+
 def _masks(td: TensorDictBase) -> dict[Key, Tensor]:
-    return {k: x for k in MASK_KEYS if (x := td.get(k, None)) is not None}
+    """What says which rows count, but for what an estimator wrote itself."""
+    return {k: x for k in MASK_KEYS if k != SHIFTED_VALID and (x := td.get(k, None)) is not None}
+
+
+def _zeroed(x: Tensor, valid: Tensor | None) -> Tensor:
+    return x if valid is None else x.masked_fill(~expanded(valid, x), 0)

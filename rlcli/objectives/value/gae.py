@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
-from rlcli.kernels.gae import BACKENDS
-from rlcli.objectives.reduction import standardise
-from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.kernels.scan import Rate
+from rlcli.objectives.value.estimator import ValueEstimator, need_rate
 from rlcli.objectives.value.functional import generalized_advantage_estimate
-from rlcli.objectives.value.successors import Ends, Values
+from rlcli.objectives.value.parts import Ends, Values
 
 
 class GAE(ValueEstimator):
@@ -26,35 +25,24 @@ class GAE(ValueEstimator):
         See `ValueEstimator`, which also documents the other options.
     average_gae : bool
         Standardise the advantages of the batch (over the rows that a mask lets through).
-    backend : {"auto", "reference", "cpu"}
-        Which kernel runs the recursion.
     """
 
     def __init__(
         self,
         *,
-        gamma: float | Tensor,
-        lmbda: float | Tensor,
-        value_network: TensorDictModuleBase,
+        gamma: Rate,
+        lmbda: Rate,
+        value_network: TensorDictModuleBase | None,
         average_gae: bool = False,
-        backend: str = "auto",
         **options: Any,
     ) -> None:
-        super().__init__(value_network, **options)
-        for name, x in (("gamma", gamma), ("lmbda", lmbda)):
-            if not isinstance(x, Tensor) and not 0.0 <= x <= 1.0:
-                raise ArgumentError(f"{name} must be between 0 and 1", why=f"got {x}")
-        if backend not in BACKENDS:
-            raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
-        self.gamma, self.lmbda, self.average_gae, self.backend = gamma, lmbda, average_gae, backend
+        super().__init__(gamma=gamma, value_network=value_network, average=average_gae, **options)
+        self.lmbda = need_rate("lmbda", lmbda)
 
-    def estimate(self, reward: Tensor, ends: Ends, values: Values, time_dim: int) -> tuple[Tensor, Tensor]:
-        """See `rlcli.kernels.gae.gae`."""
-        cut, terminated = (x.unsqueeze(-1).expand_as(reward) for x in (ends.cut, ends.terminated))
-        pair = (values.value, values.next_value)
+    def estimate(
+        self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
+    ) -> tuple[Tensor, Tensor]:
+        pair, flags = (values.value, values.next_value), ends.flags(reward)
         return generalized_advantage_estimate(
-            self.gamma, self.lmbda, *pair, reward, cut, terminated, time_dim=time_dim, backend=self.backend
+            self.gamma, self.lmbda, *pair, reward, *flags, time_dim=time_dim, backend=self.backend
         )
-
-    def finish(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
-        return standardise(advantage, mask) if self.average_gae else advantage

@@ -1,14 +1,17 @@
-"""Calling a value network on rows, in chunks where memory is short."""
+"""Calling a feed-forward value network on the observations of a batch, in chunks where memory is short."""
 
 from __future__ import annotations
 
-import torch
-from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+import copy
 
-from rlcli.errors import ArgumentError
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
 from rlcli.keys import STATE_VALUE, Key
 from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.value.observations import Observations
 
 
 class RowValues:
@@ -20,22 +23,50 @@ class RowValues:
         Writes the value under `state_value`, or else under the last of its out_keys.
     """
 
+    state_keys: tuple[Key, ...] = ()
+
     def __init__(self, network: TensorDictModuleBase) -> None:
         self.net = Lowered(network)
-        for module in network.modules():
-            if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-                raise ArgumentError(
-                    "a recurrent value network cannot be evaluated row by row",
-                    where=type(module).__name__,
-                    why="its value depends on the rows before",
-                )
+        self._params: TensorDictBase | None = None
         self.in_keys = self.net.in_keys
         self.key: Key = STATE_VALUE if STATE_VALUE in self.net.out_keys else self.net.out_keys[-1]
 
+    def with_parameters(self, params: TensorDictBase) -> RowValues:
+        """This network with other parameters (those of a target network), swapped in while it is called."""
+        other = copy.copy(self)
+        other._params = params
+        return other
+
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
         """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
+        if self._params is not None:
+            with self._params.to_module(self.net.module):
+                return self._rows(columns, chunk_rows)
+        return self._rows(columns, chunk_rows)
+
+    def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
         n = next(iter(columns.values())).shape[0]
         if chunk_rows is None or chunk_rows >= n:
             return self.net(columns)[self.key]
         starts = range(0, n, chunk_rows)
         return torch.cat([self.net({k: x[i : i + chunk_rows] for k, x in columns.items()})[self.key] for i in starts])
+
+    def sequences(
+        self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Values `[R, S, F]` of observations laid out in `R` sequences of `S`; which are known `[R, S]` (None: all).
+
+        Parameters
+        ----------
+        row : int64 Tensor `[R, S]`
+            Whose observation it is.
+        following : bool Tensor `[R, S]`
+            The next observation of that row, not its own.
+        starts : bool Tensor `[R, S]`
+            A trajectory begins here. Rows need no order: not read.
+        """
+        pick = seen.picker(row.reshape(-1), following.reshape(-1))
+        size = row.numel() if chunk_rows is None else chunk_rows
+        parts = [self(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
+        found = torch.cat(parts) if len(parts) != 1 else parts[0]
+        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)

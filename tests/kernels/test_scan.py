@@ -1,4 +1,4 @@
-"""The advantage kernels against a loop over single steps; NaN, shapes and gradients."""
+"""The segmented scan against a loop over single steps: rates, strides, NaN, shapes, gradients, threads."""
 
 import pytest
 import torch
@@ -6,11 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.gae import gae
+from rlcli.kernels.scan import cpu, scan
 from rlcli.objectives.value.functional import (
     generalized_advantage_estimate,
     vec_generalized_advantage_estimate,
 )
+
+
+def gae(reward, terminated, done, value, next_value, gamma, lmbda, backend="auto", **options):
+    return scan(
+        reward, terminated, done, value, next_value, gamma, gamma * lmbda, backend=backend, **options
+    )  # fmt: skip
+
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -88,6 +95,16 @@ def test_nan_bootstrap_of_a_terminated_step_reaches_nothing():
         assert torch.equal(clean[0], gae(reward, terminated, done, value, poisoned, 0.99, 0.95, backend)[0])
 
 
+def test_what_lies_behind_a_cut_may_be_nan():
+    reward, terminated, done, value, next_value = batch(1, (4, 20, 1), torch.float32)
+    done[:, 9] = True
+    poisoned = reward.clone()
+    poisoned[:, 10:] = float("nan")
+    for backend in ("cpu", "reference"):
+        clean = gae(reward, terminated, done, value, next_value, 0.99, 0.95, backend)[0][:, :10]
+        assert torch.equal(clean, gae(poisoned, terminated, done, value, next_value, 0.99, 0.95, backend)[0][:, :10])
+
+
 def test_any_dimension_can_be_time():
     x = batch(5, (3, 7, 2), torch.float64)
     expected, _ = gae(*x, 0.99, 0.95)
@@ -115,14 +132,91 @@ def test_reference_gradients_are_those_of_the_formula():
     assert torch.autograd.gradcheck(advantage, inputs)
 
 
-def test_compiled_backend_refuses_what_it_cannot_do():
+@pytest.mark.parametrize("features", [1, 2])
+def test_compiled_gradients_are_those_of_the_formula(features):
+    reward, terminated, cut, value, next_value = batch(2, (3, 6, features), torch.float64)
+    rates = [torch.rand(reward.shape, dtype=torch.float64) for _ in range(3)]
+
+    def outputs(reward, value, next_value, *rates):
+        return scan(reward, terminated, cut, value, next_value, *rates, backend="cpu")
+
+    inputs = [x.requires_grad_() for x in (reward, value, next_value, *rates)]
+    assert torch.autograd.gradcheck(outputs, inputs)
+
+
+@given(st.integers(0, 10_000), shapes, st.sampled_from([torch.float32, torch.float64]))
+def test_compiled_and_reference_gradients_agree(seed, shape, dtype):
+    x = batch(seed, shape, dtype)
+    weights = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    found = []
+    for backend in ("cpu", "reference"):
+        inputs = [x[i].clone().requires_grad_() for i in (0, 3, 4)]
+        out = scan(inputs[0], x[1], x[2], *inputs[1:], 0.97, 0.9, backend=backend)
+        found.append(torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, out, strict=True)), inputs))
+    for fast, slow in zip(*found, strict=True):
+        assert close(fast, slow, dtype)
+
+
+@given(st.integers(0, 10_000), shapes)
+def test_a_weight_scales_the_difference_of_its_own_step_alone(seed, shape):
+    x = batch(seed, shape, torch.float64)
+    weight = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    for backend in ("cpu", "reference"):
+        accumulated, _ = scan(*x, 0.9, 0.0, weight, backend)
+        whole, _ = scan(*x, 0.9, 0.0, 1.0, backend)
+        assert close(accumulated, weight * whole, torch.float64)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["step", "expand", "transpose", "slice"]))
+def test_no_stride_changes_a_bit(seed, kind):
+    x = batch(seed, (4, 12, 3), torch.float32)
+    if kind == "expand":
+        x = [y[:1].expand(4, 12, 3) for y in x]
+    strided = {
+        "step": [y.repeat_interleave(2, 1)[:, ::2] for y in x],
+        "expand": x,
+        "transpose": [y.transpose(0, 1).contiguous().transpose(0, 1) for y in x],
+        "slice": [torch.cat([y, y], -1)[..., :3] for y in x],
+    }[kind]
+    assert not all(y.is_contiguous() for y in strided)
+    plain = scan(*(y.contiguous() for y in x), 0.99, 0.9, backend="cpu")
+    for fast, slow in zip(scan(*strided, 0.99, 0.9, backend="cpu"), plain, strict=True):
+        assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_threads_change_no_bit(rows, monkeypatch):
+    x = batch(7, (rows, 40, 2), torch.float32)
+    alone = scan(*x, 0.99, 0.9, backend="cpu")
+    monkeypatch.setattr(cpu, "PER_THREAD", 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for fast, slow in zip(scan(*x, 0.99, 0.9, backend="cpu"), alone, strict=True):
+        assert torch.equal(fast, slow)
+
+
+def test_a_backend_that_cannot_run_here_is_refused(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x = batch(0, (2, 5, 1), torch.float32)
-    x[3].requires_grad_()
-    with pytest.raises(ArgumentError, match="backend='auto'"):
-        gae(*x, 0.99, 0.95, "cpu")
-    assert gae(*x, 0.99, 0.95)[0].requires_grad
-    with pytest.raises(ArgumentError, match="auto, reference, cpu"):
+    with pytest.raises(ArgumentError, match="auto, reference, cpu, triton"):
         gae(*x, 0.99, 0.95, "gpu")
+    with pytest.raises(ArgumentError, match=r"tensors are on cpu.*backend='auto'"):
+        gae(*x, 0.99, 0.95, "triton")
+    half = [y.half() if y.is_floating_point() else y for y in x]
+    with pytest.raises(ArgumentError, match="float32 and float64"):
+        gae(*half, 0.99, 0.95, "cpu")
+    assert gae(*half, 0.99, 0.95)[0].dtype == torch.float16
+
+
+def test_flags_rates_and_rewards_of_the_wrong_kind_are_refused():
+    reward, terminated, done, value, next_value = batch(0, (2, 5, 1), torch.float32)
+    with pytest.raises(ArgumentError, match=r"done is torch\.float32, not bool"):
+        scan(reward, terminated, done.float(), value, next_value, 0.9, 0.9)
+    with pytest.raises(ArgumentError, match=r"reward is torch\.int64"):
+        scan(reward.long(), terminated, done, value, next_value, 0.9, 0.9)
+    with pytest.raises(ArgumentError, match="gamma does not broadcast"):
+        scan(reward, terminated, done, value, next_value, torch.rand(3, 5, 1), 0.9)
+    with pytest.raises(ArgumentError, match="time_dim=3 does not exist"):
+        scan(reward, terminated, done, value, next_value, 0.9, 0.9, time_dim=3)
 
 
 def test_shapes_that_would_broadcast_are_refused():

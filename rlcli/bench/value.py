@@ -1,0 +1,115 @@
+"""`rlcli bench value`: the value stage, network and recursion: two calls, one pass, shifted, in chunks.
+
+By size of the network: time, and the most that is held above inputs and outputs. All sides see one batch, kept `full`
+and `exact`; where they promise the same numbers, those are compared first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+
+from rlcli.bench.harness import Figure, Report, interleave, ratio
+from rlcli.bench.settings import SETTINGS, read
+from rlcli.data.next_obs import Rows
+from rlcli.errors import NumericsError
+from rlcli.modules import MLP
+from rlcli.objectives.value import GAE
+from rlcli.report.live_bytes import LiveBytes
+
+TOLERANCE = 1e-5
+TWO, ONE, SHIFTED, CHUNKED, BOTH = "two calls", "exact, one pass", "shifted", "two calls in chunks", "shifted in chunks"
+
+
+def run(overrides: list[str]) -> dict[str, Any]:
+    """Measure; the result is `Report.as_dict()`."""
+    return measure(overrides).as_dict()
+
+
+def measure(overrides: list[str]) -> Report:
+    """One network width after the other."""
+    given = read(SETTINGS["value"], overrides)
+    torch.set_num_threads(given["threads"])
+    report = Report("value", given, unit="batch")
+    full = _batch(given)
+    exact = _exact(full)
+    widths = given["widths"]
+    for width in widths:
+        _width(report, given, full, exact, width, dominates=width == max(widths))
+    return report
+
+
+def _batch(given: dict[str, Any]) -> TensorDictBase:
+    """`[envs, steps]`; ends are all truncations, the hard case."""
+    draw = torch.Generator().manual_seed(0)
+    shape, size = (given["envs"], given["steps"]), given["observation"]
+    obs = torch.randn(*shape, size, generator=draw)
+    done = torch.rand(*shape, 1, generator=draw) < given["end_rate"]
+    final = torch.randn(*shape, size, generator=draw)
+    after = torch.cat([obs[:, 1:], final[:, -1:]], 1)
+    step = {
+        "observation": torch.where(done, final, after), "reward": torch.randn(*shape, 1, generator=draw),
+        "done": done, "terminated": torch.zeros_like(done),
+    }  # fmt: skip
+    return TensorDict({"observation": obs, "next": step}, shape)
+
+
+def _exact(full: TensorDictBase) -> TensorDictBase:
+    obs, following = full["observation"], full["next", "observation"]
+    ends = full["next", "done"].squeeze(-1).clone()
+    ends[:, -1] = True
+    rows = ends.reshape(-1).nonzero().squeeze(-1)
+    out = full.copy()
+    out["next", "observation"] = Rows.from_ends(obs, rows.int(), following.reshape(-1, obs.shape[-1])[rows])
+    return out
+
+
+def _width(
+    report: Report, given: dict[str, Any], full: TensorDictBase, exact: TensorDictBase, width: int, dominates: bool
+) -> None:
+    torch.manual_seed(0)
+    net = TensorDictModule(MLP(given["observation"], 1, [width, width]), ["observation"], ["state_value"])
+    chunks = {"num_chunks": given["num_chunks"]}
+    sides: dict[str, tuple[TensorDictBase, dict[str, Any]]] = {
+        TWO: (full, {}), ONE: (exact, {}), SHIFTED: (exact, {"shifted": True}), CHUNKED: (full, chunks),
+        BOTH: (exact, {"shifted": True} | chunks),
+    }  # fmt: skip
+    stages = {name: _stage(net, *side) for name, side in sides.items()}
+    out = {name: stage() for name, stage in stages.items()}
+    for name, like in ((ONE, TWO), (CHUNKED, TWO), (BOTH, SHIFTED)):
+        worst = float((out[name]["advantage"] - out[like]["advantage"]).abs().max())
+        if worst > TOLERANCE:
+            raise NumericsError("a side's advantages differ", where=f"{name} against {like}", why=f"by {worst:.1e}")
+        report.checks[f"{width} wide, {name} against {like}: off by at most"] = f"{worst:.0e}"
+    timed = interleave({f"{width} wide: {name}": stage for name, stage in stages.items()}, given["rounds"])
+    report.sides += timed
+    for name in (SHIFTED, ONE):
+        report.ratios.append(
+            ratio(timed, f"{width} wide: {TWO}", f"{width} wide: {name}", ">= 1.6" if dominates else "")
+        )
+    peaks = {name: _peak(stage, out[name]) for name, stage in stages.items()}
+    for name, peak in peaks.items():
+        report.figures.append(Figure(f"{width} wide: {name}: peak", peak / 2**20, "MiB"))
+    for part, whole in ((CHUNKED, TWO), (BOTH, SHIFTED)):
+        share = peaks[part] / peaks[whole] * given["num_chunks"]
+        report.figures.append(Figure(f"{width} wide: {part} x parts / {whole}", share, "of the peak", "<= 1.2"))
+    valid = out[SHIFTED]["shifted_valid"]
+    report.checks["rows that shifted dropped"] = f"{int((~valid).sum())} of {valid.numel()}"
+
+
+def _stage(net: TensorDictModule, batch: TensorDictBase, options: dict[str, Any]) -> Callable[[], TensorDictBase]:
+    estimator = GAE(gamma=0.99, lmbda=0.95, value_network=copy.deepcopy(net), **options)
+    return lambda: estimator(batch.copy())
+
+
+def _peak(stage: Callable[[], TensorDictBase], out: TensorDictBase) -> int:
+    """Bytes held at the worst moment above the inputs and what is written."""
+    with LiveBytes() as live:
+        stage()
+    written = ("advantage", "value_target", "state_value", "shifted_valid", "approximated")
+    return live.peak - sum(x.nbytes for key in written if (x := out.get(key, None)) is not None)

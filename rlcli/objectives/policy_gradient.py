@@ -1,0 +1,247 @@
+"""What all policy-gradient losses share: log-probabilities, value error, entropy, masks, and the keys they read.
+
+Reads the networks' in_keys, action, advantage, value_target, for value clipping the old state_value, and any mask.
+Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimizer; computes no advantage unless
+`make_value_estimator` asked for it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor, no_grad
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
+from rlcli.objectives.density import Density
+from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.lowered import Lowered
+from rlcli.objectives.ppo import functional
+from rlcli.objectives.reduction import MASK_KEYS, REDUCTIONS, expanded, mask_of, reduce, standardise
+from rlcli.objectives.value.choice import ValueEstimators, make_estimator
+from rlcli.objectives.value.estimator import ValueEstimator
+
+Terms = dict[str, Tensor]
+Columns = Mapping[Key, Tensor]
+
+
+class PolicyGradientLoss(KeyedModule):
+    """Base of the PPO losses, `A2CLoss` and `ReinforceLoss`.
+
+    Parameters
+    ----------
+    actor_network : ProbabilisticTensorDictSequential
+        Gives the action distribution.
+    critic_network : TensorDictModule, optional
+        Writes `state_value`. A stage that it shares with the actor is run once.
+    entropy_bonus : bool
+        Add `loss_entropy`.
+    samples_mc_entropy : int
+        Samples for the entropy of a distribution that has no formula for it.
+    entropy_coeff, critic_coeff : float
+        Weights of the terms; `critic_coeff=None` leaves the critic out.
+    loss_critic_type : {"smooth_l1", "l2", "l1"}
+        Distance of value and target.
+    normalize_advantage : bool
+        Standardise the advantage of the batch that the loss is given.
+    clip_value : float, optional
+        Limit of a value's move away from the old one.
+    separate_losses : bool
+        Keep the critic's gradient out of shared stages.
+    reduction : {"mean", "sum", "none"}
+        Of the loss terms, over the rows that masks let through.
+    log_explained_variance : bool
+        Also report it.
+
+    Attributes
+    ----------
+    value_estimator : ValueEstimator or None
+        What `make_value_estimator` made: `forward` runs it on batches without advantage.
+    """
+
+    default_keys: ClassVar[dict[str, Key]] = {
+        "action": ACTION,
+        "advantage": ADVANTAGE,
+        "value_target": VALUE_TARGET,
+        "value": STATE_VALUE,
+    }
+    actor_term: ClassVar[str] = "loss_objective"
+    critic_term: ClassVar[str] = "loss_critic"
+    default_value_estimator: ClassVar[ValueEstimators] = ValueEstimators.GAE
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential,
+        critic_network: TensorDictModuleBase | None = None,
+        *,
+        entropy_bonus: bool = True,
+        samples_mc_entropy: int = 1,
+        entropy_coeff: float | None = 0.01,
+        critic_coeff: float | None = 1.0,
+        loss_critic_type: str = "smooth_l1",
+        normalize_advantage: bool = False,
+        clip_value: float | None = None,
+        separate_losses: bool = False,
+        reduction: str = "mean",
+        log_explained_variance: bool = True,
+    ) -> None:
+        super().__init__()
+        _one_of("loss_critic_type", loss_critic_type, functional.CRITIC_LOSSES)
+        _one_of("reduction", reduction, REDUCTIONS)
+        self.actor_network, self.critic_network = actor_network, critic_network
+        self.entropy_bonus, self.entropy_coeff = (
+            entropy_bonus,
+            0.01 if entropy_coeff is None else entropy_coeff,
+        )
+        self.critic_coeff = critic_coeff if critic_network is not None else None
+        self.loss_critic_type, self.reduction = loss_critic_type, reduction
+        self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
+        self.separate_losses, self.log_explained_variance = separate_losses, log_explained_variance
+        self.density = Density(actor_network, samples_mc_entropy)
+        self.critic = None if critic_network is None else Lowered(critic_network)
+        self.value_estimator: ValueEstimator | None = None
+        if self.critic is not None and STATE_VALUE not in self.critic.out_keys:
+            self.tensor_keys.value = self.critic.out_keys[-1]
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """What the loss reads; the value estimator writes some of it, the collector must keep the rest."""
+        k = self.tensor_keys
+        keys = [*self.density.in_keys, k.action, *self.extra_keys, k.advantage]
+        if self.critic_coeff is not None and self.critic is not None:
+            written = self.density.actor.out_keys
+            keys += [key for key in self.critic.in_keys if key not in written]
+            keys += [k.value_target] + ([k.value] if self.clip_value is not None else [])
+        return list(dict.fromkeys(keys))
+
+    @property
+    def extra_keys(self) -> list[Key]:
+        """What the objective reads beside the action and its advantage."""
+        return []
+
+    @property
+    def out_keys(self) -> list[str]:
+        """The terms that are summed and minimised."""
+        return (
+            [self.actor_term]
+            + ([self.critic_term] if self.critic_coeff is not None else [])
+            + (["loss_entropy"] if self.entropy_bonus else [])
+        )
+
+    def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **options: Any) -> ValueEstimator:
+        """Let `forward` complete batches that have no advantage.
+
+        Parameters
+        ----------
+        value_type : ValueEstimators or str, optional
+            "gae", "td0", "td1", "td_lambda" or "vtrace"; by default that of the loss.
+        **options
+            Of the estimator: `gamma` (0.99), `lmbda` (0.95), `shifted`, `num_chunks`, ...
+        """
+        kind = value_type or self.default_value_estimator
+        # not registered: its networks are the loss's own, which would be listed twice
+        estimator = make_estimator(kind, self.critic_network, self.density.actor, options)
+        object.__setattr__(self, "value_estimator", estimator)
+        return estimator
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Loss terms and diagnostics of a batch `[*B]`, as a tensordict without batch dims."""
+        if self.value_estimator is not None and td.get(self.tensor_keys.advantage, None) is None:
+            self.value_estimator(td)
+        columns: dict[Key, Tensor] = {k: td.get(k) for k in self.in_keys if td.get(k, None) is not None}
+        columns.update((k, td.get(k)) for k in MASK_KEYS if td.get(k, None) is not None)
+        return TensorDict(dict(self.terms(columns, td.ndim)))
+
+    def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
+        """`forward` on raw tensors that share their first `batch_dims` dims."""
+        mask, keys = mask_of(columns), self.tensor_keys
+        if mask is not None:
+            mask = mask.reshape(next(iter(columns.values())).shape[:batch_dims])
+            columns = {k: _blank(x, mask) for k, x in columns.items()}
+        log_prob, entropy, values = self.density(
+            columns, self.need(columns, keys.action), batch_dims, self.entropy_bonus
+        )
+        advantage = per_row(self.need(columns, keys.advantage), log_prob, "advantage")
+        if self.normalize_advantage:
+            advantage = standardise(advantage, mask, floor=1e-6)
+        terms = self.objective(log_prob, advantage, columns, values, mask)
+        if self.critic_coeff is not None:
+            terms |= self._critic_terms(values, columns, log_prob, mask)
+        if entropy is not None:
+            terms["loss_entropy"] = -self.entropy_coeff * reduce(entropy, mask, self.reduction)
+            terms["entropy"] = reduce(entropy.detach(), mask)
+        return terms
+
+    @abstractmethod
+    def objective(
+        self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
+    ) -> Terms:
+        """The policy's term and its diagnostics.
+
+        Parameters
+        ----------
+        log_prob, advantage : Tensor `[*B]`
+        columns : dict
+            What the batch holds.
+        written : dict
+            The same with what the actor's network wrote over it.
+        mask : bool Tensor `[*B]`, optional
+        """
+
+    def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
+        assert self.critic is not None and self.critic_coeff is not None
+        if self.separate_losses:
+            values = {k: x.detach() for k, x in values.items()}
+        out = self.critic(values, like.ndim, skip=self.density.stages)
+        value = per_row(self.need(out, self.tensor_keys.value), like, "state_value")
+        target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
+        terms: Terms = {}
+        if self.clip_value is None:
+            error = functional.value_error(value, target, self.loss_critic_type)
+        else:
+            old = per_row(self.need(columns, self.tensor_keys.value), like, "state_value")
+            error = functional.clipped_value_error(value, old, target, self.loss_critic_type, self.clip_value)
+            moved = ((value - old).detach().abs() > self.clip_value).to(value.dtype)
+            terms["value_clip_fraction"] = reduce(moved, mask)
+        terms[self.critic_term] = self.critic_coeff * reduce(error, mask, self.reduction)
+        if self.log_explained_variance:
+            with no_grad():
+                terms["explained_variance"] = functional.explained_variance(value, target, mask)
+        return terms
+
+    def need(self, columns: Columns, key: Key) -> Tensor:
+        """A column, or the sentence that it is missing."""
+        x = columns.get(key)
+        if x is None:
+            raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))
+        return x
+
+
+def _blank(x: Tensor, mask: Tensor) -> Tensor:
+    """Zeros in the rows that do not count: a NaN there would reach the weights, as 0 * NaN is NaN."""
+    return x.masked_fill(~expanded(mask, x), 0)
+
+
+def per_row(x: Tensor, like: Tensor, name: str) -> Tensor:
+    """`x [*B, 1]` or `[*B]` as `[*B]`; anything else would broadcast into an outer product."""
+    if x.numel() != like.numel():
+        raise ArgumentError(
+            f"{name} does not hold one number for each log-probability",
+            why=f"its shape is {tuple(x.shape)}, that of the log-probability {tuple(like.shape)}",
+        )
+    return x.reshape(like.shape)
+
+
+def _remedy(key: Key) -> str:
+    if key in (ADVANTAGE, VALUE_TARGET, STATE_VALUE):
+        return "Run a value estimator (GAE) on the batch first"
+    return "Keep it when collecting (keep_keys), or rename it with set_keys"
+
+
+def _one_of(name: str, given: Any, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")

@@ -1,0 +1,45 @@
+"""REINFORCE: the policy gradient of whole returns, with or without a baseline."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor
+
+from rlcli.objectives.policy_gradient import Columns, PolicyGradientLoss, Terms
+from rlcli.objectives.reduction import reduce
+from rlcli.objectives.value.choice import ValueEstimators
+
+
+class ReinforceLoss(PolicyGradientLoss):
+    """`-log pi(a|s) A` (Williams, 1992, Machine Learning 8), `A` a return or a return less a learned baseline.
+
+    Parameters
+    ----------
+    actor_network, **options
+        See `PolicyGradientLoss`.
+    critic_network : TensorDictModule, optional
+        The baseline, trained by `loss_value`. Without it advantages are returns.
+    entropy_bonus : bool
+        Add `loss_entropy`.
+    """
+
+    actor_term: ClassVar[str] = "loss_actor"
+    critic_term: ClassVar[str] = "loss_value"
+    default_value_estimator: ClassVar[ValueEstimators] = ValueEstimators.TD1
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential,
+        critic_network: TensorDictModuleBase | None = None,
+        *,
+        entropy_bonus: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(actor_network, critic_network, entropy_bonus=entropy_bonus, **options)
+
+    def objective(
+        self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
+    ) -> Terms:
+        return {self.actor_term: -reduce(log_prob * advantage, mask, self.reduction)}

@@ -1,0 +1,189 @@
+"""The observations of a batch and of its next steps, by row, whichever way the batch keeps them.
+
+`full`     next obs are tensors            `delta` is decoded to that
+`exact`    next obs are (obs ++ extra)[i]  gathered row by row, never written out
+`compact`  next obs are absent, or the fill value where a buffer had no successor: the row's own stands for it, marked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import MissingKeyError
+from rlcli.keys import Key, show
+from rlcli.objectives.lowered import Columns
+from rlcli.transforms.delta_codec import next_or_rebuilt
+
+
+class Observations:
+    """What a value network reads of a batch ``[*B]``, `N` rows.
+
+    Attributes
+    ----------
+    root : dict of key to Tensor ``[N, *shape]``
+    following : dict of key to Tensor, gather tensor or None
+        As the batch keeps them; None where it does not.
+    states : dict of key to Tensor ``[N, *shape]``
+        What a recurrent network reads where a sequence begins.
+    """
+
+    def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
+        self.shape = td.shape
+        self.states = {k: _rows(_get(td, k), td.ndim) for k in states}
+        self.root = {k: _rows(_get(td, k), td.ndim) for k in keys}
+        self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
+
+    @property
+    def kept(self) -> bool:
+        """Next observations are kept, under every key."""
+        return all(x is not None for x in self.following.values())
+
+    @property
+    def exact(self) -> bool:
+        """All of them are known, bit for bit, without a fill value among them."""
+        return all(is_gathered(x) for x in self.following.values())
+
+    def common_gather(self) -> Tensor | None:
+        """The one index by which all next observations are gathered from this batch's own rows, or None.
+
+        A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the
+        index counts: then values are computed the plain way.
+        """
+        index: Tensor | None = None
+        for key, x in self.following.items():
+            if not is_gathered(x):
+                return None
+            own = self.root[key]
+            same = x.obs.data_ptr() == own.data_ptr() and x.obs.shape[1:] == own.shape[1:]
+            if not (same and x.obs.shape[0] == own.shape[0] and own.is_contiguous() and x.obs.is_contiguous()):
+                return None
+            x[:1].full()  # reading a row makes the tensor refuse if its observations were changed in place
+            if index is None:
+                index = x.index
+            elif x.index.data_ptr() != index.data_ptr() and not torch.equal(x.index, index):
+                return None
+        return index
+
+    def extra(self) -> dict[Key, Tensor]:
+        """The rows that next observations are gathered from beside the batch's own (a common gather only)."""
+        return {k: x.extra for k, x in self.following.items()}
+
+    def next_rows(self) -> tuple[dict[Key, Tensor], Tensor | None]:
+        """Next observations as rows ``[N, *shape]``, and which of them ``[N]`` are not known (None: all are).
+
+        The row's own observation stands for one that is not known.
+        """
+        rows = {k: _rows(x.full() if is_gathered(x) else x, len(self.shape)) for k, x in self.following.items()}
+        unknown = None if self.exact else _fill_value_rows(rows)
+        if unknown is not None:
+            rows = {k: torch.where(like(unknown, x), self.root[k], x) for k, x in rows.items()}
+        return rows, unknown
+
+    def picker(self, row: Tensor, following: Tensor) -> Picker:
+        """Observations picked by row: a row's own, or its next one.
+
+        Parameters
+        ----------
+        row : int64 Tensor ``[M]``
+        following : bool Tensor ``[M]``
+            The next observation of that row, not its own.
+        """
+        if not self.kept:
+            return Picker(self, self.root, row, torch.zeros_like(following), ~following)
+        gather, count = self.common_gather(), self.shape.numel()
+        if gather is None:
+            second, unknown = self.next_rows()
+            return Picker(self, second, row, following, None if unknown is None else ~(following & unknown[row]))
+        index = torch.where(following, gather.reshape(-1)[row], row)
+        other = index >= count
+        return Picker(self, self.extra(), torch.where(other, index - count, index), other, None, own=row)
+
+
+class Picker:
+    """Picked observations, made a stretch at a time.
+
+    Attributes
+    ----------
+    known : bool Tensor ``[M]`` or None
+        Which of them were kept; None: all.
+    """
+
+    def __init__(
+        self,
+        seen: Observations,
+        second: Columns,
+        index: Tensor,
+        other: Tensor,
+        known: Tensor | None,
+        own: Tensor | None = None,
+    ) -> None:
+        if not next(iter(second.values())).shape[0]:
+            other = torch.zeros_like(other)
+        self.known = known
+        self._seen, self._second, self._index, self._other = seen, second, index, other
+        self._own = index if own is None else own
+
+    def __call__(self, stretch: slice) -> dict[Key, Tensor]:
+        """Rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
+        out = _picked(self._seen.root, self._second, self._index[stretch], self._other[stretch])
+        return out | {key: x.index_select(0, self._own[stretch]) for key, x in self._seen.states.items()}
+
+
+def is_gathered(x: Any) -> bool:
+    """Whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
+
+    Objectives do not import data, so the tensor is known by what it offers.
+    """
+    return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
+
+
+def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:
+    """Rows of `first`, or of `second` where `other`: of those few alone, where that may be asked of the device."""
+    out = {}
+    few = other.nonzero().squeeze(1) if not other.is_cuda else None
+    for key, x in first.items():
+        size = x.shape[0]
+        rows = x.index_select(0, index.clamp(max=size - 1))
+        if few is None:
+            there = second[key].index_select(0, index.clamp(max=max(second[key].shape[0] - 1, 0)))
+            rows = torch.where(like(other, rows), there, rows)
+        elif len(few):
+            rows.index_copy_(0, few, second[key].index_select(0, index[few]))
+        out[key] = rows
+    return out
+
+
+def _fill_value_rows(following: Columns) -> Tensor | None:
+    """Rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
+    unknown: Tensor | None = None
+    for x in following.values():
+        # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
+        if x.is_floating_point() and x.sum().isnan():
+            rows = x.isnan().reshape(x.shape[0], -1).any(-1)
+            unknown = rows if unknown is None else unknown | rows
+    return unknown
+
+
+def _get(td: TensorDictBase, key: Key) -> Tensor:
+    x = td.get(key, None)
+    if x is None:
+        raise MissingKeyError(
+            f"the batch has no {show(key)}",
+            why="the value network reads it",
+            fix="Add it to the collector's keep_keys, or change the network's in_keys",
+        )
+    return x
+
+
+def _rows(x: Tensor, batch_dims: int) -> Tensor:
+    return x.reshape(-1, *x.shape[batch_dims:])  # [N, *shape]
+
+
+def like(rows: Tensor, x: Tensor) -> Tensor:
+    """`rows` with the dims of `x` after its own, to broadcast."""
+    return rows.reshape(*rows.shape, *(1,) * (x.ndim - rows.ndim))

@@ -1,0 +1,94 @@
+"""Calling a recurrent value network on the sequences of a batch, in chunks only where a sequence starts anyway.
+
+A chunk that began inside a trajectory would begin without the state before it, and give other numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import IS_INIT, STATE_VALUE, Key, under_next, unravel
+from rlcli.objectives.value.network import RowValues
+from rlcli.objectives.value.observations import Observations
+
+
+def values_of(network: TensorDictModuleBase) -> RowValues | SequenceValues:
+    """A value network, called the way it needs."""
+    recurrent = getattr(network, "recurrent", False) or any(
+        isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
+    )
+    return SequenceValues(network) if recurrent else RowValues(network)
+
+
+class SequenceValues:
+    """A recurrent value network as a function from sequences to values.
+
+    Parameters
+    ----------
+    network : TensorDictModule
+        Called on `[R, S]`; has `is_init` among its in_keys and starts anew wherever that is set. A key that it writes
+        under `next` as well is its state: read where a sequence begins, as the batch holds it.
+    """
+
+    def __init__(self, network: TensorDictModuleBase) -> None:
+        self.module = network
+        keys = [unravel(key) for key in network.in_keys]
+        written = [unravel(key) for key in network.out_keys]
+        if IS_INIT not in keys:
+            raise ArgumentError(
+                "a recurrent value network must be told where trajectories start",
+                where=type(network).__name__,
+                why="is_init is not among its in_keys, so that its state would run over their ends",
+                fix="Let it read is_init and start anew where that is set.",
+            )
+        self.state_keys = tuple(key for key in keys if under_next(key) in written)
+        self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
+        self.key: Key = STATE_VALUE if STATE_VALUE in written else written[-1]
+
+    def sequences(
+        self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `RowValues.sequences`."""
+        pick = seen.picker(row.reshape(-1), following.reshape(-1))
+        width = row.shape[1]
+        values = []
+        for first, last in _pieces(starts, chunk_rows):  # of slots `[R * S]`
+            shape = ((last - first) // width, width) if len(row) > 1 else (1, last - first)
+            columns: dict[Any, Tensor] = {
+                key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
+            }
+            columns[IS_INIT] = starts.reshape(-1)[first:last].reshape(*shape, 1)
+            out = self.module(TensorDict(columns, batch_size=shape))
+            values.append(out.get(self.key).reshape(last - first, -1))
+        found = torch.cat(values) if len(values) != 1 else values[0]
+        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+
+
+def _pieces(starts: Tensor, chunk_rows: int | None) -> list[tuple[int, int]]:
+    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins."""
+    rows, width = starts.shape
+    if chunk_rows is None or chunk_rows >= rows * width:
+        return [(0, rows * width)]
+    if rows > 1:
+        many = max(1, chunk_rows // width)
+        return [(i * width, min(i + many, rows) * width) for i in range(0, rows, many)]
+    edges = [*(i for i in starts[0].nonzero().squeeze(1).tolist() if i), width]
+    pieces, first = [], 0
+    for edge, after in zip(edges, [*edges[1:], None], strict=True):
+        if after is not None and after - first <= chunk_rows:
+            continue
+        if edge - first > chunk_rows:
+            raise ArgumentError(
+                "a recurrent value network can be called in chunks only where a trajectory starts",
+                why=f"a chunk is {chunk_rows} steps, and a trajectory of this batch goes on for {edge - first}",
+                fix="Use larger chunks (fewer num_chunks), or a batch [B, T]: its rows are chunks of their own.",
+            )
+        pieces.append((first, edge))
+        first = edge
+    return pieces

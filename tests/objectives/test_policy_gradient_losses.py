@@ -1,0 +1,102 @@
+"""A2C, REINFORCE and the KL penalty beyond upstream's numbers: masks, keys, baselines, estimators of a loss's own."""
+
+import pytest
+import torch
+from actor_critic_batches import make_actor, make_critic, rollout
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, ValueEstimators
+from rlcli.objectives.value import GAE, TD1Estimator
+
+LOSSES = {"ppo": ClipPPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
+
+
+def ready(actor, critic, shape=(3, 20)):
+    td = GAE(gamma=0.99, lmbda=0.95, value_network=critic)(rollout(actor, shape))
+    with torch.no_grad():
+        return actor.module[0](td)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_masked_rows_are_as_good_as_absent_even_when_they_are_nan(kind):
+    actor, critic = make_actor(), make_critic()
+    td = ready(actor, critic)
+    keep = torch.rand(3, 20, generator=torch.Generator().manual_seed(0)) < 0.6
+    expected = dict(LOSSES[kind](actor, critic)(td[keep]).items())
+    for key in ("advantage", "value_target", "sample_log_prob", "logits"):
+        td[key][~keep] = float("nan")
+    td["shifted_valid"] = keep
+    out = dict(LOSSES[kind](actor, critic)(td).items())
+    for key in out:
+        assert torch.allclose(out[key], expected[key], atol=1e-5), key
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_needs_exactly_the_keys_it_names(kind):
+    actor, critic = make_actor(), make_critic()
+    td, loss = ready(actor, critic), LOSSES[kind](actor, critic)
+    few = td.select(*loss.in_keys)
+    for key, x in dict(loss(few).items()).items():
+        assert torch.equal(x, dict(LOSSES[kind](actor, critic)(td).items())[key])
+    for key in loss.in_keys:
+        with pytest.raises((MissingKeyError, KeyError)):
+            loss(few.exclude(key))
+
+
+def test_reinforce_without_a_baseline_weighs_actions_by_their_returns():
+    actor = make_actor()
+    td = rollout(actor, (4, 15))
+    loss = ReinforceLoss(actor)
+    loss.make_value_estimator(gamma=0.9)
+    assert "value_target" not in loss.in_keys and loss.out_keys == ["loss_actor"]
+    out = loss(td)
+    returns = TD1Estimator(gamma=0.9, value_network=None)(rollout(actor, (4, 15)))["advantage"].squeeze(-1)
+    expected = -(actor.get_dist(td).log_prob(td["action"]) * returns).mean()
+    torch.testing.assert_close(out["loss_actor"], expected)
+    reward, done = td["next", "reward"].squeeze(-1), td["next", "done"].squeeze(-1)
+    carry = torch.zeros(4)
+    for t in reversed(range(15)):
+        carry = reward[:, t] + 0.9 * (~done[:, t]) * carry
+        torch.testing.assert_close(returns[:, t], carry)
+
+
+@pytest.mark.parametrize("kind", list(ValueEstimators))
+def test_a_loss_completes_a_batch_with_the_estimator_it_was_told(kind):
+    actor, critic = make_actor(), make_critic()
+    loss = A2CLoss(actor, critic)
+    with pytest.raises(MissingKeyError, match="advantage"):
+        loss(rollout(actor))
+    made = loss.make_value_estimator(kind, gamma=0.9)
+    assert loss(rollout(actor))["loss_objective"].requires_grad
+    names = [name for name, _ in loss.named_parameters()]
+    assert len(names) == len(set(names)) == len([*actor.parameters(), *critic.parameters()])
+    expected = made(rollout(actor))
+    torch.testing.assert_close(dict(A2CLoss(actor, critic)(expected).items()), dict(loss(rollout(actor)).items()))
+
+
+def test_what_no_estimator_is_is_refused():
+    loss = A2CLoss(make_actor(), make_critic())
+    with pytest.raises(ArgumentError, match="Choose one of td0, td1, td_lambda, gae, vtrace"):
+        loss.make_value_estimator("td2")
+    for options in ({"dtarg": 0.0}, {"beta": -1.0}, {"increment": 0.5}, {"decrement": 2.0}, {"samples_mc_kl": 0}):
+        with pytest.raises(ArgumentError, match="out of range"):
+            KLPENPPOLoss(make_actor(), make_critic(), **options)
+
+
+@pytest.mark.parametrize("kind", ["categorical", "one_hot", "normal", "tanh_normal"])
+def test_divergences_are_what_many_draws_say(kind):
+    torch.manual_seed(0)
+    actor = make_actor(kind)
+    family = KLPENPPOLoss(actor, make_critic()).density.family
+    size = (3,)
+    params = [
+        (torch.randn(size),) if kind in ("categorical", "one_hot") else (torch.randn(size), torch.rand(size) + 0.5)
+        for _ in range(2)
+    ]
+    many = tuple(p.expand(200_000, 3) for p in params[0])
+    action = family.sample(many)
+    drawn = family.log_prob(many, action) - family.log_prob(tuple(p.expand(200_000, 3) for p in params[1]), action)
+    found = family.divergence(*params)
+    error = 5 * float(drawn.std()) / 200_000**0.5
+    assert abs(float(found) - float(drawn.mean())) < error
+    assert float(family.divergence(params[0], params[0])) == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,122 @@
+"""Values of a recurrent network: each trajectory on its own is the oracle; chunks begin only where one begins."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from rlcli.errors import ArgumentError
+from rlcli.objectives.value import GAE
+
+OBS, HIDDEN = 3, 5
+
+
+class Recurrent(nn.Module):
+    """A GRU over `[R, S]` that starts anew where `is_init` is set; counts the steps of each call."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.head = nn.GRUCell(OBS, HIDDEN).double(), nn.Linear(HIDDEN, 1).double()
+        self.calls = []
+
+    def forward(self, obs, is_init):
+        self.calls.append(tuple(obs.shape[:2]))
+        state, out = obs.new_zeros(obs.shape[0], HIDDEN), []
+        for t in range(obs.shape[1]):
+            state = self.cell(obs[:, t], state.masked_fill(is_init[:, t], 0.0))
+            out.append(self.head(state))
+        return torch.stack(out, 1)
+
+
+def network():
+    return TensorDictModule(Recurrent(), in_keys=["observation", "is_init"], out_keys=["state_value"])
+
+
+def batch(seed, shape, end_rate=0.2):
+    g = torch.Generator().manual_seed(seed)
+    obs = torch.randn(*shape, OBS, generator=g, dtype=torch.float64)
+    done = torch.rand(*shape, 1, generator=g) < end_rate
+    final = torch.randn(*shape, OBS, generator=g, dtype=torch.float64)
+    following = torch.where(done, final, torch.cat([obs[..., 1:, :], final[..., -1:, :]], -2))
+    init = torch.cat([torch.ones_like(done[..., :1, :]), done[..., :-1, :]], -2)
+    step = {
+        "observation": following,
+        "reward": torch.randn(*shape, 1, generator=g, dtype=torch.float64),
+        "done": done,
+        "terminated": done & (torch.rand(done.shape, generator=g) < 0.5),
+    }
+    return TensorDict({"observation": obs, "is_init": init, "next": step}, shape)
+
+
+def estimator(net, **options):
+    return GAE(gamma=0.97, lmbda=0.9, value_network=net, **options)
+
+
+@torch.no_grad()
+def one_by_one(net, td):
+    """State value and next value of every row, each trajectory alone, with its own last observation behind it."""
+    value, following = torch.zeros(2, *td.shape, 1, dtype=torch.float64)
+    rows = td.reshape(-1, td.shape[-1])
+    for i, row in enumerate(rows):
+        first = 0
+        for t in range(len(row)):
+            if not row["next", "done"][t].any() and t + 1 < len(row):
+                continue
+            obs = torch.cat([row["observation"][first : t + 1], row["next", "observation"][t : t + 1]]).unsqueeze(0)
+            init = torch.zeros(1, obs.shape[1], 1, dtype=torch.bool)
+            init[0, 0] = True
+            v = net.module(obs, init)[0]
+            value.reshape(-1, td.shape[-1], 1)[i, first : t + 1] = v[:-1]
+            following.reshape(-1, td.shape[-1], 1)[i, first : t + 1] = v[1:]
+            first = t + 1
+    return value, following
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (2, 2, 9), (40,)])
+def test_every_trajectory_is_valued_as_if_it_were_alone(shape):
+    td, net = batch(1, shape), network()
+    out = estimator(net)(td.clone())
+    value, following = one_by_one(net, td)
+    torch.testing.assert_close(out["state_value"], value)
+    step = td["next"]
+    delta = step["reward"] + 0.97 * following.masked_fill(step["terminated"], 0) - value
+    carry = torch.zeros_like(delta.select(-2, 0))
+    for t in reversed(range(shape[-1])):
+        carry = delta.select(-2, t) + 0.97 * 0.9 * (~step["done"]).double().select(-2, t) * carry
+        torch.testing.assert_close(out["advantage"].select(-2, t), carry)
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (60,)])
+@pytest.mark.parametrize("options", [{"num_chunks": 2}, {"num_chunks": 4}, {"shifted": True, "num_chunks": 2}])
+def test_chunks_change_no_number(shape, options):
+    td, net = batch(3, shape), network()
+    shifted = {"shifted": options.get("shifted", False)}
+    whole = estimator(net, **shifted)(td.clone())
+    net.module.calls.clear()
+    parts = estimator(net, **options)(td.clone())
+    assert len(net.module.calls) >= options["num_chunks"] // 2 + 1
+    for key in ("advantage", "value_target", "state_value"):
+        torch.testing.assert_close(whole[key], parts[key], rtol=0, atol=1e-12)
+
+
+def test_a_chunk_that_would_begin_inside_a_trajectory_is_refused():
+    td = batch(0, (50,), end_rate=0.0)
+    with pytest.raises(ArgumentError, match="only where a trajectory starts"):
+        estimator(network(), num_chunks=5)(td)
+    estimator(network(), num_chunks=5)(td.reshape(5, 10))
+
+
+def test_shifted_keeps_the_state_over_what_it_inserts():
+    td, net = batch(5, (4, 12)), network()
+    out = estimator(net, shifted=True, shifted_budget=20)(td.clone())
+    plain = estimator(net)(td.clone())
+    assert out["shifted_valid"].all()
+    torch.testing.assert_close(out["advantage"], plain["advantage"])
+
+
+def test_other_parameters_for_successors_are_refused():
+    net = network()
+    with pytest.raises(ArgumentError, match="feed-forward"):
+        estimator(net)(batch(0, (2, 5)), target_params=TensorDict.from_module(net))

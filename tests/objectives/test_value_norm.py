@@ -1,0 +1,69 @@
+"""Values in units of their own spread: statistics, targets, and PopArt's promise that nothing moves."""
+
+import copy
+
+import pytest
+import torch
+from actor_critic_batches import make_actor, make_critic, rollout
+from torch import nn
+
+from rlcli.errors import ArgumentError
+from rlcli.objectives.value import GAE, PopArt, ValueNorm
+
+
+def test_equal_weights_give_the_moments_of_all_targets():
+    torch.manual_seed(0)
+    norm, parts = ValueNorm(decay=1), [torch.randn(4, 10, 1, dtype=torch.float64) * 7 + 3 for _ in range(5)]
+    for part in parts:
+        norm.update(part)
+    mean, deviation = norm.moments()
+    everything = torch.cat(parts)
+    torch.testing.assert_close(mean, everything.mean())
+    torch.testing.assert_close(deviation, everything.std(correction=0))
+    torch.testing.assert_close(norm.restore(norm.normalise(everything)), everything)
+
+
+def test_the_first_batch_counts_fully_and_masked_rows_not_at_all():
+    norm, target = ValueNorm(decay=0.9), torch.tensor([[1.0], [3.0], [float("nan")]])
+    assert norm.moments() == (0.0, 1.0)
+    norm.update(target, torch.tensor([[True], [True], [False]]))
+    mean, deviation = norm.moments()
+    assert float(mean) == pytest.approx(2) and float(deviation) == pytest.approx(1)
+
+
+def test_rescaling_the_last_layer_leaves_every_value_where_it_was():
+    torch.manual_seed(0)
+    critic = make_critic()
+    norm = PopArt(critic, decay=0.5)
+    obs = rollout(make_actor())
+    for scale in (10.0, 3.0, 500.0):
+        before = norm.restore(critic(obs)["state_value"].clone())
+        norm.update(torch.randn(50, 1) * scale + scale)
+        torch.testing.assert_close(norm.restore(critic(obs)["state_value"]), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [ValueNorm, PopArt])
+def test_advantages_are_those_of_the_restored_values_and_targets_are_normalised(kind):
+    td, critic = rollout(make_actor(), (4, 25)), make_critic()
+    norm = ValueNorm() if kind is ValueNorm else PopArt(critic)
+    norm.update(torch.randn(100, 1) * 20 + 5)
+    mean, deviation = (float(x) for x in norm.moments())
+    plain_critic = copy.deepcopy(critic)
+    last = [m for m in plain_critic.modules() if isinstance(m, nn.Linear)][-1]
+    with torch.no_grad():  # a critic in units of the reward
+        last.weight.mul_(deviation)
+        last.bias.mul_(deviation).add_(mean)
+    expected = GAE(gamma=0.97, lmbda=0.9, value_network=plain_critic)(td.clone())
+    out = GAE(gamma=0.97, lmbda=0.9, value_network=critic, value_norm=norm)(td.clone())
+    torch.testing.assert_close(out["advantage"], expected["advantage"], rtol=1e-4, atol=1e-3)
+    for key in ("value_target", "state_value"):
+        torch.testing.assert_close(norm.restore(out[key]), expected[key], rtol=1e-4, atol=1e-3)
+
+
+def test_what_cannot_be_rescaled_is_refused():
+    with pytest.raises(ArgumentError, match="last linear layer"):
+        PopArt(nn.Sequential(nn.Tanh()))
+    with pytest.raises(ArgumentError, match="bias"):
+        PopArt(nn.Linear(3, 1, bias=False))
+    with pytest.raises(ArgumentError, match="decay"):
+        ValueNorm(decay=0.0)

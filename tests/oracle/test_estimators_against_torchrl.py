@@ -1,0 +1,100 @@
+"""Every estimator against upstream's, functions and modules, with truncations and terminations mixed.
+
+Its vectorised forms leave out products of discounts below 1e-7; its loops do not, so those are the oracle.
+"""
+
+import pytest
+import torch
+from actor_critic_batches import make_actor, make_critic, rollout
+from tensordict import TensorDict
+
+from rlcli.objectives import value
+from rlcli.objectives.value import TD0Estimator, VTrace, functional
+
+upstream = pytest.importorskip("torchrl.objectives.value")
+SHAPES = [(6, 50, 1), (2, 3, 17, 1), (4, 9, 2)]
+
+
+def close(a, b, tol):
+    return (a - b).abs().max() <= tol * (1 + b.abs().max())
+
+
+def columns(shape, rate, dtype=torch.float64):
+    torch.manual_seed(0)
+    done = torch.rand(shape) < rate
+    terminated = done & (torch.rand(shape) < 0.5)
+    value, following, reward = (torch.randn(shape, dtype=dtype) for _ in range(3))
+    return value, following, reward, done, terminated
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.6])
+def test_functions_agree(shape, rate):
+    state_value, *rest = columns(shape, rate)
+    following, reward, _, terminated = rest
+    # upstream rounds rates that are Python floats to float32, even among float64 tensors
+    gamma, lmbda = (torch.tensor(x, dtype=torch.float64) for x in (0.99, 0.95))
+    one_step = (following, reward, terminated)
+    for name, numbers, given in (
+        ("td0_return_estimate", 1, one_step),
+        ("td0_advantage_estimate", 1, (state_value, *rest)),
+        ("td1_return_estimate", 1, rest),
+        ("td1_advantage_estimate", 1, (state_value, *rest)),
+        ("td_lambda_return_estimate", 2, rest),
+        ("td_lambda_advantage_estimate", 2, (state_value, *rest)),
+    ):
+        ours = getattr(functional, name)(*(0.99, 0.95)[:numbers], *given)
+        theirs = getattr(upstream.functional, name)(*(gamma, lmbda)[:numbers], *given)
+        assert close(ours, theirs, 1e-12), name
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("limits", [(1.0, 1.0), (0.8, 0.5)])
+def test_v_trace_agrees(shape, limits):
+    state_value, following, reward, done, terminated = columns(shape, 0.2)
+    log_pi, log_mu = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
+    gamma, *limited = (torch.tensor(x, dtype=torch.float64) for x in (0.97, *limits))
+    rest = (log_pi, log_mu, state_value, following, reward, done, terminated)
+    ours = functional.vtrace_advantage_estimate(0.97, *rest, *limits)
+    for a, b in zip(ours, upstream.functional.vtrace_advantage_estimate(gamma, *rest, *limited), strict=True):
+        assert close(a, b, 2e-7)  # it keeps the discount in float32 here whatever it is given
+
+
+@pytest.mark.parametrize("kind", ["TD0Estimator", "TD1Estimator", "TDLambdaEstimator"])
+def test_modules_agree_and_write_the_same_entries(kind):
+    td = rollout(make_actor(), (4, 25))
+    options = {"gamma": 0.97, "value_network": make_critic()}
+    options |= {"lmbda": 0.9} if kind == "TDLambdaEstimator" else {}
+    a, b = getattr(value, kind)(**options)(td.clone()), getattr(upstream, kind)(**options)(td.clone())
+    for key in ("advantage", "value_target", "state_value"):
+        assert close(a[key], b[key], 1e-5), key
+
+
+def test_the_v_trace_module_weighs_the_actions_that_were_taken():
+    actor, critic = make_actor(), make_critic()
+    td = rollout(actor, (4, 25))
+    out = VTrace(gamma=0.97, value_network=critic, actor_network=actor)(td.clone())
+    # upstream's module weighs another action, drawn or the mode: its function is the oracle
+    with torch.no_grad():
+        log_pi = actor.get_dist(td.clone()).log_prob(td["action"]).unsqueeze(-1)
+        values = [critic(x.clone())["state_value"] for x in (td, td["next"])]
+    step = [td["next", key] for key in ("reward", "done", "terminated")]
+    one = torch.tensor(1.0)
+    theirs = upstream.functional.vtrace_advantage_estimate(
+        torch.tensor(0.97), log_pi, td["sample_log_prob"].unsqueeze(-1), *values, *step, one, one
+    )
+    for key, expected in zip(("advantage", "value_target"), theirs, strict=True):
+        assert close(out[key], expected, 1e-5), key
+
+
+def test_target_parameters_value_the_next_observations_alone():
+    critic, other = make_critic(), make_critic(seed=5)
+    td = rollout(make_actor(), (4, 25))
+    options = {"gamma": 0.97, "value_network": critic}
+    target = TensorDict.from_module(other)
+    out = TD0Estimator(**options)(td.clone(), target_params=target)
+    expected = functional.td0_return_estimate(
+        0.97, other(td["next"].clone())["state_value"], td["next", "reward"], td["next", "terminated"]
+    )
+    assert torch.allclose(out["value_target"], expected, atol=1e-6)
+    assert torch.allclose(out["state_value"], critic(td.clone())["state_value"])
