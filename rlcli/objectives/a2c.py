@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlcli.objectives.policy_gradient import Columns, PolicyGradientLoss, Terms
+from rlcli.objectives.loss import Columns, Terms
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.reduction import reduce
 
 

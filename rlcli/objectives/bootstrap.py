@@ -6,7 +6,7 @@ many steps), `priority_weight` and masks. Writes the priority of every row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,19 +15,17 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
-from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.loss import Columns, Loss, one_of
 from rlcli.objectives.ppo.functional import CRITIC_LOSSES
-from rlcli.objectives.reduction import MASK_KEYS, REDUCTIONS, expanded, mask_of, reduce
+from rlcli.objectives.reduction import MASK_KEYS, expanded, mask_of, reduce
 from rlcli.objectives.targets import Pair
 from rlcli.objectives.value.functional import td0_return_estimate
 
-Columns = Mapping[Key, Tensor]
-Terms = dict[str, Tensor]
 ROWS = "td_error"  # the one entry of `terms` that has a number for every row
 
 
-class BootstrappedLoss(KeyedModule):
-    """Base of `DQNLoss` and `SACLoss`.
+class BootstrappedLoss(Loss):
+    """Base of `DQNLoss` and `SACLoss`; `terms` has a number for every row as well, `td_error`.
 
     Parameters
     ----------
@@ -46,17 +44,11 @@ class BootstrappedLoss(KeyedModule):
         "priority": TD_ERROR,
         "priority_weight": PRIORITY_WEIGHT,
     }
-    out_keys: ClassVar[list[str]]
 
     def __init__(self, loss_function: str, gamma: float, reduction: str) -> None:
-        super().__init__()
-        for name, given, allowed in (
-            ("loss_function", loss_function, CRITIC_LOSSES),
-            ("reduction", reduction, REDUCTIONS),
-        ):
-            if given not in allowed:
-                raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
-        self.loss_function, self.reduction = loss_function, reduction
+        super().__init__(reduction)
+        one_of("loss_function", loss_function, CRITIC_LOSSES)
+        self.loss_function = loss_function
         self.make_value_estimator(gamma=gamma)
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
@@ -67,17 +59,8 @@ class BootstrappedLoss(KeyedModule):
             raise ArgumentError("gamma must lie in [0, 1]", why=f"got {gamma}")
         self.gamma = float(gamma)
 
-    @property
-    def in_keys(self) -> list[Key]:
-        """What the loss reads and a buffer must hold."""
-        raise NotImplementedError
-
     def target_pairs(self) -> list[Pair]:
         """(trained, target) networks."""
-        raise NotImplementedError
-
-    def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        """`forward` on raw tensors `{key: [*B, ...]}`; `td_error` has a number for every row."""
         raise NotImplementedError
 
     @property
@@ -87,15 +70,12 @@ class BootstrappedLoss(KeyedModule):
         return [under_next(k.reward), under_next(k.done), under_next(k.terminated)]
 
     @property
-    def optional_keys(self) -> list[Key]:
-        """Read where the batch has them."""
+    def optional_keys(self) -> Sequence[Key]:
         return [STEPS_TO_NEXT_OBS, self.tensor_keys.priority_weight, *MASK_KEYS]
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         """Loss terms and diagnostics of a batch `[*B]`; writes each row's priority into `td`."""
-        columns: dict[Key, Tensor] = {k: td.get(k) for k in self.in_keys if td.get(k, None) is not None}
-        columns.update((k, x) for k in self.optional_keys if (x := td.get(k, None)) is not None)
-        terms = self.terms(columns, td.ndim)
+        terms = self.terms(self.columns(td), td.ndim)
         td.set(self.tensor_keys.priority, self.priority_column(terms.pop(ROWS)))
         return TensorDict(dict(terms))
 
@@ -104,17 +84,6 @@ class BootstrappedLoss(KeyedModule):
         return error
 
     # ---- for subclasses ----------------------------------------------------------------------------------------
-    def need(self, columns: Columns, key: Key) -> Tensor:
-        """A column, or the sentence that it is missing."""
-        x = columns.get(key)
-        if x is None:
-            raise MissingKeyError(
-                f"the batch has no {show(key)}",
-                where=type(self).__name__,
-                fix="Keep it when collecting (keep_keys), or rename it with set_keys.",
-            )
-        return x
-
     def rows(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None, Tensor | None]:
         """Columns with zeros where a mask lets nothing through, that mask `[*B]`, and the weights `[*B]`."""
         mask, weights = mask_of(columns), columns.get(self.tensor_keys.priority_weight)

@@ -16,7 +16,8 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION_VALUE, Key, under_next, unravel
 from rlcli.modules.q_value import QValueActor, action_space_of, chosen, greedy
 from rlcli.modules.stages import Stage, take_apart_values
-from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, Columns, Terms, mean_of, next_columns
+from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
+from rlcli.objectives.loss import Columns, Terms
 from rlcli.objectives.ppo.functional import value_error
 from rlcli.objectives.targets import Pair, target_of
 from rlcli.specs import TensorSpec
@@ -43,8 +44,6 @@ class DQNLoss(BootstrappedLoss):
     -----
     The priority of a row is its squared error, as upstream's; a sampler's exponent of half the size makes it |error|.
     """
-
-    out_keys: ClassVar[list[str]] = ["loss"]
 
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "action_value": ACTION_VALUE}
 
@@ -74,6 +73,10 @@ class DQNLoss(BootstrappedLoss):
         self.delayed = ActionValues(self.target_value_network) if delay_value else self.online  # type: ignore[arg-type]
         if self.online.key is not None:
             self.tensor_keys.action_value = self.online.key
+
+    @property
+    def out_keys(self) -> list[str]:
+        return ["loss"]
 
     @property
     def in_keys(self) -> list[Key]:

@@ -8,28 +8,25 @@ Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimize
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, no_grad
 
-from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key
 from rlcli.objectives.density import Density
-from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.loss import Columns, Loss, Terms, one_of
 from rlcli.objectives.lowered import Lowered
 from rlcli.objectives.ppo import functional
-from rlcli.objectives.reduction import MASK_KEYS, REDUCTIONS, expanded, mask_of, reduce, standardise
+from rlcli.objectives.reduction import MASK_KEYS, expanded, mask_of, reduce, standardise
 from rlcli.objectives.value.choice import ValueEstimators, make_estimator
 from rlcli.objectives.value.estimator import ValueEstimator
 
-Terms = dict[str, Tensor]
-Columns = Mapping[Key, Tensor]
 
-
-class PolicyGradientLoss(KeyedModule):
+class PolicyGradientLoss(Loss):
     """Base of the PPO losses, `A2CLoss` and `ReinforceLoss`.
 
     Parameters
@@ -89,16 +86,15 @@ class PolicyGradientLoss(KeyedModule):
         reduction: str = "mean",
         log_explained_variance: bool = True,
     ) -> None:
-        super().__init__()
-        _one_of("loss_critic_type", loss_critic_type, functional.CRITIC_LOSSES)
-        _one_of("reduction", reduction, REDUCTIONS)
+        super().__init__(reduction)
+        one_of("loss_critic_type", loss_critic_type, functional.CRITIC_LOSSES)
         self.actor_network, self.critic_network = actor_network, critic_network
         self.entropy_bonus, self.entropy_coeff = (
             entropy_bonus,
             0.01 if entropy_coeff is None else entropy_coeff,
         )
         self.critic_coeff = critic_coeff if critic_network is not None else None
-        self.loss_critic_type, self.reduction = loss_critic_type, reduction
+        self.loss_critic_type = loss_critic_type
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
         self.separate_losses, self.log_explained_variance = separate_losses, log_explained_variance
         self.density = Density(actor_network, samples_mc_entropy)
@@ -109,7 +105,6 @@ class PolicyGradientLoss(KeyedModule):
 
     @property
     def in_keys(self) -> list[Key]:
-        """What the loss reads; the value estimator writes some of it, the collector must keep the rest."""
         k = self.tensor_keys
         keys = [*self.density.in_keys, k.action, *self.extra_keys, k.advantage]
         if self.critic_coeff is not None and self.critic is not None:
@@ -119,13 +114,16 @@ class PolicyGradientLoss(KeyedModule):
         return list(dict.fromkeys(keys))
 
     @property
+    def optional_keys(self) -> Sequence[Key]:
+        return MASK_KEYS
+
+    @property
     def extra_keys(self) -> list[Key]:
         """What the objective reads beside the action and its advantage."""
         return []
 
     @property
     def out_keys(self) -> list[str]:
-        """The terms that are summed and minimised."""
         return (
             [self.actor_term]
             + ([self.critic_term] if self.critic_coeff is not None else [])
@@ -152,12 +150,9 @@ class PolicyGradientLoss(KeyedModule):
         """Loss terms and diagnostics of a batch `[*B]`, as a tensordict without batch dims."""
         if self.value_estimator is not None and td.get(self.tensor_keys.advantage, None) is None:
             self.value_estimator(td)
-        columns: dict[Key, Tensor] = {k: td.get(k) for k in self.in_keys if td.get(k, None) is not None}
-        columns.update((k, td.get(k)) for k in MASK_KEYS if td.get(k, None) is not None)
-        return TensorDict(dict(self.terms(columns, td.ndim)))
+        return TensorDict(dict(self.terms(self.columns(td), td.ndim)))
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        """`forward` on raw tensors that share their first `batch_dims` dims."""
         mask, keys = mask_of(columns), self.tensor_keys
         if mask is not None:
             mask = mask.reshape(next(iter(columns.values())).shape[:batch_dims])
@@ -213,13 +208,6 @@ class PolicyGradientLoss(KeyedModule):
                 terms["explained_variance"] = functional.explained_variance(value, target, mask)
         return terms
 
-    def need(self, columns: Columns, key: Key) -> Tensor:
-        """A column, or the sentence that it is missing."""
-        x = columns.get(key)
-        if x is None:
-            raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))
-        return x
-
 
 def _blank(x: Tensor, mask: Tensor) -> Tensor:
     """Zeros in the rows that do not count: a NaN there would reach the weights, as 0 * NaN is NaN."""
@@ -234,14 +222,3 @@ def per_row(x: Tensor, like: Tensor, name: str) -> Tensor:
             why=f"its shape is {tuple(x.shape)}, that of the log-probability {tuple(like.shape)}",
         )
     return x.reshape(like.shape)
-
-
-def _remedy(key: Key) -> str:
-    if key in (ADVANTAGE, VALUE_TARGET, STATE_VALUE):
-        return "Run a value estimator (GAE) on the batch first"
-    return "Keep it when collecting (keep_keys), or rename it with set_keys"
-
-
-def _one_of(name: str, given: Any, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.objectives.policy_gradient import Columns, PolicyGradientLoss, Terms
+from rlcli.objectives.loss import Columns, Terms
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.reduction import reduce
 from rlcli.objectives.value.choice import ValueEstimators
 

@@ -20,8 +20,9 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, Key, under_next
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
-from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, Columns, Terms, mean_of, next_columns
+from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
 from rlcli.objectives.density import Density
+from rlcli.objectives.loss import Columns, Terms
 from rlcli.objectives.lowered import Lowered
 from rlcli.objectives.ppo.functional import value_error
 from rlcli.objectives.targets import Pair, target_of
@@ -57,8 +58,6 @@ class SACLoss(BootstrappedLoss):
     generator : torch.Generator, optional
         Of the actions that are drawn, on the device of the actor; torch's global one by default.
     """
-
-    out_keys: ClassVar[list[str]] = ["loss_actor", "loss_qvalue", "loss_alpha"]
 
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "state_action_value": STATE_ACTION_VALUE}
 
@@ -101,6 +100,10 @@ class SACLoss(BootstrappedLoss):
             self.tensor_keys.state_action_value = self.critics[0].out_keys[-1]
         spec = action_spec if action_spec is not None else getattr(actor_network, "spec", None)
         self.target_entropy = _entropy(target_entropy, spec, self.tensor_keys.action)
+
+    @property
+    def out_keys(self) -> list[str]:
+        return ["loss_actor", "loss_qvalue", "loss_alpha"]
 
     @property
     def in_keys(self) -> list[Key]:

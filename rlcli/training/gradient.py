@@ -6,25 +6,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rlcli.objectives.loss import Loss
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
 
 Figures = dict[str, Tensor] | dict[str, float]
-
-
-class Loss(Protocol):
-    """`terms` on raw columns; the sum of those in `out_keys` is minimised."""
-
-    @property
-    def out_keys(self) -> Sequence[str]: ...
-
-    def terms(self, columns: Any, /) -> dict[str, Tensor]: ...
 
 
 class Gradient(Protocol):

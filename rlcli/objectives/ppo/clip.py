@@ -9,7 +9,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.objectives.policy_gradient import Terms
+from rlcli.objectives.loss import Terms
 from rlcli.objectives.ppo import functional
 from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.objectives.reduction import reduce

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.objectives.policy_gradient import Columns, Terms
+from rlcli.objectives.loss import Columns, Terms
 from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.objectives.reduction import reduce
 

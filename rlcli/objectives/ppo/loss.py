@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlcli.keys import SAMPLE_LOG_PROB, Key
 from rlcli.objectives.density import log_prob_key
-from rlcli.objectives.policy_gradient import Columns, PolicyGradientLoss, Terms, per_row
+from rlcli.objectives.loss import Columns, Terms
+from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
 from rlcli.objectives.ppo import functional
 from rlcli.objectives.reduction import reduce
 

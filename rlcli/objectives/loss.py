@@ -1,0 +1,78 @@
+"""What every loss is: keys in, `loss_*` terms and diagnostics out, over the rows that masks let through.
+
+A loss names the keys that it reads; that list is what a collector stores and a buffer must hold. It runs no optimizer.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
+from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.reduction import REDUCTIONS
+
+Columns = Mapping[Key, Tensor]
+Terms = dict[str, Tensor]
+
+
+class Loss(KeyedModule):
+    """Base of all losses: a module from a tensordict `[*B]` to a tensordict of terms and diagnostics.
+
+    Parameters
+    ----------
+    reduction : {"mean", "sum", "none"}
+        Of the loss terms, over the rows that masks let through.
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        one_of("reduction", reduction, REDUCTIONS)
+        self.reduction = reduction
+
+    @property
+    @abstractmethod
+    def in_keys(self) -> list[Key]:
+        """What the loss reads: what a collector must keep, but for what a value estimator writes."""
+
+    @property
+    def optional_keys(self) -> Sequence[Key]:
+        """Read where the batch has them."""
+        return ()
+
+    @property
+    @abstractmethod
+    def out_keys(self) -> Sequence[str]:
+        """The terms that are summed and minimised."""
+
+    @abstractmethod
+    def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
+        """`forward` on raw tensors that share their first `batch_dims` dims."""
+
+    def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
+        """What the loss reads of a batch."""
+        return {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
+
+    def need(self, columns: Columns, key: Key) -> Tensor:
+        """A column, or the sentence that it is missing."""
+        x = columns.get(key)
+        if x is None:
+            raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))
+        return x
+
+
+def one_of(name: str, given: Any, allowed: Sequence[str]) -> None:
+    """Refuse a word that is not among those allowed."""
+    if given not in allowed:
+        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
+
+
+def _remedy(key: Key) -> str:
+    if key in (ADVANTAGE, VALUE_TARGET, STATE_VALUE):
+        return "Run a value estimator (GAE) on the batch first, or let the loss: make_value_estimator()"
+    return "Keep it when collecting (keep_keys), or rename it with set_keys"
