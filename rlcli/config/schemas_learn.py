@@ -38,9 +38,7 @@ class LossConfig:
     kind: str = option("ppo_clip", "which loss choice this is", choices=LOSSES)
     clip_epsilon: float = option(0.2, "ppo_clip: range of the probability ratio around 1", gt=0, lt=1)
     anneal_clip: bool = option(False, "ppo_clip: lower clip_epsilon to 0 along the run")
-    clip_value: float | None = option(
-        None, "policy gradients: range of a value change per update", gt=0
-    )
+    clip_value: float | None = option(None, "policy gradients: range of a value change per update", gt=0)
     entropy_coeff: float = option(0.01, "policy gradients: weight of the entropy bonus", ge=0)
     critic_coeff: float = option(0.5, "policy gradients: weight of the value loss", ge=0)
     target_kl: float | None = option(None, "ppo: stop a batch's epochs once one's mean divergence exceeds this", gt=0)
