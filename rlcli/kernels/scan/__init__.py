@@ -76,6 +76,9 @@ def scan(
     lanes = (shape[:time].numel(), shape[time], shape[time + 1 :].numel())  # [B, T, F]
     rates = [_rate(x, reward, lanes, name) for name, x in (("gamma", gamma), ("decay", decay), ("weight", weight))]
     columns = [x.reshape(lanes) for x in (reward, terminated, cut, value, next_value)]
+    if reward.is_meta:  # no numbers to compute with: the shapes that every backend gives
+        accumulated, target = (torch.empty_like(reward, memory_format=torch.contiguous_format) for _ in range(2))
+        return accumulated, target
     name = backend_for(backend, reward)
     if name == "reference":
         accumulated, target = reference.scan(*columns, *rates)
@@ -99,20 +102,23 @@ def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate
 
 
 def _check(reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor) -> None:
-    named = {"value": value, "next_value": next_value, "terminated": terminated, "done": cut}
-    for name, x in named.items():
-        if x.shape != reward.shape:
+    shape, device, dtype = reward.shape, reward.device, reward.dtype
+    if not dtype.is_floating_point:
+        raise ArgumentError(f"reward is {dtype}", why="values and rewards are floats", fix="Use reward.float().")
+    for name, x, wanted in (
+        ("value", value, dtype),
+        ("next_value", next_value, dtype),
+        ("terminated", terminated, torch.bool),
+        ("done", cut, torch.bool),
+    ):
+        if x.shape != shape:
             raise ArgumentError(
                 f"{name} and reward have different shapes",
-                why=f"{tuple(x.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
+                why=f"{tuple(x.shape)} against {tuple(shape)}, and broadcasting pairs wrong steps",
             )
-        if x.device != reward.device:
-            raise ArgumentError(f"{name} is on {x.device}, but reward is on {reward.device}")
-    if not reward.is_floating_point():
-        raise ArgumentError(f"reward is {reward.dtype}", why="values and rewards are floats", fix="Use reward.float().")
-    for name in ("value", "next_value"):
-        if named[name].dtype != reward.dtype:
-            raise ArgumentError(f"{name} is {named[name].dtype}, but reward is {reward.dtype}")
-    for name in ("terminated", "done"):
-        if named[name].dtype != torch.bool:
-            raise ArgumentError(f"{name} is {named[name].dtype}, not bool", fix=f"Use {name}.bool().")
+        if x.device != device:
+            raise ArgumentError(f"{name} is on {x.device}, but reward is on {device}")
+        if x.dtype != wanted:
+            flag = wanted is torch.bool
+            said = f"{name} is {x.dtype}, " + ("not bool" if flag else f"but reward is {dtype}")
+            raise ArgumentError(said, fix=f"Use {name}.bool()." if flag else None)

@@ -32,8 +32,7 @@ def scan(
     weight: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Accumulated differences and targets, ``[B, T, F]``, without a gradient; see `rlcli.kernels.scan.scan`."""
-    outputs = (torch.empty_like(reward, memory_format=torch.contiguous_format) for _ in range(2))
-    accumulated, target = (x.detach() for x in outputs)
+    accumulated, target = (torch.empty(reward.shape, dtype=reward.dtype) for _ in range(2))
     columns = [_lanes(x) for x in (reward, terminated, cut, value, next_value, accumulated, target)]
     number = columns[0].dtype.type  # a Python float would lift the float32 pass to float64
     if not any(isinstance(x, Tensor) for x in (gamma, decay, weight)) and weight == 1.0:
@@ -46,7 +45,7 @@ def scan(
 
 def _lanes(x: Tensor) -> np.ndarray:
     """``[B, T, F]`` as independent recursions ``[B, F, T]``, never copied."""
-    return x.detach().transpose(1, 2).numpy()
+    return (x.detach() if x.requires_grad else x).numpy().transpose(0, 2, 1)
 
 
 def _spread(loop: Any, columns: list[np.ndarray], rates: tuple[Any, ...]) -> None:
@@ -67,19 +66,17 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="scan")
 
 
-def _types(number: Any, rates: tuple[Any, ...]) -> Any:
-    """Seven columns of any strides, five of them read, and the rates."""
-    read, flag = (types.Array(x, 3, "A", readonly=True) for x in (number, types.boolean))
-    written = types.Array(number, 3, "A")
+def _types(number: Any, layout: str, rates: tuple[Any, ...]) -> Any:
+    """Seven columns, five of them read, and the rates."""
+    read, flag = (types.Array(x, 3, layout, readonly=True) for x in (number, types.boolean))
+    written = types.Array(number, 3, layout)
     return types.void(read, flag, flag, read, read, written, written, *rates)
 
 
-def _numbers(number: Any) -> Any:
-    return _types(number, (number, number))
-
-
-def _arrays(number: Any) -> Any:
-    return _types(number, (types.Array(number, 3, "A", readonly=True),) * 3)
+FLOATS = (types.float32, types.float64)
+# columns that lie row after row, as nearly all do, and columns of any strides
+NUMBERS = [_types(number, layout, (number, number)) for number in FLOATS for layout in "CA"]
+ARRAYS = [_types(number, "A", (types.Array(number, 3, "A", readonly=True),) * 3) for number in FLOATS]
 
 
 @compiled()
@@ -103,24 +100,24 @@ def _lane(columns, i):
     )  # fmt: skip
 
 
-@compiled(*map(_numbers, (types.float32, types.float64)))
+@compiled(*NUMBERS)
 def _constant(reward, terminated, cut, value, next_value, accumulated, target, gamma, decay):
     columns = (reward, terminated, cut, value, next_value, accumulated, target)
     lanes, steps = reward.shape[0] * reward.shape[1], reward.shape[2]
-    for i in range(0, lanes, 2):
-        one = _lane(columns, i)
+    for i in range(0, lanes - 1, 2):
+        one, two = _lane(columns, i), _lane(columns, i + 1)
         carry = other = gamma - gamma
-        if i + 1 == lanes:
-            for t in range(steps - 1, -1, -1):
-                carry = _step(t, one, carry, gamma, decay)
-        else:
-            two = _lane(columns, i + 1)
-            for t in range(steps - 1, -1, -1):
-                carry = _step(t, one, carry, gamma, decay)
-                other = _step(t, two, other, gamma, decay)
+        for t in range(steps - 1, -1, -1):
+            carry = _step(t, one, carry, gamma, decay)
+            other = _step(t, two, other, gamma, decay)
+    if lanes % 2:  # not in the loop above: a branch there makes it half as fast
+        last = _lane(columns, lanes - 1)
+        carry = gamma - gamma
+        for t in range(steps - 1, -1, -1):
+            carry = _step(t, last, carry, gamma, decay)
 
 
-@compiled(*map(_arrays, (types.float32, types.float64)))
+@compiled(*ARRAYS)
 def _stepwise(reward, terminated, cut, value, next_value, accumulated, target, gamma, decay, weight):
     zero = reward.dtype.type(0)
     for b in range(reward.shape[0]):
