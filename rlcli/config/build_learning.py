@@ -10,6 +10,7 @@ import torch
 from rlcli.config.build import keys_of
 from rlcli.config.schemas import Config
 from rlcli.config.schemas_learn import OptimConfig, ValueConfig
+from rlcli.config.validate_learning import draws_slices
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import (
@@ -126,8 +127,15 @@ def keys_to_keep(cfg: Config, loss: PolicyGradientLoss, estimator: ValueEstimato
     read += [key for key in map(unravel, estimator.in_keys) if as_tuple(key)[0] != NEXT]
     keep: list[Key] = [*dict.fromkeys(read), REWARD, DONE, TERMINATED, TRUNCATED]
     keep += [under_next(key) for key in read if key in observed]
-    keep += [TRAJ_IDS] if cfg.collector.trajs_per_batch else []
+    keep += [TRAJ_IDS] if cfg.collector.trajs_per_batch or draws_slices(cfg) else []
     return [*keep, *keys_of(cfg.memory.keep)]
+
+
+def slices_of(cfg: Config) -> tuple[int, int]:
+    """Number and length of the slices of a sample; what is not given follows from the batch size."""
+    s = cfg.sampler
+    length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
+    return s.num_slices or s.batch_size // length, length
 
 
 def optimizer_options(o: OptimConfig) -> dict[str, Any]:

@@ -85,10 +85,24 @@ class SamplerConfig:
 
     kind: str = option(
         "minibatch",
-        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage",
-        choices=("minibatch", "random", "prioritized"),
+        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice: parts of its "
+        "trajectories",
+        choices=("minibatch", "random", "prioritized", "slice"),
     )
     batch_size: int = option(256, "rows of an update", ge=1)
+    slice_len: int | None = option(None, "slice: rows of a slice; null: batch_size / num_slices", ge=1)
+    num_slices: int | None = option(None, "slice: slices of a sample; null: batch_size / slice_len", ge=1)
+    strict_length: bool = option(
+        False, "slice: only from trajectories of at least slice_len rows; else short ones whole"
+    )
+    span: bool = option(
+        False, "slice: slices reach over the ends of trajectories and are cut there; every row is equally likely"
+    )
+    weighting: str = option(
+        "transition",
+        "slice: a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
+        choices=("transition", "trajectory"),
+    )
     alpha: float = option(0.6, "prioritized: how much priorities count", ge=0)
     beta: float = option(0.4, "prioritized: how much of the bias weights undo at the start; rises to 1", ge=0, le=1)
 

@@ -65,7 +65,7 @@ class OptimConfig:
     kind: str = option("adam", "which optimizer choice this is", choices=("adam", "adamw", "rmsprop", "sgd"))
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(True, "lower the learning rate to 0 along the run")
-    epochs: int = option(10, "policy gradients: passes over a batch", ge=1)
+    epochs: int = option(10, "policy gradients: passes over a batch, or as many rows drawn by sampler=slice", ge=1)
     updates_per_frame: float = option(1.0, "dqn, sac: updates for every frame that is collected", gt=0)
     max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)
     eps: float = option(1e-5, "adam, adamw, rmsprop: added to the denominator", gt=0)

@@ -198,7 +198,7 @@ def check_batches(cfg: Config) -> Iterator[Problem]:
     if is_off_policy(cfg):
         return
     rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
-    if batch > rows >= 1 and not cfg.collector.trajs_per_batch:
+    if batch > rows >= 1 and cfg.sampler.kind == "minibatch" and not cfg.collector.trajs_per_batch:
         yield Problem(
             f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
             f"use sampler.batch_size <= {rows}",

@@ -59,7 +59,7 @@ class Learner:
         if cfg.loss.kind in off_policy.KINDS:
             self.wiring = off_policy.wire(cfg, self.env, policy, run)
         else:
-            self.wiring = on_policy.wire(cfg, self.env, policy)
+            self.wiring = on_policy.wire(cfg, self.env, policy, run)
         self.collector, self.update = self.wiring.collector, self.wiring.update
         observed = [key for key in self.wiring.read if key in self.env.full_observation_spec.keys(True, True)]
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)

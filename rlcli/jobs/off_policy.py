@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import torch
-from tensordict import TensorDict
 
 from rlcli.config import build, build_learning
 from rlcli.config.schemas import Config
-from rlcli.data.buffers.replay_buffer import ReplayBuffer
-from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
-from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler
-from rlcli.data.storages import LazyTensorStorage, Storage
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
+from rlcli.jobs import row_buffer
 from rlcli.jobs.given_rows import Given, give
-from rlcli.jobs.plan_tensors import rows_of
-from rlcli.jobs.row_forms import frame_stacks
 from rlcli.jobs.wiring import Wiring
 from rlcli.keys import ACTION, Key
 from rlcli.modules import ActorCritic, EGreedyModule, QValueActor
@@ -32,7 +22,6 @@ from rlcli.training.off_policy import OffPolicy
 from rlcli.training.off_policy_update import OffPolicyUpdate
 from rlcli.training.run_folder import Run
 from rlcli.training.schedules import Linear
-from rlcli.transforms import MultiStepTransform, NextObservationDelta
 
 KINDS = ("dqn", "sac")
 
@@ -46,7 +35,7 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
         loss.to(device)
     collector = build.build_collector(cfg, env, policy, keys_to_keep(cfg, loss))
     update = build_update(cfg, loss, generator)
-    buffer = build_buffer(cfg, run, device, frame_stacks(cfg, rows_of(collector, 1, 1)))
+    buffer = row_buffer.build_buffer(cfg, run, device, collector)
     exploring = [m for m in policy.actor.modules() if isinstance(m, EGreedyModule)]
     beta = Linear(cfg.sampler.beta, 1.0)
     return Wiring(
@@ -152,60 +141,6 @@ def build_update(cfg: Config, loss: BootstrappedLoss, generator: torch.Generator
     )  # fmt: skip
 
 
-# ---- buffer ----------------------------------------------------------------------------------------------------
-def build_buffer(
-    cfg: Config, run: Run, device: torch.device | None, stacks: Mapping[Key, int] | None = None
-) -> ReplayBuffer:
-    """Storage, sampler and n-step rewards, seeded from the run's seed; of `stacks` one frame a row is stored."""
-    s = cfg.sampler
-    sampler: Sampler = RandomSampler(seed=cfg.seed)
-    kind: Any = ReplayBuffer
-    if s.kind == "prioritized":
-        sampler = PrioritizedSampler(cfg.storage.max_size, s.alpha, s.beta, seed=cfg.seed)
-        kind = TensorDictReplayBuffer
-    buffer = kind(
-        storage=build_storage(cfg, run), sampler=sampler, batch_size=s.batch_size, device=device,
-        next_obs="exact" if cfg.memory.next_obs == "exact" else "full", frame_stack=stacks or None,
-        codes=cfg.storage.codes,
-    )  # fmt: skip
-    if cfg.memory.next_obs == "delta":
-        buffer.append_transform(NextObservationDelta())
-    if cfg.loss.n_steps > 1:
-        buffer.append_transform(MultiStepTransform(cfg.loss.n_steps, cfg.value.gamma))
-    return buffer
-
-
-def clear_rows(folder: Path) -> None:
-    """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count."""
-    if (folder / "journal.jsonl").is_file():
-        for pattern in ("journal.jsonl", "rows-*.bin", "state-*.safetensors"):
-            for file in folder.glob(pattern):
-                file.unlink()
-
-
-def build_storage(cfg: Config, run: Run) -> Storage:
-    """Where rows lie."""
-    s = cfg.storage
-    if s.kind == "compressed":
-        from rlcli.data.storages.compressed import CompressedStorage
-
-        return CompressedStorage(s.max_size, ndim=s.ndim)
-    if s.kind == "memmap":
-        from rlcli.data.storages.memmap import LazyMemmapStorage
-
-        folder = run.path / "buffer" if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
-        clear_rows(folder)
-        return LazyMemmapStorage(s.max_size, ndim=s.ndim, scratch_dir=folder)
-    return LazyTensorStorage(s.max_size, ndim=s.ndim)
-
-
 def load_compiler(cfg: Config) -> None:
-    """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
-    one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
-    following = {"observation": one, "reward": one, "done": no, "terminated": no}
-    rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
-    sampler = PrioritizedSampler(8, 0.6, 0.4, seed=0) if cfg.sampler.kind == "prioritized" else RandomSampler(seed=0)
-    exact = "exact" if cfg.memory.next_obs == "exact" else "full"
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=exact)
-    buffer.extend(rows)
-    buffer.sample()
+    """The kernels of the buffer, before the first batch is timed."""
+    row_buffer.load_compiler(cfg)

@@ -1,4 +1,4 @@
-"""The parts of an on-policy run: an estimator, a policy-gradient loss, epochs on each batch."""
+"""The parts of an on-policy run: an estimator, a policy-gradient loss, epochs on each batch or on stored slices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import torch
 
 from rlcli.config import build, build_learning
 from rlcli.config.schemas import Config
+from rlcli.config.validate_learning import draws_slices
 from rlcli.envs import EnvBase
+from rlcli.jobs import row_buffer
 from rlcli.jobs.wiring import Wiring
 from rlcli.kernels.scan import scan
+from rlcli.keys import Key, unravel
 from rlcli.modules import ActorCritic
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.training.buffered_on_policy import BufferedOnPolicy
 from rlcli.training.on_policy import OnPolicy
+from rlcli.training.run_folder import Run
 
 
-def wire(cfg: Config, env: EnvBase, policy: ActorCritic) -> Wiring:
+def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
     """See the top of the file."""
     places = build.devices(cfg)
     device = places["train_device"]
@@ -23,20 +29,46 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic) -> Wiring:
     kept = build_learning.keys_to_keep(cfg, loss, advantage, env)
     collector = build.build_collector(cfg, env, policy, kept)
     update = build_learning.build_update(cfg, loss)
-    moved = device if device != places["storing_device"] else None
+    if not draws_slices(cfg):
+        moved = device if device != places["storing_device"] else None
+        return Wiring(
+            collector,
+            update,
+            loss.in_keys,
+            lambda reporter, saver, play: OnPolicy(
+                collector, advantage, update, reporter, saver, cfg.total_frames, play, moved
+            ),
+            warm=load_compiler,
+        )
+    buffer = row_buffer.build_buffer(cfg, run, device, collector, rebuilt_keys(cfg, advantage, env))
+    length = build_learning.slices_of(cfg)[1] if cfg.sampler.strict_length else None
     return Wiring(
         collector,
         update,
         loss.in_keys,
-        lambda reporter, saver, play: OnPolicy(
-            collector, advantage, update, reporter, saver, cfg.total_frames, play, moved
+        lambda reporter, saver, play: BufferedOnPolicy(
+            collector, buffer, advantage, update, reporter, saver, cfg.total_frames, slice_len=length, evaluation=play
         ),
-        warm=load_compiler,
+        more={"buffer": buffer},
+        warm=lambda: load_compiler(cfg),
     )
 
 
-def load_compiler() -> None:
-    """The kernels of estimator and update, before the first batch is timed."""
+def rebuilt_keys(cfg: Config, estimator: ValueEstimator, env: EnvBase) -> list[Key]:
+    """Observations whose next value samples of `compact` rows get from the rows that follow in the storage.
+
+    Whole numbers have nothing to mark an unknown one with: there the estimator takes what follows in the slice itself.
+    """
+    observed = {unravel(key): spec.dtype for key, spec in env.full_observation_spec.items(True, True)}
+    read = [key for key in map(unravel, estimator.in_keys) if key in observed]
+    plain = all(observed[key].is_floating_point for key in read)
+    return read if cfg.memory.next_obs == "compact" and plain else []
+
+
+def load_compiler(cfg: Config | None = None) -> None:
+    """The kernels of estimator, update and, where `cfg` has one, buffer, before the first batch is timed."""
     importlib.import_module("rlcli.kernels.ppo")
     one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
     scan(one, no, no, one, one, 0.0, 0.0)
+    if cfg is not None and draws_slices(cfg):
+        row_buffer.load_compiler(cfg)

@@ -187,6 +187,15 @@ class PolicyGradientLoss(Loss):
         mask : bool Tensor `[*B]`, optional
         """
 
+    def after_batch(self, kl: float) -> None:
+        """Told once a batch how far it moved the policy.
+
+        Parameters
+        ----------
+        kl : float
+            Mean `kl` of the last epoch; NaN for losses that report none.
+        """
+
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
         if self.separate_losses:

@@ -53,6 +53,7 @@ class OnPolicy:
         self.reporter, self.saver, self.total_frames = reporter, saver, total_frames
         self.evaluation, self.device = evaluation, device
         self.iteration = 0
+        self.dropped: int | None = None  # since the last report; None where no row can be
 
     def run(self) -> None:
         """Train until `total_frames`; returns early only by raising (StoppedSafely among others)."""
@@ -74,8 +75,10 @@ class OnPolicy:
                 reward=self.collector.raw_reward,
                 done=self.collector.raw_done,
                 approximated=approximated,
+                dropped=self.dropped,
                 others=self.waiting(),
             )
+            self.dropped = None
             self.reporter.out_of_bounds(self.collector.lanes.bounds.news())
             self.saver.after_batch(self.collector.frames)
         self.tell_leftovers()
@@ -101,13 +104,19 @@ class OnPolicy:
         with clock("collect"):
             pieces = list(self.collector.pieces(raw))
         for batch in pieces:
-            with clock("values"):
+            with clock("values"), self.reporter.values:
                 batch = self.advantage(batch if self.device is None else move(batch, self.device))
             with clock("update"):
                 learned = self.update(batch, progress)
             approximated += self.advantage.last_approximated
+            self.count_dropped()
         cut = self.collector.split_trajs or self.collector.trajectories is not None
         return raw if cut else batch, learned, approximated
+
+    def count_dropped(self) -> None:
+        """Count the rows of the last value stage that the budget of `shifted` had no room for."""
+        if self.advantage.shifted:
+            self.dropped = (self.dropped or 0) + self.advantage.last_dropped
 
     def waiting(self) -> list[Entry]:
         """Ledger lines of the rows that wait for their trajectory's end."""
@@ -124,7 +133,10 @@ class OnPolicy:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped, beside the modules."""
-        return {"iteration": self.iteration}
+        norm = self.advantage.value_norm
+        return {"iteration": self.iteration, "value_norm": {} if norm is None else norm.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.iteration = int(state["iteration"])
+        if self.advantage.value_norm is not None:
+            self.advantage.value_norm.load_state_dict(state["value_norm"])

@@ -7,7 +7,7 @@ parameters; returns mean diagnostics. Knows nothing of envs, collectors, checkpo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -109,24 +109,38 @@ class Update:
             Means over all minibatches of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`,
             `epochs` (made), `skipped` (minibatches, in this batch).
         """
+        columns = self.columns(batch)
+        return self.improve(lambda: self.minibatches.epoch(columns), fraction)
+
+    def improve(self, epoch: Callable[[], Iterable[Minibatch]], fraction: float = 0.0) -> dict[str, float]:
+        """Improve the parameters on the minibatches that `epoch()` gives, at most `epochs` times; see `__call__`.
+
+        Parameters
+        ----------
+        epoch : callable
+            Begins another epoch: minibatches of the same `columns`, each used before the next is asked for.
+        """
         self.flat.bind()
         self.optimizer.lr = self.lr.at(fraction)
         if self.clip_epsilon is not None:
             epsilon = self.clip_epsilon.at(fraction)
             self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile else epsilon  # type: ignore
-        columns, means, skipped = self._columns(batch), Means(), self.guard.skipped
-        gradient = self._gradient_for(columns)
-        epochs, enough = 0, False
+        means, skipped = Means(), self.guard.skipped
+        gradient: Gradient | None = None
+        epochs, enough, kl = 0, False, math.nan
         while epochs < self.epochs and not enough:
-            for minibatch in self.minibatches.epoch(columns):
+            for minibatch in epoch():
+                gradient = gradient or self._gradient_for(minibatch)
                 figures = gradient(minibatch)
                 means.add(self._step(figures) if self._look else self._step_unseen(figures))
             for bad in means.epoch("skipped"):
                 self.guard.record(bool(bad), "a loss or gradient of the last epoch")
                 self.steps += not bad
             enough = self.target_kl is not None and mean(means.epoch("kl_approx")) > self.target_kl
+            kl = mean(means.epoch("kl"))
             means.next_epoch()
             epochs += 1
+        self.loss.after_batch(kl)
         return means.result() | {
             "lr": self.optimizer.lr,
             "epochs": float(epochs),
@@ -157,7 +171,7 @@ class Update:
         self.optimizer.step(bad)
         return {**figures, "grad_norm": norm, "skipped": bad}
 
-    def _columns(self, batch: TensorDictBase) -> Minibatch:
+    def columns(self, batch: TensorDictBase) -> Minibatch:
         """What the loss reads, `[N, ...]` over all batch dims, of the rows that masks let through."""
         columns: Minibatch = {}
         for key in (*self.loss.in_keys, *MASK_KEYS):
@@ -182,14 +196,20 @@ class Update:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
-        """Optimizer, minibatch order and counters, as tensors only; parameters are the modules' to save."""
+        """Optimizer, minibatch order, counters and the loss's own buffers, as tensors only.
+
+        Parameters are the modules' to save.
+        """
         counters = torch.tensor([self.steps, self.guard.skipped, self.guard.in_a_row])
         state = {f"optimizer.{name}": x for name, x in self.optimizer.state_dict().items()}
+        state |= {f"loss.{name}": x for name, x in self.loss.named_buffers(recurse=False)}
         return state | {"generator": self.minibatches.generator.get_state(), "counters": counters}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue as the update whose `state_dict()` this is would have."""
         prefix = "optimizer."
         self.optimizer.load_state_dict({k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)})
+        for name, buffer in self.loss.named_buffers(recurse=False):
+            buffer.copy_(state[f"loss.{name}"])
         self.minibatches.generator.set_state(state["generator"].cpu())
         self.steps, self.guard.skipped, self.guard.in_a_row = (int(x) for x in state["counters"])

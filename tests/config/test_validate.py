@@ -58,7 +58,7 @@ def test_the_defaults_have_no_problem():
             ("memory.fill_value has no meaning for rlcli train",),
         ),
         ({"storage__codes": False}, ("storage.codes has no meaning with storage=none",)),
-        ({"memory__frame_stack": "whole"}, ("memory.frame_stack has no meaning with loss=ppo_clip",)),
+        ({"memory__frame_stack": "whole"}, ("memory.frame_stack has no meaning with storage=none",)),
         (
             {"memory__frame_stack": "whole", "loss__kind": "dqn", "storage__kind": "tensor", "sampler__kind": "random"},
             ("memory.frame_stack has no meaning with env.frame_stack=null",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
@@ -19,7 +20,8 @@ class KLPENPPOLoss(PPOLoss):
     """`PPOLoss` plus `beta KL(old || new)` (arXiv:1707.06347, section 4).
 
     After each batch in training mode `beta` grows where the divergence was over 1.5 `dtarg` and shrinks where it was
-    under `dtarg / 1.5`.
+    under `dtarg / 1.5`. What is called is taken for a batch; an update that takes many steps on one works with `terms`,
+    and ends it with `after_batch`.
 
     Parameters
     ----------
@@ -83,9 +85,16 @@ class KLPENPPOLoss(PPOLoss):
         terms["kl"] = reduce(kl.detach(), mask)
         terms["kl_coef"] = self.beta.clone()
         terms["loss_objective"] = terms["loss_objective"] + terms["kl_coef"] * reduce(kl, mask, self.reduction)
-        if self.training:
-            self._follow(terms["kl"])
         return terms
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        found = super().forward(td)
+        if self.training:
+            self._follow(found["kl"])
+        return found
+
+    def after_batch(self, kl: float) -> None:
+        self._follow(torch.tensor(kl))
 
     @torch.no_grad()
     def _follow(self, kl: Tensor) -> None:
