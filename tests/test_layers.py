@@ -28,7 +28,7 @@ OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt"
 def part_of(module: str) -> str:
     """The room a module is in: `rlcli.config.build` -> `config.build`, `rlcli.envs.gym_env` -> `envs`."""
     inner = module.removeprefix("rlcli").lstrip(".")
-    return "config.build" if inner == "config.build" else inner.split(".")[0]
+    return "config.build" if inner in ("config.build", "config.build_learning") else inner.split(".")[0]
 
 
 def layer_of(part: str) -> int:

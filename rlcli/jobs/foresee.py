@@ -14,8 +14,8 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.data.fields import Field
 from rlcli.errors import told
 from rlcli.jobs.plan_advice import advice_for, modes_of, places_of, warnings_for
-from rlcli.jobs.plan_buffer import buffer_entries, delta_of
-from rlcli.jobs.plan_peaks import update_peak, values_peak
+from rlcli.jobs.plan_buffer import buffer_entries, delta_of, keeps_overflows
+from rlcli.jobs.plan_peaks import update_peak
 from rlcli.jobs.plan_tensors import (
     Rows,
     batch_entries,
@@ -25,13 +25,18 @@ from rlcli.jobs.plan_tensors import (
     sample_entry,
     shuffled_entry,
     spare_entry,
+    valid_entry,
     written_by,
 )
+from rlcli.jobs.plan_values import rows_at_once, stage_peak
 from rlcli.keys import Key, unravel
+from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.facts import Expected
 from rlcli.report.ledger import Entry, process_memory
 from rlcli.report.live_bytes import LiveBytes
 from rlcli.report.plan import WORKING, WORKING_TO_COLLECT, Peak, Plan
+
+VALUES = "values"  # the stage
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ def expected(
     given : int
         Rows that a buffer begins with.
     """
-    return Expected(foresee(cfg, verb, collector, learning, so_far(imported, learning), given=given).total, imported)
+    plan = foresee(cfg, verb, collector, learning, so_far(imported, learning), given=given)
+    values = next((peak.bytes for peak in plan.peaks if peak.stage == VALUES and not peak.unknown), None)
+    return Expected(plan.total, imported, values)
 
 
 def so_far(imported: int, learning: Learning) -> dict[str, int]:
@@ -101,7 +108,7 @@ def foresee(
     given : int
         Rows that a buffer begins with.
     """
-    lanes, coded = cfg.env.num, delta_of(cfg)
+    lanes, coded, keep = cfg.env.num, delta_of(cfg), keeps_overflows(cfg)
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
     rows, mode, device = rows_of(collector, lanes, steps), cfg.memory.next_obs, _device(cfg, "storing_device")
     entries: list[Entry] = []
@@ -110,12 +117,15 @@ def foresee(
     index = False
     estimator, loss = learning.estimator, learning.loss
     if estimator is not None:
-        if not (cfg.collector.trajs_per_batch or cfg.collector.split_trajs):  # those are reported as collected
-            added, index = written_by(estimator, mode), mode == "exact"
-        peaks.append(_values(estimator, rows, _device(cfg, "train_device")))
-    entries += batch_entries(rows, mode, added=added, index=index, ends=ends, device=device, delta_dtype=coded)
+        reported_as_collected = cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg)
+        if not reported_as_collected:
+            added, index = written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
+        peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
+    entries += batch_entries(
+        rows, mode, added=added, index=index, ends=ends, device=device, delta_dtype=coded, keep=keep
+    )
     if cfg.total_frames > rows.frames:
-        entries.append(spare_entry(rows, mode, device, coded))
+        entries.append(spare_entry(rows, mode, device, coded, keep))
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
     entries += buffer_entries(cfg, rows, mode, given)
@@ -140,21 +150,35 @@ def _learned(cfg: Any, rows: Rows, learning: Learning, peaks: list[Peak]) -> lis
     known: dict[Key, Field] = {**rows.fields, **rows.copies, **rows.successors}
     known |= written_by(learning.estimator, "full") if learning.estimator is not None else {}
     read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
-    drawn = cfg.sampler.kind != "minibatch"
+    drawn = _draws(cfg)
     batch_size = cfg.sampler.batch_size if drawn else min(cfg.sampler.batch_size, rows.frames)
+    if learning.estimator is not None and learning.estimator.shifted:
+        entries.append(valid_entry(read, batch_size if drawn else rows.frames, device))
     entries.append(sample_entry(read, batch_size, device) if drawn else shuffled_entry(read, rows.frames, device))
     peaks.append(_counted("update", batch_size, device, lambda: update_peak(loss, read, batch_size, device)))
     return entries
 
 
-def _values(estimator: Any, rows: Rows, device: str) -> Peak:
-    known = {**rows.fields, **rows.copies}
-    chunk = rows.frames
-    if estimator.num_chunks or estimator.value_chunk_size:
-        size = estimator.value_chunk_size or -(-rows.lanes // estimator.num_chunks)
-        chunk = min(chunk, size * rows.steps)
-    net = estimator.value_network
-    return _counted("values", chunk, device, lambda: values_peak(net, known, rows.frames, chunk, device))
+def _values(cfg: Any, estimator: ValueEstimator, rows: Rows, device: str) -> Peak:
+    """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
+    mode, keep = cfg.memory.next_obs, keeps_overflows(cfg)
+    flat = unknown = False
+    if _draws(cfg):
+        slices, steps = build_learning.slices_of(cfg)
+        rows, flat = dataclasses.replace(rows, lanes=slices, steps=steps), not cfg.sampler.strict_length
+        unknown = mode == "compact" and all(field.dtype.is_floating_point for field in rows.successors.values())
+        mode, keep = "full" if mode == "delta" or unknown else mode, False  # what samples hold
+
+    def count() -> LiveBytes:
+        options: dict[str, Any] = {"delta_dtype": delta_of(cfg), "keep": keep, "flat": flat, "unknown": unknown}
+        return stage_peak(estimator, rows, mode, **options)
+
+    return _counted(VALUES, rows_at_once(estimator, rows, flat), device, count)
+
+
+def _draws(cfg: Any) -> bool:
+    """Whether updates learn from drawn rows, not from a batch."""
+    return cfg.sampler.kind != "minibatch"
 
 
 def _counted(stage: str, rows: int, device: str, count: Callable[[], LiveBytes]) -> Peak:

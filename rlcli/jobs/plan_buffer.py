@@ -75,6 +75,11 @@ def delta_of(cfg: Any) -> torch.dtype:
     return getattr(torch, cfg.memory.delta_dtype)
 
 
+def keeps_overflows(cfg: Any) -> bool:
+    """Whether next observations that no difference holds are kept whole."""
+    return cfg.memory.next_obs == "delta" and cfg.memory.on_overflow == "keep"
+
+
 def buffer_bytes(cfg: Any, rows: Rows, mode: str, given: int = 0) -> int:
     """The whole buffer in some mode."""
     return sum(entry.bytes for entry in buffer_entries(cfg, rows, mode, given))

@@ -1,4 +1,4 @@
-"""What value estimation and an update hold for a moment, on top of what stays: run on tensors without memory.
+"""What an update holds for a moment, on top of what stays: run on tensors without memory.
 
 The modules are copied to the meta device, parameters and all, so that a net of any size costs nothing here.
 """
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from rlcli.data.fields import Field
 from rlcli.keys import Key
-from rlcli.objectives.value.network import RowValues
 from rlcli.report.live_bytes import LiveBytes
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -31,26 +30,6 @@ def on_meta(module: Module) -> Module:
     for b in module.buffers():
         memo[id(b)] = torch.empty_like(b, device=META)
     return copy.deepcopy(module, memo)
-
-
-def values_peak(network: Any, fields: Mapping[Key, Field], rows: int, chunk: int | None, device: str) -> LiveBytes:
-    """The most that a value network holds while it is evaluated on `rows` rows without gradients.
-
-    Parameters
-    ----------
-    fields : mapping
-        Must hold the network's in_keys.
-    chunk : int, optional
-        Rows of one call.
-    device : str
-        Of the real computation: "cpu" counts what convolutions copy.
-    """
-    with torch.no_grad():
-        net = RowValues(on_meta(network))
-        columns = {key: fields[key].empty(rows, META) for key in net.in_keys}
-        with LiveBytes(reorders=device == "cpu") as live:
-            net(columns, chunk)
-    return live
 
 
 def update_peak(loss: Any, fields: Mapping[Key, Field], rows: int, device: str) -> LiveBytes:

@@ -21,7 +21,7 @@ from rlcli.report.ledger import LEARNER, ROLLOUT, Entry
 from rlcli.specs import Categorical
 from rlcli.training.flat import spans_of
 from rlcli.training.optimizer import FlatOptimizer
-from rlcli.transforms.delta_codec import delta_key, encode, saves, scale_key
+from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
 
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 
@@ -87,7 +87,7 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field(dtype, torch.Size((1,))), Field(torch.bool, torch.Size(()))
     found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return found | ({APPROXIMATED: flag} if mode == "compact" else {})
+    return found | ({APPROXIMATED: flag} if mode == "compact" and estimator.value_network is not None else {})
 
 
 def batch_entries(
@@ -99,6 +99,7 @@ def batch_entries(
     ends: int = 0,
     device: str = "cpu",
     delta_dtype: torch.dtype = torch.float16,
+    keep: bool = False,
 ) -> list[Entry]:
     """The ledger of one batch.
 
@@ -112,6 +113,8 @@ def batch_entries(
         Whether something will ask an `exact` batch where each successor lies.
     ends : int
         Episodes that end inside the batch, in the last step of a lane not counted: that is an end anyhow.
+    keep : bool
+        Of `delta`: what overflows is kept whole. A column for it is there before anything overflows.
     """
     n, shape = rows.frames, (rows.lanes, rows.steps)
     stored = stored_fields(rows, mode, delta_dtype) | dict(added or {})
@@ -125,6 +128,9 @@ def batch_entries(
             nbytes, pointers = (rows.lanes + ends) * field.width + pointers, 0  # all keys share one set of pointers
         entry = _entry(key, field, nbytes, n, shape, device)
         entries.append(replace(entry, saved=whole - nbytes, note="exact" if mode == "exact" else "not stored"))
+    for key, field in (kept_fields(rows, mode, delta_dtype) if keep else {}).items():
+        nbytes = field.width + POINTER  # a row of zeros, and where all rows read it
+        entries.append(replace(_entry(key, field, nbytes, n, shape, device), saved=-nbytes, note="overflows"))
     return entries
 
 
@@ -137,6 +143,18 @@ def stored_fields(rows: Rows, mode: str, delta_dtype: torch.dtype = torch.float1
         for key, field in rows.successors.items():
             found |= _coded(as_tuple(key)[1:], field, delta_dtype)
     return found
+
+
+def kept_fields(rows: Rows, mode: str, delta_dtype: torch.dtype = torch.float16) -> dict[Key, Field]:
+    """Columns for next observations that no difference can stand for, where a run keeps them."""
+    if mode != "delta":
+        return {}
+    sources = {as_tuple(key)[1:]: field for key, field in rows.successors.items()}
+    return {
+        kept_key(key): field
+        for key, field in sources.items()
+        if saves(math.prod(field.shape), field.dtype, delta_dtype)
+    }
 
 
 def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key, Field]:
@@ -201,15 +219,21 @@ def shuffled_entry(fields: Mapping[Key, Field], frames: int, device: str) -> Ent
     return Entry("minibatches", "a shuffled copy of what the loss reads", nbytes, device=device, peak=nbytes)
 
 
+def valid_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
+    """The copy of what the loss reads without the rows that masks leave out, where there are masks."""
+    nbytes = count * sum(field.width for field in fields.values())
+    return Entry("minibatches", "the rows that count", nbytes, device=device, peak=nbytes)
+
+
 def sample_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
     """The rows of one update, drawn from a buffer."""
     nbytes = count * sum(field.width for field in fields.values())
     return Entry("sample", "rows of an update", nbytes, device=device, peak=nbytes)
 
 
-def spare_entry(rows: Rows, mode: str, device: str, delta_dtype: torch.dtype) -> Entry:
+def spare_entry(rows: Rows, mode: str, device: str, delta_dtype: torch.dtype, keep: bool = False) -> Entry:
     """The batch before, which is alive while the next one is collected."""
-    nbytes = sum(entry.bytes for entry in batch_entries(rows, mode, delta_dtype=delta_dtype))
+    nbytes = sum(entry.bytes for entry in batch_entries(rows, mode, delta_dtype=delta_dtype, keep=keep))
     return Entry("spare batch", "the one before, while the next is collected", nbytes, device=device, peak=nbytes)
 
 

@@ -42,9 +42,21 @@ def memory(
     process: tuple[int, int],
     devices: Mapping[str, int] | None = None,
     expected: Expected | None = None,
+    values: int | None = None,
 ) -> dict:
-    """The ledger for the summary: every entry, sums by component, the process, and what the plan said of it."""
+    """The ledger for the summary: every entry, sums by component, the process, and what the plan said of it.
+
+    Parameters
+    ----------
+    process : (int, int)
+        Resident bytes now and at the peak.
+    devices : mapping from device to bytes, optional
+        The most each has held.
+    values : int, optional
+        What the value stage was seen to hold for a moment.
+    """
     planned = {} if expected is None else {"planned": expected.total, "imported": expected.imported}
+    stage = {"planned": None if expected is None else expected.values, "measured": values}
     return {
         "entries": [entry.as_dict() for entry in ledger.entries],
         "components": {
@@ -57,6 +69,7 @@ def memory(
             for name, total in ((name, ledger.component(name)) for name in ledger.components())
         },
         "saved": ledger.saved,
+        **({"value_stage": stage} if any(x is not None for x in stage.values()) else {}),
         "process": {"now": process[0], "peak": process[1]} | planned,
         "devices": dict(devices or {}),
     }
@@ -136,6 +149,8 @@ def _title(summary: Mapping) -> str:
 
 def _tables(summary: Mapping, brief: bool = False) -> Iterator[tuple[str, Table]]:
     yield "Learning", _learning_table(summary["learning"])
+    if summary.get("boundary_rows") is not None:
+        yield "Rows", _rows_table(summary)
     if summary.get("evaluation") and not brief:  # a terminal was told when the episodes had been played
         yield "Evaluation", _evaluation_table(summary["evaluation"])
     yield "Throughput", _throughput_table(summary["throughput"])
@@ -147,6 +162,16 @@ def _tables(summary: Mapping, brief: bool = False) -> Iterator[tuple[str, Table]
 def _learning_table(learning: Mapping) -> Table:
     rows = [[name.replace("_", " "), figures.number(value)] for name, value in learning.items()]
     return ["figure", "last"], rows
+
+
+def _rows_table(summary: Mapping) -> Table:
+    """What the value stage could not know of all rows; `dropped` is there only where rows can be."""
+    named = {"boundary": "boundary_rows", "approximated": "approximated", "dropped": "dropped"}
+    counts = {label: count for label, name in named.items() if (count := summary.get(name)) is not None}
+    whole = summary["frames"]
+    return ["rows", "count", "%"], [
+        [label, figures.count(count), f"{100 * count / max(whole, 1):.2f}"] for label, count in counts.items()
+    ]
 
 
 def _evaluation_table(played: Mapping) -> Table:
@@ -185,11 +210,12 @@ def _memory_table(ledger: Mapping, brief: bool) -> Table:
         rows.append([f"= {component}", "", "", per_frame, *_held(total)])
     for device, peak in ledger["devices"].items():
         rows.append([device, "", "", "", "", figures.size(peak), ""])
-    process = ledger["process"]
+    stage, process = ledger.get("value_stage", {}), ledger["process"]
+    for label, nbytes in figures.stage_rows(stage.get("planned"), stage.get("measured")):
+        rows.append([label, "", "", "", "", figures.size(nbytes), ""])
     rows.append(["process RSS", "", "", "", figures.size(process["now"]), figures.size(process["peak"]), ""])
     if planned := process.get("planned"):
-        off = f"{100 * (process['peak'] - planned) / planned:+.1f} %"
-        rows.append([f"plan said ({off})", "", "", "", "", figures.size(planned), ""])
+        rows.append([figures.plan_said(planned, process["peak"]), "", "", "", "", figures.size(planned), ""])
     if brief:  # a terminal has about 80 columns: the shapes are in report.md
         header, rows = header[:1] + header[3:], [row[:1] + row[3:] for row in rows]
     return header, rows

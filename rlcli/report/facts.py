@@ -54,7 +54,10 @@ class Expected:
         Bytes at its peak.
     imported : int
         Of them after the imports, before anything was made.
+    values : int or None
+        What the value stage holds for a moment; None where there is none, or where it could not be counted.
     """
 
     total: int
     imported: int
+    values: int | None = None

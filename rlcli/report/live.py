@@ -110,6 +110,8 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
     if snapshot.boundary is not None:
         items.append(Text(f"boundary rows {100 * snapshot.boundary:.1f} %"))
         items.append(Text(f"approximated {figures.count(snapshot.approximated)}"))
+    if snapshot.dropped is not None:
+        items.append(Text(f"dropped {figures.count(snapshot.dropped)}"))
     lines = [Text("learning", style=_LABEL), Text()]
     for item in items:
         used = lines[-1].cell_len

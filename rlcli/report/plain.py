@@ -30,7 +30,13 @@ def line(snapshot: Snapshot) -> str:
     if snapshot.boundary is not None:
         groups.append(f"boundary rows {100 * snapshot.boundary:.1f}%")
         groups.append(f"approximated {figures.count(snapshot.approximated)}")
-    groups += [_memory(row) for row in snapshot.memory]
+    if snapshot.dropped is not None:
+        groups.append(f"dropped {figures.count(snapshot.dropped)}")
+    for row in snapshot.memory:
+        if row.label.startswith(" "):  # about the row before
+            groups[-1] += f" {_memory(row).lstrip()}"
+        else:
+            groups.append(_memory(row))
     return "  ".join(groups)
 
 

@@ -27,6 +27,7 @@ from rlcli.report.curve import Curve
 from rlcli.report.devices import DevicePeaks
 from rlcli.report.episodes import EpisodeStats, boundary_rows
 from rlcli.report.facts import Expected, Facts, Watched
+from rlcli.report.first_peak import FirstPeak
 from rlcli.report.ledger import Entry, Ledger, process_memory
 from rlcli.report.metrics import MetricsWriter, plain
 from rlcli.report.snapshot import LEARNING, Snapshot, memory_rows
@@ -36,6 +37,7 @@ from rlcli.report.view import View, open_view
 Figure = float | torch.Tensor
 
 APPROXIMATED = "the successor's value was approximated by the row's own (next_obs=compact)"
+DROPPED = "a row had no room for its successor and was not learned from (value.shifted_budget makes room)"
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first batch is always read
 
 
@@ -64,6 +66,12 @@ class Reporter:
         From `batch` and `close` too: the run folder cannot be written.
 
     Leaving its context gives the terminal back (a live view hides the cursor), also after an error.
+
+    Attributes
+    ----------
+    clock : Clock
+    values : FirstPeak
+        A context for the value stage: what it holds for a moment is measured the first time.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Reporter:
         self.facts = facts
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
+        self.values = FirstPeak()
         self.episodes = EpisodeStats()
         self.ledger = Ledger()
         self._view: View = open_view(console, stream)
@@ -89,6 +98,7 @@ class Reporter:
         )
         self._curve = Curve()
         self._frames = self._iteration = self._approximated = 0
+        self._dropped: int | None = None  # unknown where no row can be dropped
         self._boundary: int | None = None  # unknown until a batch shows its ends
         self._learning: dict[str, Figure] = {}
         self._warnings: dict[str, tuple[str, int]] = {}
@@ -112,6 +122,7 @@ class Reporter:
     def watch(self, watched: Watched) -> None:
         """Show a learner's parameters, optimizer state and, on CUDA, its device's peaks."""
         self._watched = watched
+        self.values = FirstPeak(watched.device)
         if torch.device(watched.device).type == "cuda":
             self._peaks = self.clock.watch = DevicePeaks(watched.device)
 
@@ -136,6 +147,7 @@ class Reporter:
         reward=None,
         done=None,
         approximated: int = 0,
+        dropped: int | None = None,
         others: Iterable[Entry] = (),
         frames: int | None = None,
     ) -> None:
@@ -151,6 +163,8 @@ class Reporter:
             Read instead of `("next", "reward")` and `("next", "done")`: the rewards before any scaling.
         approximated : int
             Rows of this batch whose successor value was approximated.
+        dropped : int, optional
+            Rows that the budget of `shifted` had no room for; None where that is off.
         others : iterable of Entry
             Ledger lines of other components.
         frames : int, optional
@@ -164,6 +178,7 @@ class Reporter:
             self._frames += frames
             self._iteration += 1
             self._approximated += approximated
+            self._dropped = self._dropped if dropped is None else (self._dropped or 0) + dropped
             self._learning = dict(learning or {})
             due = self._view.due()
             now = time.monotonic()
@@ -229,6 +244,7 @@ class Reporter:
                 process=self._process,
                 devices=self._device_rows(),
                 planned=self._expected.total if self._expected else None,
+                stage=(self._expected.values if self._expected else None, self.values.bytes),
             ),
             learning=shown,
             returns=self._curve.points,
@@ -238,6 +254,7 @@ class Reporter:
             episodes=episodes.episodes,
             boundary=None if self._boundary is None else self._boundary / max(self._frames, 1),
             approximated=self._approximated,
+            dropped=self._dropped,
             warnings=list(self._warnings.values()),
             notice=self._notice,
         )
@@ -282,6 +299,7 @@ class Reporter:
             "iteration": self._iteration,
             "boundary": self._boundary,
             "approximated": self._approximated,
+            "dropped": self._dropped,
             "warnings": {kind: list(entry) for kind, entry in self._warnings.items()},
             "clock": self.clock.state_dict(),
             "episodes": self.episodes.state_dict(),
@@ -292,6 +310,7 @@ class Reporter:
         """Continue where `state_dict` was taken."""
         self._frames, self._iteration = int(state["frames"]), int(state["iteration"])
         self._boundary, self._approximated = state["boundary"], int(state["approximated"])
+        self._dropped = state.get("dropped")
         since = self._warnings  # what the loading itself had to say
         self._warnings = {kind: (text, int(count)) for kind, (text, count) in state["warnings"].items()}
         for kind, (text, count) in since.items():
@@ -341,11 +360,13 @@ class Reporter:
             **self._learning,
             "boundary_rows": self._boundary,
             "approximated": self._approximated,
+            **({} if self._dropped is None else {"dropped": self._dropped}),
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
             "memory": {
                 **{name: self.ledger.component(name).bytes for name in self.ledger.components()},
                 "saved": self.ledger.saved,
                 "rss": self._process[0],
+                **self._value_stage(),
             },
         }
 
@@ -354,6 +375,8 @@ class Reporter:
         warnings = dict(self._warnings)
         if self._approximated:
             warnings["approximated"] = APPROXIMATED, self._approximated
+        if self._dropped:
+            warnings["dropped"] = DROPPED, self._dropped
         self._process = process_memory()
         learning = {
             "return": episodes.mean_return,
@@ -373,14 +396,20 @@ class Reporter:
                 "total_frames": facts.total_frames,
                 "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "throughput": closing.throughput(self.clock.total()),
-                "memory": closing.memory(self.ledger, self._process, devices, self._expected),
+                "memory": closing.memory(self.ledger, self._process, devices, self._expected, self.values.bytes),
                 "learning": learning,
                 "boundary_rows": self._boundary,
                 "approximated": self._approximated,
+                "dropped": self._dropped,
                 "warnings": [{"kind": kind, "text": text, "count": count} for kind, (text, count) in warnings.items()],
                 "commands": dict(commands),
             }
         )
+
+    def _value_stage(self) -> dict[str, int]:
+        planned = None if self._expected is None else self._expected.values
+        found = {"value_stage": self.values.bytes, "value_stage_planned": planned}
+        return {name: nbytes for name, nbytes in found.items() if nbytes is not None}
 
     def _device_rows(self) -> dict[str, int]:
         return {} if self._peaks is None else {f"{self._peaks.device} peak": self._peaks.peak}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlcli.keys import Key, show, under_next
+from rlcli.report import figures
 from rlcli.report.ledger import ROLLOUT, Ledger
 from rlcli.report.stages import Spent
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
@@ -48,6 +49,8 @@ class Snapshot:
         Share of the rows not followed by their successor, in [0, 1].
     approximated : int
         Rows whose successor value was approximated so far.
+    dropped : int or None
+        Rows that the budget of `shifted` had no room for so far; None where that is off.
     warnings : sequence of (text, count)
     notice : str
         One line about what happens now ("stopping after this batch").
@@ -69,6 +72,7 @@ class Snapshot:
     episodes: int = 0
     boundary: float | None = None
     approximated: int = 0
+    dropped: int | None = None
     warnings: Sequence[tuple[str, int]] = ()
     notice: str = ""
 
@@ -99,6 +103,7 @@ def memory_rows(
     process: tuple[int, int] | None = None,
     devices: Mapping[str, int] | None = None,
     planned: int | None = None,
+    stage: tuple[int | None, int | None] = (None, None),
 ) -> list[MemoryRow]:
     """The ledger folded to what fits beside the throughput.
 
@@ -115,6 +120,8 @@ def memory_rows(
         The most each has held.
     planned : int, optional
         What the plan said the process would hold at its peak.
+    stage : (int, int), each optional
+        What the plan said that the value stage would hold for a moment, and what it was seen to hold.
     """
     obs_keys = list(obs_keys)
     obs = {show(key) for key in obs_keys}
@@ -135,8 +142,9 @@ def memory_rows(
         rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
     for device, peak in (devices or {}).items():
         rows.append(MemoryRow(device, None, peak))
+    rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(*stage)]
     if process is not None:
         rows.append(MemoryRow("process RSS", *process))
         if planned and process[1]:
-            rows.append(MemoryRow(f"plan said ({100 * (process[1] - planned) / planned:+.1f} %)", None, planned))
+            rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))
     return rows

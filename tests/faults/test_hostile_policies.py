@@ -77,5 +77,5 @@ def test_a_deviation_too_large_for_a_float_never_reaches_the_data(hostile):
 
 def test_a_poisoned_critic_moves_no_weight(hostile):
     answer = hostile("train", "env.id=good", "policy=poisoned", "policy.kwargs={part:critic}", "run.dir=r")
-    is_a_sentence(answer, 6, "3 updates in a row were not finite", "The weights are those of the last good step")
+    is_a_sentence(answer, 6, "state_value is not finite", "step 0 of env 0", "diverged")
     assert open_run("r").checkpoints == []

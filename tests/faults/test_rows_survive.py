@@ -160,13 +160,17 @@ def test_power_cut_before_every_kind_of_call(tmp_path, calls, seed):
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_any_call_may_be_refused_and_nothing_acknowledged_is_lost(tmp_path, calls, error):
     for n in every(calls, 7):
-        folder, done = tmp_path / str(n), [0]
-        with pytest.raises(ResourceError) as caught:
-            write_all(folder, RefusingDisk(n, error), done.append)
-        assert caught.value.exit_code == 5 and str(tmp_path) in str(caught.value)
-        if error == errno.ENOSPC and calls[n - 1][0] in ("reserve", "write"):
-            assert "bytes are needed" in str(caught.value)
-        del caught
+        folder, done, (kind, file) = tmp_path / str(n), [0], calls[n - 1]
+        if kind == "remove" and file.startswith("state"):  # a newer one is acknowledged: the next opening sweeps it
+            let_go(write_all(folder, RefusingDisk(n, error), done.append))
+            assert max(done) == BATCHES
+        else:
+            with pytest.raises(ResourceError) as caught:
+                write_all(folder, RefusingDisk(n, error), done.append)
+            assert caught.value.exit_code == 5 and str(tmp_path) in str(caught.value)
+            if error == errno.ENOSPC and kind in ("reserve", "write"):
+                assert "bytes are needed" in str(caught.value)
+            del caught
         check_and_finish(folder, max(done), f"call {n} refused: {calls[n - 1]}")
 
 

@@ -14,6 +14,7 @@ from rlcli.errors import ResourceError
 from rlcli.report import closing
 from rlcli.report.curve import Curve
 from rlcli.report.devices import DevicePeaks
+from rlcli.report.facts import Expected
 from rlcli.report.metrics import read_metrics
 from rlcli.report.reporter import Facts, Reporter, Watched
 
@@ -144,6 +145,57 @@ def test_a_warning_is_printed_once_and_counted(tmp_path):
 def test_a_run_that_stopped_before_its_first_batch_still_closes(tmp_path):
     summary = Reporter(FACTS, folder=tmp_path, console="plain", stream=io.StringIO()).close("stopped")
     assert summary["frames"] == 0 and (tmp_path / "report.md").exists()
+
+
+def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
+    reporter = Reporter(FACTS, folder=tmp_path, console="off")
+    reporter.expect(Expected(total=1000, imported=10, values=8000))
+    for _ in range(2):
+        with reporter.clock("values"), reporter.values:
+            kept = torch.zeros(1000) + 1
+        reporter.batch(batch(), approximated=4, dropped=3)
+    del kept
+    last = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert last["dropped"] == 6 and reporter.snapshot().dropped == 6
+    assert (last["memory"]["value_stage"], last["memory"]["value_stage_planned"]) == (4000, 8000)
+    summary = reporter.close()
+    assert summary["dropped"] == 6 and summary["memory"]["value_stage"] == {"planned": 8000, "measured": 4000}
+    report = (tmp_path / "report.md").read_text()
+    for part in (
+        "| approximated | 8 | 20.00 |",
+        "| dropped | 6 | 15.00 |",
+        "(6 times)",
+        "| value stage |",
+        "(-50.0 %)",
+    ):
+        assert part in report
+
+
+def test_what_cannot_be_dropped_or_measured_is_not_told(tmp_path):
+    _, summary = a_run(tmp_path)
+    assert summary["dropped"] is None and "value_stage" not in summary["memory"]
+    record = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert "dropped" not in record and "value_stage" not in record["memory"]
+    report = (tmp_path / "report.md").read_text()
+    assert "| dropped |" not in report and "value stage" not in report
+
+
+def test_a_resumed_run_counts_dropped_rows_on_and_measures_anew(tmp_path):
+    first = Reporter(FACTS, console="off")
+    with first.values:
+        torch.zeros(10) + torch.zeros(10)
+    first.batch(batch(), dropped=2)
+    state = json.loads(json.dumps(first.state_dict()))
+    second = Reporter(FACTS, console="off")
+    second.load_state_dict(state)
+    assert second.values.bytes is None
+    with second.values:
+        torch.zeros(1000) + torch.zeros(1000)
+    second.batch(batch(), dropped=5)
+    assert second.snapshot().dropped == 7 and (first.values.bytes, second.values.bytes) == (120, 12000)
+    older = {name: value for name, value in state.items() if name != "dropped"}
+    second.load_state_dict(older)  # of a version that did not count them
+    assert second.snapshot().dropped is None
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from rlcli.errors import ConfigError
 from rlcli.report import figures
+from rlcli.report.ledger import Ledger
 from rlcli.report.live import LiveView, render
 from rlcli.report.plain import PlainView, line
-from rlcli.report.snapshot import Snapshot
+from rlcli.report.snapshot import Snapshot, memory_rows
 from rlcli.report.view import NoView, chosen, open_view
 
 
@@ -82,6 +83,26 @@ def test_both_views_show_the_same_numbers(snapshot):
     live, plain = numbers("\n".join(drawn(bare, 120))), numbers(line(bare))
     assert len(live) > 15 and live <= plain
     assert plain - live == {"62,000", "100,000"}
+
+
+def test_dropped_rows_are_shown_where_they_can_be(snapshot):
+    assert "dropped" not in "\n".join(drawn(snapshot, 80)) + line(snapshot)
+    for text in ("\n".join(drawn(replace(snapshot, dropped=12), 80)), line(replace(snapshot, dropped=12))):
+        assert "dropped 12" in text
+
+
+def test_the_value_stage_is_told_beside_what_the_plan_said():
+    rows = memory_rows(Ledger(), [], process=(90, 100), planned=80, stage=(1000, 1010))
+    assert [(row.label.strip(), row.now, row.peak) for row in rows] == [
+        ("value stage", None, 1010),
+        ("plan said (+1.0 %)", None, 1000),
+        ("process RSS", 90, 100),
+        ("plan said (+25.0 %)", None, 80),
+    ]
+    shown = Snapshot(memory=rows)
+    assert "value stage 1010 B plan said (+1.0 %) 1000 B  process RSS" in line(shown)
+    assert max(map(len, drawn(shown, 80))) <= 80 and "plan said (+25.0 %)" in "\n".join(drawn(shown, 80))
+    assert not memory_rows(Ledger(), [])
 
 
 def test_the_plain_line_is_one_line_of_ascii(snapshot, monkeypatch):

@@ -66,7 +66,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="scan")
 
 
-def _types(number: Any, layout: str, rates: tuple[Any, ...]) -> Any:
+def _types(number: Any, layout: Any, rates: tuple[Any, ...]) -> Any:
     """Seven columns, five of them read, and the rates."""
     read, flag = (types.Array(x, 3, layout, readonly=True) for x in (number, types.boolean))
     written = types.Array(number, 3, layout)

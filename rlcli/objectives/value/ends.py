@@ -35,6 +35,7 @@ def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor
         if terminated is None or truncated is None:
             raise MissingKeyError(
                 f"the batch does not say where trajectories end: no {show(keys.done)}",
+                why="the collector writes it at every step",
                 fix=f"Keep {show(keys.done)}, or both {show(keys.terminated)} and {show(keys.truncated)}",
             )
         done = terminated | truncated

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
     ADVANTAGE,
@@ -36,10 +36,12 @@ from rlcli.keys import (
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
 from rlcli.objectives.value.ends import ends_of
+from rlcli.objectives.value.fit import check_columns, need
 from rlcli.objectives.value.guard import check_numbers
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.normaliser import ValueNorm
 from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.rates import need_rate
 from rlcli.objectives.value.recurrent import values_of
 from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget
 from rlcli.objectives.value.successors import evaluate
@@ -120,8 +122,8 @@ class ValueEstimator(KeyedModule):
         if num_chunks is not None and value_chunk_size is not None:
             raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
         for name, count in (("num_chunks", num_chunks), ("value_chunk_size", value_chunk_size)):
-            if count is not None and count < 1:
-                raise ArgumentError(f"{name} must be at least 1", why=f"got {count}")
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
         if backend not in BACKENDS:
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         self.gamma = need_rate("gamma", gamma)
@@ -194,6 +196,7 @@ class ValueEstimator(KeyedModule):
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             masks = _masks(td)
+            check_columns(td, self.tensor_keys, self._observed(td), masks)
             ends = ends_of(td, self.tensor_keys, time, masks)
             values = self._values(td, ends, time, target_params)
             if self.value_norm is not None:
@@ -263,6 +266,10 @@ class ValueEstimator(KeyedModule):
             )
         return evaluate_shifted(td, self._net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
 
+    def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
+        keys = [] if self._net is None else self._net.in_keys
+        return [(key, td.get(under_next(key), None)) for key in keys]
+
     def _with_parameters(self, params: TensorDictBase) -> RowValues:
         if not isinstance(self._net, RowValues):
             raise ArgumentError(
@@ -279,17 +286,7 @@ class ValueEstimator(KeyedModule):
         return size * (td.numel() // max(lead, 1))
 
     def _get(self, td: TensorDictBase, key: Key) -> Tensor:
-        x = td.get(key, None)
-        if x is None:
-            raise MissingKeyError(f"the batch has no {show(key)}", fix="Add it to the collector's keep_keys")
-        return x
-
-
-def need_rate(name: str, rate: Rate) -> Rate:
-    """A discount or decay: a number in [0, 1] or a tensor of such."""
-    if not isinstance(rate, Tensor) and not 0.0 <= rate <= 1.0:
-        raise ArgumentError(f"{name} must be between 0 and 1", why=f"got {rate}")
-    return rate
+        return need(td, key)
 
 
 def _masks(td: TensorDictBase) -> dict[Key, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import Rate, scan
+from rlcli.objectives.value.rates import need_rate
 
 __all__ = [
     "generalized_advantage_estimate",
@@ -71,6 +72,7 @@ def generalized_advantage_estimate(
     ArgumentError
         Shapes or dtypes differ, or the backend cannot run here. So of every function of this module.
     """
+    gamma, lmbda = need_rate("gamma", gamma), need_rate("lmbda", lmbda)
     ends = (_terminated(done, terminated), done)
     return scan(reward, *ends, state_value, next_state_value, gamma, gamma * lmbda, backend=backend, time_dim=time_dim)
 
@@ -94,7 +96,14 @@ def td0_return_estimate(
     done : Tensor `[*B]`, optional
         Stands for `terminated` where that is not given.
     """
+    gamma = need_rate("gamma", gamma)
     terminated = done if terminated is None else terminated
+    _need_flags(terminated=terminated)
+    if next_state_value.shape != reward.shape:
+        raise ArgumentError(
+            "next_state_value and reward have different shapes",
+            why=f"{tuple(next_state_value.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
+        )
     value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
     return reward + gamma * value
 
@@ -167,6 +176,8 @@ def td_lambda_return_estimate(
             why="one discount for all that follows a step is no recursion over steps",
             fix="Give every step the discount of that step.",
         )
+    gamma, lmbda = need_rate("gamma", gamma), need_rate("lmbda", lmbda)
+    _need_flags(done=done, terminated=terminated)
     ends = (_terminated(done, terminated), done)
     cut = done.clone()
     cut.narrow(time_dim, max(reward.shape[time_dim] - 1, 0), min(reward.shape[time_dim], 1)).fill_(True)
@@ -227,7 +238,13 @@ def vtrace_advantage_estimate(
     value_target : Tensor
         `v_t`.
     """
+    gamma = need_rate("gamma", gamma)
     terminated = _terminated(done, terminated)
+    if not log_pi.shape == log_mu.shape == reward.shape:
+        raise ArgumentError(
+            "log_pi, log_mu and reward have different shapes",
+            why=f"{tuple(log_pi.shape)}, {tuple(log_mu.shape)} and {tuple(reward.shape)}",
+        )
     ratio = (log_pi - log_mu).exp()
     rho, c = (ratio.clamp(max=limit) for limit in (rho_thresh, c_thresh))
     _, target = scan(
@@ -244,8 +261,14 @@ def vtrace_advantage_estimate(
 
 def reward2go(reward: Tensor, done: Tensor, gamma: Rate, *, time_dim: int = -2, backend: str = "auto") -> Tensor:
     """`G_t = r_t + gamma [not done_t] G_{t+1}`: the discounted rewards that follow, without any value."""
-    nothing = torch.zeros_like(reward)
+    gamma, nothing = need_rate("gamma", gamma), torch.zeros_like(reward)
     return scan(reward, done, done, nothing, nothing, 0.0, gamma, backend=backend, time_dim=time_dim)[0]
+
+
+def _need_flags(**flags: Tensor | None) -> None:
+    for name, x in flags.items():
+        if x is not None and x.dtype != torch.bool:
+            raise ArgumentError(f"{name} is {x.dtype}, not bool", fix=f"Use {name}.bool().")
 
 
 def _terminated(done: Tensor, terminated: Tensor | None) -> Tensor:

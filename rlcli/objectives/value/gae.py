@@ -9,9 +9,10 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli.kernels.scan import Rate
-from rlcli.objectives.value.estimator import ValueEstimator, need_rate
+from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import generalized_advantage_estimate
 from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.rates import need_rate
 
 
 class GAE(ValueEstimator):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlcli.keys import STATE_VALUE, Key
 from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.observations import Observations
 
 
@@ -47,9 +48,12 @@ class RowValues:
     def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
         n = next(iter(columns.values())).shape[0]
         if chunk_rows is None or chunk_rows >= n:
-            return self.net(columns)[self.key]
+            return called(self.net, columns, self.key, n)
         starts = range(0, n, chunk_rows)
-        return torch.cat([self.net({k: x[i : i + chunk_rows] for k, x in columns.items()})[self.key] for i in starts])
+        parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
+        return torch.cat(
+            [called(self.net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)]
+        )
 
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None

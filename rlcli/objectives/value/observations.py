@@ -174,7 +174,7 @@ def _get(td: TensorDictBase, key: Key) -> Tensor:
     if x is None:
         raise MissingKeyError(
             f"the batch has no {show(key)}",
-            why="the value network reads it",
+            why="the collector writes it, and the value network reads it",
             fix="Add it to the collector's keep_keys, or change the network's in_keys",
         )
     return x

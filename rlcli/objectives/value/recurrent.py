@@ -5,6 +5,7 @@ A chunk that began inside a trajectory would begin without the state before it, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STATE_VALUE, Key, under_next, unravel
+from rlcli.objectives.lowered import Columns
+from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.observations import Observations
 
@@ -64,10 +67,14 @@ class SequenceValues:
                 key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
             }
             columns[IS_INIT] = starts.reshape(-1)[first:last].reshape(*shape, 1)
-            out = self.module(TensorDict(columns, batch_size=shape))
-            values.append(out.get(self.key).reshape(last - first, -1))
+            values.append(called(partial(self._flat, shape=shape), columns, self.key, last - first))
         found = torch.cat(values) if len(values) != 1 else values[0]
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+
+    def _flat(self, columns: Columns, shape: tuple[int, int]) -> dict[Key, Tensor]:
+        """The values of sequences `shape`, one after the other."""
+        value = self.module(TensorDict(dict(columns), batch_size=shape)).get(self.key)
+        return {self.key: value.reshape(shape[0] * shape[1], -1)}
 
 
 def _pieces(starts: Tensor, chunk_rows: int | None) -> list[tuple[int, int]]:

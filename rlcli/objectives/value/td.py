@@ -12,9 +12,10 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli.kernels.scan import Rate
-from rlcli.objectives.value.estimator import ValueEstimator, need_rate
+from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import td0_return_estimate, td1_return_estimate, td_lambda_return_estimate
 from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.rates import need_rate
 
 
 class TD0Estimator(ValueEstimator):
