@@ -75,7 +75,9 @@ def scan(
     time = time_dim % reward.ndim
     lanes = (shape[:time].numel(), shape[time], shape[time + 1 :].numel())  # [B, T, F]
     rates = [_rate(x, reward, lanes, name) for name, x in (("gamma", gamma), ("decay", decay), ("weight", weight))]
-    columns = [x.reshape(lanes) for x in (reward, terminated, cut, value, next_value)]
+    columns = [reward, terminated, cut, value, next_value]
+    if shape != lanes:
+        columns = [x.reshape(lanes) for x in columns]
     if reward.is_meta:  # no numbers to compute with: the shapes that every backend gives
         accumulated, target = (torch.empty_like(reward, memory_format=torch.contiguous_format) for _ in range(2))
         return accumulated, target
@@ -86,7 +88,9 @@ def scan(
         accumulated, target = Recursion.apply(name, *columns, *rates)
     else:
         accumulated, target = Recursion.run(name, *columns, *rates)
-    return accumulated.reshape(shape), target.reshape(shape)
+    if shape != lanes:
+        accumulated, target = accumulated.reshape(shape), target.reshape(shape)
+    return accumulated, target
 
 
 def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate:
