@@ -149,10 +149,13 @@ def test_tensorboard_is_optional_unless_asked_for(monkeypatch):
         wants_tensorboard("tensorboard")
 
 
-def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path):
+def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # files of one second are read in the order of their names, in which a process's tenth comes before its ninth
+    monkeypatch.setattr(event_file_writer, "_global_uid", type(event_file_writer._global_uid)(0))
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path, logger="tensorboard") as writer:
         for frames in (10, 20, 30):
