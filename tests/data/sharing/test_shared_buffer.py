@@ -235,7 +235,7 @@ def prioritized_writer():
     [
         (lambda: shared(ListStorage(10)), "one process alone"),
         (lambda: shared(CompressedStorage(10)), "one process alone"),
-        (lambda: shared(LazyMemmapStorage(10, scratch_dir="/tmp/nowhere")), "journalled by the process"),
+        (lambda: shared(LazyMemmapStorage(10, scratch_dir="rows")), "journalled by the process"),
         (lambda: shared(frame_stack=4), "frame_stack"),
         (lambda: shared(codes=True), "codes"),
         (lambda: shared(transform=NextObservationDelta()), "Let the worker apply it"),
@@ -249,7 +249,8 @@ def prioritized_writer():
         (lambda: prioritized_writer(), "only the buffer's owner can"),
     ],
 )
-def test_what_one_process_alone_can_do_is_refused_in_a_sentence(act, text):
+def test_what_one_process_alone_can_do_is_refused_in_a_sentence(act, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ArgumentError) as caught:
         act()
     assert text in str(caught.value)
