@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from rlcli.objectives.loss import Columns, Terms
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
-from rlcli.objectives.reduction import reduce
 
 
 class A2CLoss(PolicyGradientLoss):
@@ -17,8 +13,3 @@ class A2CLoss(PolicyGradientLoss):
     actor_network, critic_network, **options
         See `PolicyGradientLoss`.
     """
-
-    def objective(
-        self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
-    ) -> Terms:
-        return {self.actor_term: -reduce(log_prob * advantage, mask, self.reduction)}

@@ -6,6 +6,7 @@ many steps), `priority_weight` and masks. Writes the priority of every row.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -59,9 +60,9 @@ class BootstrappedLoss(Loss):
             raise ArgumentError("gamma must lie in [0, 1]", why=f"got {gamma}")
         self.gamma = float(gamma)
 
+    @abstractmethod
     def target_pairs(self) -> list[Pair]:
         """(trained, target) networks."""
-        raise NotImplementedError
 
     @property
     def next_keys(self) -> list[Key]:

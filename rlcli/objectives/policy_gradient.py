@@ -7,7 +7,6 @@ Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimize
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -171,11 +170,10 @@ class PolicyGradientLoss(Loss):
             terms["entropy"] = reduce(entropy.detach(), mask)
         return terms
 
-    @abstractmethod
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
     ) -> Terms:
-        """The policy's term and its diagnostics.
+        """The policy's term and its diagnostics: `-log pi(a|s) A`, unless a loss has a better one.
 
         Parameters
         ----------
@@ -186,6 +184,7 @@ class PolicyGradientLoss(Loss):
             The same with what the actor's network wrote over it.
         mask : bool Tensor `[*B]`, optional
         """
+        return {self.actor_term: -reduce(log_prob * advantage, mask, self.reduction)}
 
     def after_batch(self, kl: float) -> None:
         """Told once a batch how far it moved the policy.

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
-from torch import Tensor
 
-from rlcli.objectives.loss import Columns, Terms
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
-from rlcli.objectives.reduction import reduce
 from rlcli.objectives.value.choice import ValueEstimators
 
 
@@ -39,8 +36,3 @@ class ReinforceLoss(PolicyGradientLoss):
         **options: Any,
     ) -> None:
         super().__init__(actor_network, critic_network, entropy_bonus=entropy_bonus, **options)
-
-    def objective(
-        self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
-    ) -> Terms:
-        return {self.actor_term: -reduce(log_prob * advantage, mask, self.reduction)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -74,9 +75,9 @@ class TargetUpdate:
             for source, target in zip(*self.tensors(), strict=True):
                 target.copy_(source)
 
+    @abstractmethod
     def step(self) -> None:
         """One optimizer step was made."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Progress that the networks do not hold."""

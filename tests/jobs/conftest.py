@@ -13,6 +13,17 @@ SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "run.eval_episod
 
 
 @pytest.fixture
+def run(tmp_path, monkeypatch):
+    """`run(*overrides) -> Run`: a training run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*words: str):
+        return train(configure("train", list(words)), list(words))
+
+    return start
+
+
+@pytest.fixture
 def short_run(tmp_path, monkeypatch):
     """`short_run(*overrides) -> Run`: a CartPole run of a few thousand frames."""
     monkeypatch.chdir(tmp_path)

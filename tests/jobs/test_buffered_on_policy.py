@@ -12,7 +12,7 @@ from test_resume import final_state, same, stop_after
 from rlcli.cli.compose import configure
 from rlcli.config import build, build_learning
 from rlcli.errors import ConfigError
-from rlcli.jobs import on_policy, resume, train
+from rlcli.jobs import on_policy, resume
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
 from rlcli.training.buffered_on_policy import BufferedOnPolicy
 from rlcli.training.run_folder import create
@@ -42,16 +42,6 @@ KINDS = {
     "running": [*BASE, "total_frames=640", "sampler.batch_size=64", "value.normaliser=running"],
     "popart": [*BASE, "total_frames=640", "sampler.batch_size=64", "value.normaliser=popart", "value=td_lambda"],
 }
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def start(*words: str):
-        return train(configure("train", list(words)), list(words))
-
-    return start
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())

@@ -16,22 +16,12 @@ import rlcli
 from rlcli.cli.compose import configure
 from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer, full_next_obs, open_buffer, open_segments
 from rlcli.errors import ConfigError
-from rlcli.jobs import collect, resume, train
+from rlcli.jobs import collect, resume
 from rlcli.jobs.learner import Learner
 from rlcli.jobs.plan import plan
 from rlcli.keys import REWARD
 
 LARGE = ["storage.max_size=3000"]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def start(*words: str):
-        return train(configure("train", list(words)), list(words))
-
-    return start
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from test_resume import final_state, same, stop_after
 from rlcli.cli.compose import configure
 from rlcli.config.registry import register_policy
 from rlcli.errors import ConfigError
-from rlcli.jobs import collect, evaluate, resume, train
+from rlcli.jobs import collect, evaluate, resume
 from rlcli.modules import MLP, EGreedyModule, QValueActor
 
 SMALL = ["run.eval_episodes=0", "console=off", "logger=none", "policy.hidden=[16]", "sampler.batch_size=32"]
@@ -38,16 +38,6 @@ TASKS = {
     "sac": SAC,
     "sac fixed alpha": [*SAC, "loss.alpha=0.2", "sampler=prioritized"],
 }
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def start(*words: str):
-        return train(configure("train", list(words)), list(words))
-
-    return start
 
 
 def decided(run) -> dict:
