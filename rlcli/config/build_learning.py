@@ -43,7 +43,7 @@ def build_estimator(cfg: Config, policy: ActorCritic) -> ValueEstimator:
     options: dict[str, Any] = {
         "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
         "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
-        "value_norm": _normaliser(v, critic),
+        "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": _normaliser(v, critic),
     }  # fmt: skip
     average = v.average and v.average_over == "batch"
     options |= {

@@ -28,6 +28,9 @@ class ValueConfig:
     two_calls: bool = option(False, "value net on observations and on next observations, one call each")
     num_chunks: int | None = option(None, "call the value net on so many parts of a batch: less memory", ge=1)
     value_chunk_size: int | None = option(None, "the same by size: envs, or rows of a flat batch, in a part", ge=1)
+    compute_dtype: str = option(
+        "float32", "precision the value net is called in for estimates", choices=("float32", "bfloat16", "float16")
+    )
     backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"))
 
 

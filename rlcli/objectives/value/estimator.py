@@ -35,6 +35,7 @@ from rlcli.keys import (
 )
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
+from rlcli.objectives.value.compute import need_compute_dtype
 from rlcli.objectives.value.ends import ends_of
 from rlcli.objectives.value.fit import check_columns, need
 from rlcli.objectives.value.guard import check_numbers
@@ -79,6 +80,8 @@ class ValueEstimator(KeyedModule):
         of its elements. Same numbers, less memory. `num_chunk` is `num_chunks`.
     two_calls : bool
         Evaluate `exact` batches with two full passes, as `full` ones are, bit for bit. Costs twice the work.
+    compute_dtype : torch.bfloat16 or torch.float16, optional
+        The network's matrix products are computed in it; values are float32 again, off by its rounding.
     value_norm : ValueNorm, optional
         The network writes values in units of their spread, and learns targets in those units.
     backend : {"auto", "reference", "cpu", "triton"}
@@ -112,6 +115,7 @@ class ValueEstimator(KeyedModule):
         num_chunk: int | None = None,
         value_chunk_size: int | None = None,
         two_calls: bool = False,
+        compute_dtype: torch.dtype | None = None,
         value_norm: ValueNorm | None = None,
         backend: str = "auto",
     ) -> None:
@@ -128,7 +132,8 @@ class ValueEstimator(KeyedModule):
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         self.gamma = need_rate("gamma", gamma)
         self.value_network = value_network
-        self._net = None if value_network is None else values_of(value_network)
+        dtype = need_compute_dtype(compute_dtype)
+        self._net = None if value_network is None else values_of(value_network, dtype)
         if self._net is not None:
             self.tensor_keys.value = self._net.key
         self.shifted, self.shifted_budget = shifted, need_budget(shifted_budget)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlcli.keys import STATE_VALUE, Key
 from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.value.compute import computed_in
 from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.observations import Observations
 
@@ -22,12 +23,15 @@ class RowValues:
     ----------
     network : TensorDictModule
         Writes the value under `state_value`, or else under the last of its out_keys.
+    compute_dtype : torch.dtype, optional
+        The lower precision it is called in.
     """
 
     state_keys: tuple[Key, ...] = ()
 
-    def __init__(self, network: TensorDictModuleBase) -> None:
+    def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
         self.net = Lowered(network)
+        self._compute_dtype = compute_dtype
         self._params: TensorDictBase | None = None
         self.in_keys = self.net.in_keys
         self.key: Key = STATE_VALUE if STATE_VALUE in self.net.out_keys else self.net.out_keys[-1]
@@ -46,13 +50,13 @@ class RowValues:
         return self._rows(columns, chunk_rows)
 
     def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
-        n = next(iter(columns.values())).shape[0]
+        net, n = computed_in(self._compute_dtype, self.net), next(iter(columns.values())).shape[0]
         if chunk_rows is None or chunk_rows >= n:
-            return called(self.net, columns, self.key, n)
+            return called(net, columns, self.key, n)
         starts = range(0, n, chunk_rows)
         parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
         return torch.cat(
-            [called(self.net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)]
+            [called(net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)]
         )
 
     def sequences(

@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STATE_VALUE, Key, under_next, unravel
 from rlcli.objectives.lowered import Columns
+from rlcli.objectives.value.compute import computed_in
 from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.observations import Observations
 
 
-def values_of(network: TensorDictModuleBase) -> RowValues | SequenceValues:
-    """A value network, called the way it needs."""
+def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:
+    """A value network, called the way it needs, in a lower precision where one is given."""
     recurrent = getattr(network, "recurrent", False) or any(
         isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
     )
-    return SequenceValues(network) if recurrent else RowValues(network)
+    return (SequenceValues if recurrent else RowValues)(network, compute_dtype)
 
 
 class SequenceValues:
@@ -37,10 +38,12 @@ class SequenceValues:
     network : TensorDictModule
         Called on `[R, S]`; has `is_init` among its in_keys and starts anew wherever that is set. A key that it writes
         under `next` as well is its state: read where a sequence begins, as the batch holds it.
+    compute_dtype : torch.dtype, optional
+        The lower precision it is called in.
     """
 
-    def __init__(self, network: TensorDictModuleBase) -> None:
-        self.module = network
+    def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
+        self.module, self._compute_dtype = network, compute_dtype
         keys = [unravel(key) for key in network.in_keys]
         written = [unravel(key) for key in network.out_keys]
         if IS_INIT not in keys:
@@ -67,7 +70,8 @@ class SequenceValues:
                 key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
             }
             columns[IS_INIT] = starts.reshape(-1)[first:last].reshape(*shape, 1)
-            values.append(called(partial(self._flat, shape=shape), columns, self.key, last - first))
+            net = computed_in(self._compute_dtype, partial(self._flat, shape=shape))
+            values.append(called(net, columns, self.key, last - first))
         found = torch.cat(values) if len(values) != 1 else values[0]
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
