@@ -17,6 +17,7 @@ from torch import Tensor
 from rlcli.errors import MissingKeyError
 from rlcli.keys import Key, show
 from rlcli.objectives.lowered import Columns
+from rlcli.objectives.value.guard import may_ask
 from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
@@ -145,7 +146,7 @@ def is_gathered(x: Any) -> bool:
 def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:
     """Rows of `first`, or of `second` where `other`: of those few alone, where that may be asked of the device."""
     out = {}
-    few = other.nonzero().squeeze(1) if not other.is_cuda else None
+    few = other.nonzero().squeeze(1) if may_ask(other) else None
     for key, x in first.items():
         size = x.shape[0]
         rows = x.index_select(0, index.clamp(max=size - 1))
@@ -163,7 +164,7 @@ def _fill_value_rows(following: Columns) -> Tensor | None:
     unknown: Tensor | None = None
     for x in following.values():
         # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
-        if x.is_floating_point() and x.sum().isnan():
+        if x.is_floating_point() and (not may_ask(x) or x.sum().isnan()):
             rows = x.isnan().reshape(x.shape[0], -1).any(-1)
             unknown = rows if unknown is None else unknown | rows
     return unknown
