@@ -184,13 +184,22 @@ def test_no_stride_changes_a_bit(seed, kind):
         assert torch.equal(fast, slow)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_threads_change_no_bit(rows, monkeypatch):
-    x = batch(7, (rows, 40, 2), torch.float32)
+@pytest.mark.parametrize("features", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 5, 17])
+def test_threads_change_no_bit(rows, features, monkeypatch):
+    x = batch(7, (rows, 40, features), torch.float32)
     alone = scan(*x, 0.99, 0.9, backend="cpu")
     monkeypatch.setattr(cpu, "PER_THREAD", 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for fast, slow in zip(scan(*x, 0.99, 0.9, backend="cpu"), alone, strict=True):
+        assert torch.equal(fast, slow)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("rows", "steps"), [(3, 7), (4, 1), (9, 5000), (2100, 3), (8, 0)])
+def test_rows_side_by_side_are_the_reference_bit_for_bit(rows, steps, dtype):
+    x = batch(11, (rows, steps, 1), dtype)
+    for fast, slow in zip(scan(*x, 0.99, 0.9, backend="cpu"), scan(*x, 0.99, 0.9, backend="reference"), strict=True):
         assert torch.equal(fast, slow)
 
 

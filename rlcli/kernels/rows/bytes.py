@@ -126,3 +126,13 @@ def store_1(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.uint8), generate
+
+
+@_callable
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as what `numba.carray` makes an array of."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
