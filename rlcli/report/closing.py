@@ -165,13 +165,14 @@ def _learning_table(learning: Mapping) -> Table:
 
 
 def _rows_table(summary: Mapping) -> Table:
-    """What the value stage could not know of all rows; `dropped` is there only where rows can be."""
-    named = {"boundary": "boundary_rows", "approximated": "approximated", "dropped": "dropped"}
-    counts = {label: count for label, name in named.items() if (count := summary.get(name)) is not None}
-    whole = summary["frames"]
-    return ["rows", "count", "%"], [
-        [label, figures.count(count), f"{100 * count / max(whole, 1):.2f}"] for label, count in counts.items()
-    ]
+    """Frames at boundaries, and what the value stage could not know of the rows it saw; only what there can be."""
+    named = {"boundary": "frames", "approximated": "valued_rows", "dropped": "valued_rows"}
+    rows = []
+    for label, whole in named.items():
+        count = summary.get("boundary_rows" if label == "boundary" else label)
+        if count is not None:
+            rows.append([label, figures.count(count), f"{100 * count / max(summary[whole], 1):.2f}"])
+    return ["rows", "count", "%"], rows
 
 
 def _evaluation_table(played: Mapping) -> Table:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +33,7 @@ from rlcli.report.ledger import Entry, Ledger, process_memory
 from rlcli.report.metrics import MetricsWriter, plain
 from rlcli.report.snapshot import LEARNING, Snapshot, memory_rows
 from rlcli.report.stages import OTHER, Clock, Spent
+from rlcli.report.value_rows import ValueRows
 from rlcli.report.view import View, open_view
 
 Figure = float | torch.Tensor
@@ -97,8 +99,8 @@ class Reporter:
             else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
         )
         self._curve = Curve()
-        self._frames = self._iteration = self._approximated = 0
-        self._dropped: int | None = None  # unknown where no row can be dropped
+        self._frames = self._iteration = 0
+        self._valued = ValueRows()
         self._boundary: int | None = None  # unknown until a batch shows its ends
         self._learning: dict[str, Figure] = {}
         self._warnings: dict[str, tuple[str, int]] = {}
@@ -146,8 +148,7 @@ class Reporter:
         *,
         reward=None,
         done=None,
-        approximated: int = 0,
-        dropped: int | None = None,
+        valued: ValueRows | None = None,
         others: Iterable[Entry] = (),
         frames: int | None = None,
     ) -> None:
@@ -161,10 +162,8 @@ class Reporter:
             and `entropy` are shown; all are written.
         reward, done : Tensor or ndarray `[N, T, 1]`, optional
             Read instead of `("next", "reward")` and `("next", "done")`: the rewards before any scaling.
-        approximated : int
-            Rows of this batch whose successor value was approximated.
-        dropped : int, optional
-            Rows that the budget of `shifted` had no room for; None where that is off.
+        valued : ValueRows, optional
+            What the value stage counted since the last report.
         others : iterable of Entry
             Ledger lines of other components.
         frames : int, optional
@@ -177,8 +176,8 @@ class Reporter:
             ended = self._read_batch(reward, done)
             self._frames += frames
             self._iteration += 1
-            self._approximated += approximated
-            self._dropped = self._dropped if dropped is None else (self._dropped or 0) + dropped
+            if valued is not None:
+                self._valued.add(valued)
             self._learning = dict(learning or {})
             due = self._view.due()
             now = time.monotonic()
@@ -253,8 +252,8 @@ class Reporter:
             best=episodes.best if episodes.episodes else None,
             episodes=episodes.episodes,
             boundary=None if self._boundary is None else self._boundary / max(self._frames, 1),
-            approximated=self._approximated,
-            dropped=self._dropped,
+            approximated=self._valued.approximated,
+            dropped=self._valued.dropped,
             warnings=list(self._warnings.values()),
             notice=self._notice,
         )
@@ -298,8 +297,7 @@ class Reporter:
             "frames": self._frames,
             "iteration": self._iteration,
             "boundary": self._boundary,
-            "approximated": self._approximated,
-            "dropped": self._dropped,
+            "valued": asdict(self._valued),
             "warnings": {kind: list(entry) for kind, entry in self._warnings.items()},
             "clock": self.clock.state_dict(),
             "episodes": self.episodes.state_dict(),
@@ -309,8 +307,7 @@ class Reporter:
     def load_state_dict(self, state: Mapping) -> None:
         """Continue where `state_dict` was taken."""
         self._frames, self._iteration = int(state["frames"]), int(state["iteration"])
-        self._boundary, self._approximated = state["boundary"], int(state["approximated"])
-        self._dropped = state.get("dropped")
+        self._boundary, self._valued = state["boundary"], ValueRows(**state.get("valued", {}))
         since = self._warnings  # what the loading itself had to say
         self._warnings = {kind: (text, int(count)) for kind, (text, count) in state["warnings"].items()}
         for kind, (text, count) in since.items():
@@ -359,8 +356,8 @@ class Reporter:
             "best": episodes.best if episodes.episodes else None,
             **self._learning,
             "boundary_rows": self._boundary,
-            "approximated": self._approximated,
-            **({} if self._dropped is None else {"dropped": self._dropped}),
+            "approximated": self._valued.approximated,
+            **({} if self._valued.dropped is None else {"dropped": self._valued.dropped}),
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
             "memory": {
                 **{name: self.ledger.component(name).bytes for name in self.ledger.components()},
@@ -373,10 +370,11 @@ class Reporter:
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
         facts, episodes = self.facts, self.episodes
         warnings = dict(self._warnings)
-        if self._approximated:
-            warnings["approximated"] = APPROXIMATED, self._approximated
-        if self._dropped:
-            warnings["dropped"] = DROPPED, self._dropped
+        valued = self._valued
+        if valued.approximated:
+            warnings["approximated"] = APPROXIMATED, valued.approximated
+        if valued.dropped:
+            warnings["dropped"] = DROPPED, valued.dropped
         self._process = process_memory()
         learning = {
             "return": episodes.mean_return,
@@ -399,8 +397,9 @@ class Reporter:
                 "memory": closing.memory(self.ledger, self._process, devices, self._expected, self.values.bytes),
                 "learning": learning,
                 "boundary_rows": self._boundary,
-                "approximated": self._approximated,
-                "dropped": self._dropped,
+                "valued_rows": valued.rows,
+                "approximated": valued.approximated,
+                "dropped": valued.dropped,
                 "warnings": [{"kind": kind, "text": text, "count": count} for kind, (text, count) in warnings.items()],
                 "commands": dict(commands),
             }

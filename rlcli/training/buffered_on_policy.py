@@ -57,17 +57,15 @@ class BufferedOnPolicy(OnPolicy):
     ) -> None:
         super().__init__(collector, advantage, update, reporter, saver, total_frames, evaluation)
         self.buffer, self.slice_len = buffer, slice_len
-        self._approximated = self._drawn = 0
 
-    def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any], int]:
+    def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any]]:
         """Store the batch, and update on samples of what is stored."""
         assert self.buffer.batch_size is not None
         with self.reporter.clock("store"):
             self.buffer.extend(raw)
-        self._approximated = self._drawn = 0
         samples = -(-raw.numel() // self.buffer.batch_size)
         learned = self.update.improve(lambda: self.samples(samples), progress)
-        return raw, learned | {"rows_drawn": self._drawn}, self._approximated
+        return raw, learned | {"rows_drawn": self.valued.rows}
 
     def samples(self, count: int) -> Iterator[Minibatch]:
         """What the loss reads of `count` samples, each valued by the networks as they are when it is asked for."""
@@ -77,9 +75,7 @@ class BufferedOnPolicy(OnPolicy):
                 sample = self.buffer.sample()
             with clock("values"), self.reporter.values:
                 sample = self.advantage(sample if self.slice_len is None else sample.reshape(-1, self.slice_len))
-            self._approximated += self.advantage.last_approximated
-            self.count_dropped()
-            self._drawn += sample.numel()
+            self.count_rows()
             with clock("update"):  # open while the caller learns from it
                 yield self.update.columns(sample)
 

@@ -13,6 +13,7 @@ from rlcli.data.next_obs import move
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import Entry
 from rlcli.report.reporter import Reporter
+from rlcli.report.value_rows import ValueRows
 from rlcli.training.collecting import collect
 from rlcli.training.evaluation import PeriodicEvaluation
 from rlcli.training.saver import Saver
@@ -25,7 +26,7 @@ class OnPolicy:
     ----------
     collector : Collector
     advantage : ValueEstimator
-        Batch -> batch with `advantage` and `value_target`; `last_approximated` counts rows it had to approximate.
+        Batch -> batch with `advantage` and `value_target`; counts the rows it had to approximate.
     update : callable
         (batch, fraction of the run done) -> diagnostics.
     reporter : Reporter
@@ -53,7 +54,7 @@ class OnPolicy:
         self.reporter, self.saver, self.total_frames = reporter, saver, total_frames
         self.evaluation, self.device = evaluation, device
         self.iteration = 0
-        self.dropped: int | None = None  # since the last report; None where no row can be
+        self.valued = ValueRows()  # since the last report
 
     def run(self) -> None:
         """Train until `total_frames`; returns early only by raising (StoppedSafely among others)."""
@@ -63,7 +64,7 @@ class OnPolicy:
             progress = self.collector.frames / self.total_frames
             with clock("collect"):
                 raw = self.collect()
-            batch, learned, approximated = self.learn(raw, progress)
+            batch, learned = self.learn(raw, progress)
             self.collector.update_policy_weights_()
             self.iteration += 1
             if self.evaluation is not None:
@@ -74,11 +75,10 @@ class OnPolicy:
                 learned,
                 reward=self.collector.raw_reward,
                 done=self.collector.raw_done,
-                approximated=approximated,
-                dropped=self.dropped,
+                valued=self.valued,
                 others=self.waiting(),
             )
-            self.dropped = None
+            self.valued = ValueRows()
             self.reporter.out_of_bounds(self.collector.lanes.bounds.news())
             self.saver.after_batch(self.collector.frames)
         self.tell_leftovers()
@@ -87,7 +87,7 @@ class OnPolicy:
         """The next raw batch."""
         return collect(self.collector, self.reporter.clock, self.iteration)
 
-    def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any], int]:
+    def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any]]:
         """Estimate and update on what the batch delivers: itself, or the trajectories that it made whole.
 
         Returns
@@ -96,11 +96,9 @@ class OnPolicy:
             To be reported: its rows are the raw batch's.
         learned : dict
             Of the last update; empty where nothing was delivered.
-        approximated : int
         """
         clock, batch = self.reporter.clock, raw
         learned: dict[str, Any] = {}
-        approximated = 0
         with clock("collect"):
             pieces = list(self.collector.pieces(raw))
         for batch in pieces:
@@ -108,15 +106,15 @@ class OnPolicy:
                 batch = self.advantage(batch if self.device is None else move(batch, self.device))
             with clock("update"):
                 learned = self.update(batch, progress)
-            approximated += self.advantage.last_approximated
-            self.count_dropped()
+            self.count_rows()
         cut = self.collector.split_trajs or self.collector.trajectories is not None
-        return raw if cut else batch, learned, approximated
+        return raw if cut else batch, learned
 
-    def count_dropped(self) -> None:
-        """Count the rows of the last value stage that the budget of `shifted` had no room for."""
-        if self.advantage.shifted:
-            self.dropped = (self.dropped or 0) + self.advantage.last_dropped
+    def count_rows(self) -> None:
+        """Count the rows of the last value stage."""
+        last = self.advantage
+        dropped = last.last_dropped if last.shifted else None
+        self.valued.add(ValueRows(last.last_rows, last.last_approximated, dropped))
 
     def waiting(self) -> list[Entry]:
         """Ledger lines of the rows that wait for their trajectory's end."""

@@ -180,3 +180,14 @@ def test_what_one_call_cannot_do_is_refused():
         estimator(td)
     with pytest.raises(ArgumentError, match="shifted_budget must be at least 1"):
         ESTIMATORS["gae"](net(), shifted=True, shifted_budget=0)
+
+
+def test_padding_is_neither_valued_nor_dropped_nor_approximated():
+    td = batch(3, 6, 20).exclude(("next", "observation"))
+    td["mask"] = torch.arange(20).expand(6, 20) < torch.tensor([20, 20, 13, 9, 4, 1]).unsqueeze(-1)
+    one = GAE(gamma=0.9, lmbda=0.8, value_network=net(), shifted=True, shifted_budget=2)
+    out = one(td)
+    own = td["mask"]
+    assert one.last_rows == own.sum() == 67
+    assert one.last_dropped == (~out["shifted_valid"] & own).sum() > 0
+    assert one.last_approximated == out["approximated"].sum() > 0 and not (out["approximated"] & ~own).any()

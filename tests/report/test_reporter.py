@@ -17,6 +17,7 @@ from rlcli.report.devices import DevicePeaks
 from rlcli.report.facts import Expected
 from rlcli.report.metrics import read_metrics
 from rlcli.report.reporter import Facts, Reporter, Watched
+from rlcli.report.value_rows import ValueRows
 
 N, T = 2, 10
 FACTS = Facts("ppo_compact", "CartPole-v1", 100, seed=3, next_obs="compact")
@@ -40,7 +41,11 @@ def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
             reporter.clock.split("collect", env=0.5, policy=0.25)
         with reporter.clock("update"):
             pass
-        reporter.batch(batch(), {"kl_approx": torch.tensor(0.01), "loss_policy": float("nan")}, approximated=4)
+        reporter.batch(
+            batch(),
+            {"kl_approx": torch.tensor(0.01), "loss_policy": float("nan")},
+            valued=ValueRows(N * T, approximated=4),
+        )
     reporter.warn("rounded", "total_frames was cut")
     return reporter, reporter.close("done", {"evaluate": "rlcli eval RUN"}, verb="train")
 
@@ -153,7 +158,7 @@ def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
     for _ in range(2):
         with reporter.clock("values"), reporter.values:
             kept = torch.zeros(1000) + 1
-        reporter.batch(batch(), approximated=4, dropped=3)
+        reporter.batch(batch(), valued=ValueRows(2 * N * T, 4, 3))
     del kept
     last = read_metrics(tmp_path / "metrics.jsonl")[-1]
     assert last["dropped"] == 6 and reporter.snapshot().dropped == 6
@@ -162,8 +167,8 @@ def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
     assert summary["dropped"] == 6 and summary["memory"]["value_stage"] == {"planned": 8000, "measured": 4000}
     report = (tmp_path / "report.md").read_text()
     for part in (
-        "| approximated | 8 | 20.00 |",
-        "| dropped | 6 | 15.00 |",
+        "| approximated | 8 | 10.00 |",
+        "| dropped | 6 | 7.50 |",
         "(6 times)",
         "| value stage |",
         "(-50.0 %)",
@@ -184,16 +189,16 @@ def test_a_resumed_run_counts_dropped_rows_on_and_measures_anew(tmp_path):
     first = Reporter(FACTS, console="off")
     with first.values:
         torch.zeros(10) + torch.zeros(10)
-    first.batch(batch(), dropped=2)
+    first.batch(batch(), valued=ValueRows(N * T, dropped=2))
     state = json.loads(json.dumps(first.state_dict()))
     second = Reporter(FACTS, console="off")
     second.load_state_dict(state)
     assert second.values.bytes is None
     with second.values:
         torch.zeros(1000) + torch.zeros(1000)
-    second.batch(batch(), dropped=5)
+    second.batch(batch(), valued=ValueRows(N * T, dropped=5))
     assert second.snapshot().dropped == 7 and (first.values.bytes, second.values.bytes) == (120, 12000)
-    older = {name: value for name, value in state.items() if name != "dropped"}
+    older = {name: value for name, value in state.items() if name != "valued"}
     second.load_state_dict(older)  # of a version that did not count them
     assert second.snapshot().dropped is None
 

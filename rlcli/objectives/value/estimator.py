@@ -142,8 +142,9 @@ class ValueEstimator(KeyedModule):
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend
         self.num_chunks, self.value_chunk_size = num_chunks, value_chunk_size
         self.value_norm = value_norm
+        self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
-        self._valid: Tensor | None = None
+        self._dropped: Tensor | None = None
 
     @property
     def in_keys(self) -> list[Key]:
@@ -157,17 +158,19 @@ class ValueEstimator(KeyedModule):
         return [k.advantage, k.value_target, k.value, *([SHIFTED_VALID] if self.shifted else [])]
 
     @property
-    def last_approximated(self) -> int:
-        """Rows of the last batch whose successor was not kept, so that its value is the row's own.
+    def last_rows(self) -> int:
+        """Rows of the last batch that its masks let through, padding left out."""
+        return int(self._rows)
 
-        0 for `full` and `exact`.
-        """
+    @property
+    def last_approximated(self) -> int:
+        """Those whose successor was not kept, so that its value is the row's own; 0 for `full` and `exact`."""
         return 0 if self._approximated is None else int(self._approximated.sum())
 
     @property
     def last_dropped(self) -> int:
-        """Rows of the last batch that the budget of `shifted` had no room for."""
-        return 0 if self._valid is None else int((~self._valid).sum())
+        """Those that the budget of `shifted` had no room for."""
+        return 0 if self._dropped is None else int(self._dropped.sum())
 
     @abstractmethod
     def estimate(
@@ -204,6 +207,7 @@ class ValueEstimator(KeyedModule):
             check_columns(td, self.tensor_keys, self._observed(td), masks)
             ends = ends_of(td, self.tensor_keys, time, masks)
             values = self._values(td, ends, time, target_params)
+            self._count(values, mask_of(masks))
             if self.value_norm is not None:
                 value, next_value = (self.value_norm.restore(x) for x in values[:2])
                 values = values._replace(value=value, next_value=next_value)
@@ -228,11 +232,19 @@ class ValueEstimator(KeyedModule):
         written = {"advantage": advantage, "value_target": target, "value": value}
         for role, x in written.items():
             td.set(getattr(self.tensor_keys, role), x)
-        self._approximated, self._valid = values.approximated, values.valid
-        for key, flags in ((APPROXIMATED, values.approximated), (SHIFTED_VALID, values.valid)):
+        for key, flags in ((APPROXIMATED, self._approximated), (SHIFTED_VALID, values.valid)):
             if flags is not None:
                 td.set(key, flags)
         return td
+
+    def _count(self, values: Values, mask: Tensor | None) -> None:
+        """Which rows are approximated and which dropped, of those that the batch's own masks let through."""
+        dropped = None if values.valid is None else ~values.valid
+        own = None if mask is None else mask.reshape(values.value.shape[:-1])
+        self._rows = values.value[..., 0].numel() if own is None else own.sum()
+        self._approximated, self._dropped = (
+            x if x is None or own is None else x & own for x in (values.approximated, dropped)
+        )
 
     def _using(self, params: TensorDictBase | None) -> AbstractContextManager[Any]:
         return nullcontext() if params is None or self.value_network is None else params.to_module(self.value_network)

@@ -55,9 +55,7 @@ class RowValues:
             return called(net, columns, self.key, n)
         starts = range(0, n, chunk_rows)
         parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
-        return torch.cat(
-            [called(net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)]
-        )
+        return torch.cat([called(net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)])
 
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
