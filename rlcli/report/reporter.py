@@ -28,7 +28,7 @@ from rlcli.report.curve import Curve
 from rlcli.report.devices import DevicePeaks
 from rlcli.report.episodes import EpisodeStats, boundary_rows
 from rlcli.report.facts import Expected, Facts, Watched
-from rlcli.report.first_peak import FirstPeak
+from rlcli.report.largest_peak import LargestPeak
 from rlcli.report.ledger import Entry, Ledger, process_memory
 from rlcli.report.metrics import MetricsWriter, plain
 from rlcli.report.snapshot import LEARNING, Snapshot, memory_rows
@@ -72,7 +72,7 @@ class Reporter:
     Attributes
     ----------
     clock : Clock
-    values : FirstPeak
+    values : LargestPeak
         A context for the value stage: what it holds for a moment is measured the first time.
     """
 
@@ -89,7 +89,7 @@ class Reporter:
         self.facts = facts
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
-        self.values = FirstPeak()
+        self.values = LargestPeak()
         self.episodes = EpisodeStats()
         self.ledger = Ledger()
         self._view: View = open_view(console, stream)
@@ -124,7 +124,7 @@ class Reporter:
     def watch(self, watched: Watched) -> None:
         """Show a learner's parameters, optimizer state and, on CUDA, its device's peaks."""
         self._watched = watched
-        self.values = FirstPeak(watched.device)
+        self.values = LargestPeak(watched.device)
         if torch.device(watched.device).type == "cuda":
             self._peaks = self.clock.watch = DevicePeaks(watched.device)
 

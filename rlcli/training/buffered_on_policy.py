@@ -73,7 +73,7 @@ class BufferedOnPolicy(OnPolicy):
         for _ in range(count):
             with clock("sample"):
                 sample = self.buffer.sample()
-            with clock("values"), self.reporter.values:
+            with clock("values"), self.reporter.values.of(sample.numel()):
                 sample = self.advantage(sample if self.slice_len is None else sample.reshape(-1, self.slice_len))
             self.count_rows()
             with clock("update"):  # open while the caller learns from it

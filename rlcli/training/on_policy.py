@@ -102,7 +102,7 @@ class OnPolicy:
         with clock("collect"):
             pieces = list(self.collector.pieces(raw))
         for batch in pieces:
-            with clock("values"), self.reporter.values:
+            with clock("values"), self.reporter.values.of(batch.numel()):
                 batch = self.advantage(batch if self.device is None else move(batch, self.device))
             with clock("update"):
                 learned = self.update(batch, progress)

@@ -12,7 +12,7 @@ from rlcli.jobs.plan_tensors import Rows
 from rlcli.jobs.plan_values import rows_at_once, stage_peak
 from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
-from rlcli.report.first_peak import FirstPeak
+from rlcli.report.largest_peak import LargestPeak
 
 CARTPOLE = ["total_frames=1024", "collector.frames_per_batch=1024", "env.num=8", "optim.epochs=1"]
 PONG = ["recipe=ppo_pong", "total_frames=32", "collector.frames_per_batch=32", "env.num=4", "sampler.batch_size=16"]
@@ -125,8 +125,8 @@ def test_recurrent_networks_are_counted_by_sequences(options, recurrent):
     net = Recurrent() if recurrent else TensorDictModule(MLP(WIDE, 1, [32]), ["observation"], ["state_value"])
     estimator, rows = GAE(gamma=0.9, lmbda=0.9, value_network=net, **options), _rows()
     estimator(_batch(rows))  # kernels are loaded
-    batch, measured = _batch(rows), FirstPeak()
-    with measured:
+    batch, measured = _batch(rows), LargestPeak()
+    with measured.of(LANES * STEPS):
         estimator(batch)
     assert measured.bytes == pytest.approx(stage_peak(estimator, rows, "full").peak, rel=0.02)
 

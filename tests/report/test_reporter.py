@@ -156,7 +156,7 @@ def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
     reporter = Reporter(FACTS, folder=tmp_path, console="off")
     reporter.expect(Expected(total=1000, imported=10, values=8000))
     for _ in range(2):
-        with reporter.clock("values"), reporter.values:
+        with reporter.clock("values"), reporter.values.of(N * T):
             kept = torch.zeros(1000) + 1
         reporter.batch(batch(), valued=ValueRows(2 * N * T, 4, 3))
     del kept
@@ -187,14 +187,14 @@ def test_what_cannot_be_dropped_or_measured_is_not_told(tmp_path):
 
 def test_a_resumed_run_counts_dropped_rows_on_and_measures_anew(tmp_path):
     first = Reporter(FACTS, console="off")
-    with first.values:
+    with first.values.of(N * T):
         torch.zeros(10) + torch.zeros(10)
     first.batch(batch(), valued=ValueRows(N * T, dropped=2))
     state = json.loads(json.dumps(first.state_dict()))
     second = Reporter(FACTS, console="off")
     second.load_state_dict(state)
     assert second.values.bytes is None
-    with second.values:
+    with second.values.of(N * T):
         torch.zeros(1000) + torch.zeros(1000)
     second.batch(batch(), valued=ValueRows(N * T, dropped=5))
     assert second.snapshot().dropped == 7 and (first.values.bytes, second.values.bytes) == (120, 12000)

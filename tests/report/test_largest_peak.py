@@ -1,37 +1,39 @@
-"""A stage is measured the first time that it runs to its end, changes nothing, and costs nothing afterwards."""
+"""A stage is measured at its largest batch, changes nothing, and costs nothing at others."""
 
 import pytest
 import torch
 
 import rlcli
-from rlcli.report.first_peak import FirstPeak
+from rlcli.report.largest_peak import LargestPeak
 
 
 def test_what_stays_is_not_counted():
-    stage = FirstPeak()
-    with stage:
+    stage = LargestPeak()
+    with stage.of(8):
         kept = torch.zeros(100)
         torch.zeros(1000).add(1)
     assert stage.bytes == 8000 and kept.numel() == 100
 
 
-def test_only_the_first_run_is_measured(monkeypatch):
-    stage = FirstPeak()
-    with stage:
-        torch.zeros(10)
-    monkeypatch.setattr("rlcli.report.first_peak.LiveBytes", None)  # would fail where it is needed
-    with stage:
+def test_only_the_first_and_larger_batches_are_measured(monkeypatch):
+    stage = LargestPeak()
+    for rows in (4, 8):
+        with stage.of(rows):
+            torch.zeros(10 if rows == 8 else 5)
+    assert stage.bytes == 40
+    monkeypatch.setattr("rlcli.report.largest_peak.LiveBytes", None)  # would fail where it is needed
+    with stage.of(8):
         torch.zeros(1000)
     assert stage.bytes == 40
 
 
 def test_a_stage_that_failed_is_measured_the_next_time():
-    stage = FirstPeak()
-    with pytest.raises(ZeroDivisionError), stage:
+    stage = LargestPeak()
+    with pytest.raises(ZeroDivisionError), stage.of(8):
         torch.zeros(1000)
         1 / 0  # noqa: B018
     assert stage.bytes is None
-    with stage:
+    with stage.of(8):
         torch.zeros(10)
     assert stage.bytes == 40
     torch.zeros(1000)  # no longer watched
@@ -52,10 +54,10 @@ def test_a_devices_allocator_is_asked():
             return 130
 
     cuda = Cuda()
-    stage = FirstPeak("cuda:0", cuda)
-    with stage:
+    stage = LargestPeak("cuda:0", cuda)
+    with stage.of(8):
         cuda.peak = 500
-    with stage:
+    with stage.of(8):
         cuda.peak = 5000
     assert stage.bytes == 370
 
@@ -66,8 +68,8 @@ def test_a_measured_run_learns_what_an_unmeasured_one_learns(memory, tmp_path, m
     overrides += ["collector.frames_per_batch=256", "optim.epochs=2", "console=off", "logger=none"]
     overrides += ["run.eval_episodes=0"]
     measured = rlcli.train([*overrides, f"run.dir={tmp_path / 'a'}"]).summary
-    monkeypatch.setattr(FirstPeak, "__enter__", lambda self: self)
-    monkeypatch.setattr(FirstPeak, "__exit__", lambda self, *exc: None)
+    monkeypatch.setattr(LargestPeak, "__enter__", lambda self: self)
+    monkeypatch.setattr(LargestPeak, "__exit__", lambda self, *exc: None)
     plain = rlcli.train([*overrides, f"run.dir={tmp_path / 'b'}"]).summary
     assert measured["memory"]["value_stage"]["measured"] > 0 and plain["memory"]["value_stage"]["measured"] is None
     assert measured["learning"] == plain["learning"]

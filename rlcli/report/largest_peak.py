@@ -1,4 +1,4 @@
-"""What a stage held for a moment on top of what stays, measured the first time it runs; later times cost nothing.
+"""What a stage held for a moment on top of what stays, measured at its largest batch; other batches cost nothing.
 
 Tensors only, not what the process takes beneath them. Each session of a resumed run measures anew: its settings and
 its machine may be others.
@@ -13,8 +13,8 @@ import torch
 from rlcli.report.live_bytes import LiveBytes
 
 
-class FirstPeak:
-    """A context around a stage; the first time that it is left without an error, `bytes` is known.
+class LargestPeak:
+    """A context around a stage; measures its first batch, and then each that is larger than any before.
 
     Parameters
     ----------
@@ -26,13 +26,14 @@ class FirstPeak:
     Attributes
     ----------
     bytes : int or None
-        Held at the worst moment, less what was there before and what the stage leaves behind.
+        Held at the worst moment, less what was there before and what the stage leaves behind. None until the stage
+        was left without an error.
 
     Examples
     --------
-    >>> values = FirstPeak("cpu")
+    >>> values = LargestPeak("cpu")
     >>> for batch in batches:
-    ...     with values:
+    ...     with values.of(batch.numel()):
     ...         estimator(batch)
     >>> values.bytes
     """
@@ -40,10 +41,16 @@ class FirstPeak:
     def __init__(self, device: torch.device | str = "cpu", cuda=torch.cuda) -> None:
         self.device, self._cuda = torch.device(device), cuda
         self.bytes: int | None = None
+        self._rows = self._largest = 0
         self._live: LiveBytes | None = None
 
-    def __enter__(self) -> FirstPeak:
-        if self.bytes is None:
+    def of(self, rows: int) -> LargestPeak:
+        """The context for a batch of so many rows."""
+        self._rows = rows
+        return self
+
+    def __enter__(self) -> LargestPeak:
+        if self._rows > self._largest:
             if self.device.type == "cuda":
                 self._cuda.reset_peak_memory_stats(self.device)
             else:
@@ -54,13 +61,13 @@ class FirstPeak:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.bytes is not None:
+        if self._rows <= self._largest:
             return
         live, self._live = self._live, None
         if live is not None:
             live.__exit__(kind, error, trace)
-        if kind is None and live is not None:
-            self.bytes = live.peak - live.now
-        elif kind is None:
-            cuda, device = self._cuda, self.device
-            self.bytes = cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
+        if kind is not None:
+            return
+        cuda, device = self._cuda, self.device
+        peak = live.peak - live.now if live else cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
+        self.bytes, self._largest = max(self.bytes or 0, peak), self._rows
