@@ -70,7 +70,7 @@ def in_a_new_process(program: str, folder: Path) -> subprocess.CompletedProcess:
 def test_it_begins_with_the_two_commands():
     assert BLOCKS[0] == (
         "",
-        'pip install -e . && rlcli train recipe=ppo_compact\npip install -e ".[test]" && pytest\n',
+        'pip install -e . && rlcli train recipe=ppo_compact\npip install -e ".[test]" && pytest -n 2 --dist loadfile\n',
     )
 
 

@@ -46,7 +46,7 @@ def composes_or_is_refused(pairs: dict, folder) -> None:
         assert str(error)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_a_fuzzed_recipe_composes_or_is_refused(tmp_path_factory, pairs):
     composes_or_is_refused(pairs, tmp_path_factory.getbasetemp())

@@ -41,7 +41,7 @@ def single(every: bool, **options) -> list:
 
 
 # ---- the rows of single envs ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, pytest.param(AsyncVectorEnv, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 @pytest.mark.parametrize("every", [True, False], ids=["all seeded", "first seeded"])
 def test_engines_that_heed_masks_give_the_bits_of_single_envs(kind, mode, every):
