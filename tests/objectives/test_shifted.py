@@ -50,16 +50,8 @@ def resets(td):
 
 
 def room_for(reset, budget):
-    """The plain way: lay the row out slot by slot and count the steps whose successor has a slot."""
-    used, kept, size = 0, 0, len(reset) + budget
-    for t, is_reset in enumerate(reset.tolist()):
-        used += 1
-        last = t == len(reset) - 1
-        if used >= size:
-            break
-        kept += 1
-        used += is_reset or last
-    return kept
+    """Steps that a row keeps."""
+    return len(reset) - max(0, int(reset[:-1].sum()) + 1 - budget)
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -81,15 +73,18 @@ def test_kept_steps_equal_two_passes_on_the_cut_row(kind, budget, seed):
 
 
 @pytest.mark.parametrize("budget", [1, 2, 4])
-def test_a_row_drops_what_its_ends_displace(budget):
+def test_what_a_row_keeps_fits_slot_by_slot(budget):
     for seed in range(30):
-        td = batch(seed, 4, 25, end_rate=0.15)
-        out = ESTIMATORS["gae"](net(), shifted=True, shifted_budget=budget)(td)
-        for reset, valid in zip(resets(td), out["shifted_valid"], strict=True):
-            dropped = int((~valid).sum())
-            most = max(0, int(reset[:-1].sum()) + 1 - budget)
-            late = reset[int(valid.sum()) - 1 : -1].any()  # an end from the last kept step on displaces no kept one
-            assert dropped == most or (late and dropped < most)
+        reset = resets(batch(seed, 4, 25, end_rate=0.3))
+        layout = slots_of(reset, budget)
+        for row, kept in enumerate(layout.valid.sum(1).tolist()):
+            held = []
+            for t in range(25):
+                held += [(t, False), (t, True)] if reset[row, t] or t == 24 else [(t, False)]
+            slots = list(zip(layout.step[row].tolist(), layout.inserted[row].tolist(), strict=True))
+            assert slots[: len(held)] == held[: 25 + budget]
+            for t in range(kept):  # its successor is in the slot after its own
+                assert slots[layout.position[row, t] + 1] == ((t, True) if reset[row, t] or t == 24 else (t + 1, False))
 
 
 def test_the_network_is_called_once_on_a_fixed_number_of_rows():

@@ -6,8 +6,9 @@ row    o0 o1 o2 o3 o4 o5
 slots  o0 o1 o2 n2 o3 o4 o5 n5        position  0 1 2 4 5 6     a step's successor is the slot after its own
 budget 1: o0 o1 o2 n2 o3 o4 o5        o5 is not valid: its successor did not fit
 ```
-The number of slots depends on shapes alone. Every batch of one dim `[N]` (slices one after the other) gets the slots
-that its own ends need, so that no slice loses its tail.
+A row drops its last `max(0, truncations + 1 - budget)` steps, truncations counted before its last step: what it keeps
+depends on how many there are, not on where. The number of slots depends on shapes alone. Every batch of one dim `[N]`
+(slices one after the other) gets the slots that its own ends need, so that no slice loses its tail.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Slots(NamedTuple):
     step: Tensor  # int64 [R, S]: whose observation a slot holds
     inserted: Tensor  # bool [R, S]: it holds the next observation of that step
     position: Tensor  # int64 [R, T]: the slot of a step, for valid steps
-    valid: Tensor  # bool [R, T]: its successor has a slot as well
+    valid: Tensor  # bool [R, T]: it is not dropped, and its successor has a slot as well
 
 
 def slots_of(reset: Tensor, budget: int) -> Slots:
@@ -52,7 +53,8 @@ def slots_of(reset: Tensor, budget: int) -> Slots:
     before = torch.cumsum(ends, 1) - ends.long()
     numbers = torch.arange(steps, device=device).expand(rows, steps)
     position = numbers + before
-    valid = position + 1 < count
+    dropped = (ends.sum(1, keepdim=True) - budget).clamp(min=0)
+    valid = numbers < steps - dropped
     place = position.clamp(max=count)  # what does not fit goes to one slot more, which is cut off
     after = torch.where(ends, position + 1, count).clamp(max=count)
     step = numbers.new_full((rows, count + 1), steps - 1)
