@@ -1,4 +1,4 @@
-"""`rlcli bench value`: the value stage, network and recursion: two calls, one pass, shifted, in chunks.
+"""`rlcli bench value`: the value stage, network and recursion: two calls, one pass, shifted, in chunks, in bfloat16.
 
 By size of the network: time, and the most that is held above inputs and outputs. All sides see one batch, kept `full`
 and `exact`; where they promise the same numbers, those are compared first.
@@ -22,8 +22,9 @@ from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
 from rlcli.report.live_bytes import LiveBytes
 
-TOLERANCE = 1e-5
+TOLERANCE, ROUNDED = 1e-5, 0.1  # of advantages; of those of values with 8 bits
 TWO, ONE, SHIFTED, CHUNKED, BOTH = "two calls", "exact, one pass", "shifted", "two calls in chunks", "shifted in chunks"
+LOWER = "exact, one pass, bfloat16"
 
 
 def run(overrides: list[str]) -> dict[str, Any]:
@@ -77,21 +78,20 @@ def _width(
     chunks = {"num_chunks": given["num_chunks"]}
     sides: dict[str, tuple[TensorDictBase, dict[str, Any]]] = {
         TWO: (full, {}), ONE: (exact, {}), SHIFTED: (exact, {"shifted": True}), CHUNKED: (full, chunks),
-        BOTH: (exact, {"shifted": True} | chunks),
+        BOTH: (exact, {"shifted": True} | chunks), LOWER: (exact, {"compute_dtype": torch.bfloat16}),
     }  # fmt: skip
     stages = {name: _stage(net, *side) for name, side in sides.items()}
     out = {name: stage() for name, stage in stages.items()}
-    for name, like in ((ONE, TWO), (CHUNKED, TWO), (BOTH, SHIFTED)):
+    for name, like in ((ONE, TWO), (CHUNKED, TWO), (BOTH, SHIFTED), (LOWER, ONE)):
         worst = float((out[name]["advantage"] - out[like]["advantage"]).abs().max())
-        if worst > TOLERANCE:
+        if worst > (ROUNDED if name == LOWER else TOLERANCE):
             raise NumericsError("a side's advantages differ", where=f"{name} against {like}", why=f"by {worst:.1e}")
         report.checks[f"{width} wide, {name} against {like}: off by at most"] = f"{worst:.0e}"
     timed = interleave({f"{width} wide: {name}": stage for name, stage in stages.items()}, given["rounds"])
     report.sides += timed
-    for name in (SHIFTED, ONE):
-        report.ratios.append(
-            ratio(timed, f"{width} wide: {TWO}", f"{width} wide: {name}", ">= 1.6" if dominates else "")
-        )
+    for name in (SHIFTED, ONE, LOWER):
+        bar = ">= 1.6" if dominates and name != LOWER else ""
+        report.ratios.append(ratio(timed, f"{width} wide: {TWO}", f"{width} wide: {name}", bar))
     peaks = {name: _peak(stage, out[name]) for name, stage in stages.items()}
     for name, peak in peaks.items():
         report.figures.append(Figure(f"{width} wide: {name}: peak", peak / 2**20, "MiB"))

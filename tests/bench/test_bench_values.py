@@ -29,7 +29,7 @@ def test_gae_does_not_time_a_side_that_is_wrong(monkeypatch):
 def test_value_reports_time_and_peak_of_every_way():
     result = value.run(VALUE)
     assert {side["name"] for side in result["sides"]} == {
-        f"8 wide: {way}" for way in (value.TWO, value.ONE, value.SHIFTED, value.CHUNKED, value.BOTH)
+        f"8 wide: {way}" for way in (value.TWO, value.ONE, value.SHIFTED, value.CHUNKED, value.BOTH, value.LOWER)
     }
     peaks = {figure["name"]: figure["value"] for figure in result["figures"] if figure["name"].endswith("peak")}
     assert peaks[f"8 wide: {value.CHUNKED}: peak"] < peaks[f"8 wide: {value.TWO}: peak"]
