@@ -97,10 +97,10 @@ def stage_peak(
 def rows_at_once(estimator: ValueEstimator, rows: Rows, flat: bool = False) -> int:
     """Rows of one call of the value network."""
     whole = rows.lanes * _slots(estimator, rows)
-    if not (estimator.num_chunks or estimator.value_chunk_size):
-        return whole
     lead, width = (rows.frames, 1) if flat else (rows.lanes, rows.steps)
-    size = estimator.value_chunk_size or -(-lead // (estimator.num_chunks or 1))
+    size = estimator.chunks.elements(lead)
+    if size is None:
+        return whole
     return min(whole, size * (_slots(estimator, rows) if _recurrent(estimator) and not flat else width))
 
 

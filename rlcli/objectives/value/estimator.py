@@ -24,27 +24,25 @@ from rlcli.keys import (
     DONE,
     REWARD,
     STATE_VALUE,
-    STEPS_TO_NEXT_OBS,
     TERMINATED,
     TRAJ_IDS,
     TRUNCATED,
     VALUE_TARGET,
     Key,
-    show,
     under_next,
 )
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
+from rlcli.objectives.value.chunks import Chunks
 from rlcli.objectives.value.compute import need_compute_dtype
 from rlcli.objectives.value.ends import ends_of
 from rlcli.objectives.value.fit import check_columns, need
 from rlcli.objectives.value.guard import check_numbers
-from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.normaliser import ValueNorm
 from rlcli.objectives.value.parts import Ends, Values
 from rlcli.objectives.value.rates import need_rate
 from rlcli.objectives.value.recurrent import values_of
-from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget
+from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget, refuse_what_one_call_cannot
 from rlcli.objectives.value.successors import evaluate
 
 APPROXIMATED = "approximated"
@@ -122,12 +120,6 @@ class ValueEstimator(KeyedModule):
         super().__init__()
         if num_chunks is not None and num_chunk is not None:
             raise ArgumentError("num_chunk is another name of num_chunks", fix="Give one of them")
-        num_chunks = num_chunk if num_chunks is None else num_chunks
-        if num_chunks is not None and value_chunk_size is not None:
-            raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
-        for name, count in (("num_chunks", num_chunks), ("value_chunk_size", value_chunk_size)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
         if backend not in BACKENDS:
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         self.gamma = need_rate("gamma", gamma)
@@ -140,7 +132,7 @@ class ValueEstimator(KeyedModule):
         self.average, self.average_rewards = average, average_rewards
         self.differentiable, self.two_calls = differentiable, two_calls
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend
-        self.num_chunks, self.value_chunk_size = num_chunks, value_chunk_size
+        self.chunks = Chunks(num_chunk if num_chunks is None else num_chunks, value_chunk_size)
         self.value_norm = value_norm
         self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
@@ -258,7 +250,7 @@ class ValueEstimator(KeyedModule):
         return names.index("time") if "time" in names else td.ndim - 1
 
     def _values(self, td: TensorDictBase, ends: Ends, time: int, target_params: TensorDictBase | None) -> Values:
-        key, chunk_rows = self.tensor_keys.value, self._chunk_rows(td)
+        key, chunk_rows = self.tensor_keys.value, self.chunks.rows(td.shape)
         if self.skip_existing:
             value, next_value = td.get(key, None), td.get(under_next(key), None)
             if value is not None and next_value is not None:
@@ -266,41 +258,15 @@ class ValueEstimator(KeyedModule):
         if self._net is None:
             nothing = torch.zeros_like(self._get(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
             return Values(nothing, nothing, None)
-        if not self.shifted:
-            target = None if target_params is None else self._with_parameters(target_params)
-            return evaluate(td, self._net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
-        if target_params is not None:
-            raise ArgumentError(
-                "shifted=True evaluates a step and its successor in one call",
-                why="target_params are other parameters for the successors",
-                fix="Use shifted=False.",
-            )
-        if td.get(STEPS_TO_NEXT_OBS, None) is not None:
-            raise ArgumentError(
-                "shifted=True takes the next row for the successor",
-                why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
-                fix="Use shifted=False with multi-step returns.",
-            )
-        return evaluate_shifted(td, self._net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+        if self.shifted:
+            refuse_what_one_call_cannot(td, target_params)
+            return evaluate_shifted(td, self._net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+        target = None if target_params is None else self._net.with_parameters(target_params)
+        return evaluate(td, self._net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
 
     def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
         keys = [] if self._net is None else self._net.in_keys
         return [(key, td.get(under_next(key), None)) for key in keys]
-
-    def _with_parameters(self, params: TensorDictBase) -> RowValues:
-        if not isinstance(self._net, RowValues):
-            raise ArgumentError(
-                "target_params need a feed-forward value network",
-                why="a recurrent one values a step and its successor in one sequence",
-            )
-        return self._net.with_parameters(params)
-
-    def _chunk_rows(self, td: TensorDictBase) -> int | None:
-        lead = td.shape[0]
-        if self.num_chunks is None and self.value_chunk_size is None:
-            return None
-        size = self.value_chunk_size or -(-lead // self.num_chunks)  # type: ignore[operator]
-        return size * (td.numel() // max(lead, 1))
 
     def _get(self, td: TensorDictBase, key: Key) -> Tensor:
         return need(td, key)

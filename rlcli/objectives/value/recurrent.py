@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -56,6 +56,13 @@ class SequenceValues:
         self.state_keys = tuple(key for key in keys if under_next(key) in written)
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
         self.key: Key = STATE_VALUE if STATE_VALUE in written else written[-1]
+
+    def with_parameters(self, params: TensorDictBase) -> RowValues:
+        """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
+        raise ArgumentError(
+            "target_params need a feed-forward value network",
+            why="a recurrent one values a step and its successor in one sequence",
+        )
 
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None

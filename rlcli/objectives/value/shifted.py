@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT
+from rlcli.keys import IS_INIT, STEPS_TO_NEXT_OBS, show
 from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.observations import Observations, like
 from rlcli.objectives.value.parts import Ends, Values
@@ -133,3 +133,19 @@ def need_budget(budget: int) -> int:
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ArgumentError("shifted_budget must be at least 1", why=f"got {budget!r}")
     return budget
+
+
+def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None) -> None:
+    """Refuse other parameters for successors, and successors that are not the next row."""
+    if target_params is not None:
+        raise ArgumentError(
+            "shifted=True evaluates a step and its successor in one call",
+            why="target_params are other parameters for the successors",
+            fix="Use shifted=False.",
+        )
+    if td.get(STEPS_TO_NEXT_OBS, None) is not None:
+        raise ArgumentError(
+            "shifted=True takes the next row for the successor",
+            why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
+            fix="Use shifted=False with multi-step returns.",
+        )
