@@ -12,6 +12,7 @@ NAMES = {
     "ppo_compact",
     "ppo_full",
     "ppo_exact",
+    "ppo_kl",
     "ppo_shifted",
     "ppo_delta",
     "recipe_a",

@@ -15,6 +15,7 @@ SMALL = {
     "ppo_compact": ["total_frames=2048"],
     "ppo_exact": ["total_frames=2048"],
     "ppo_delta": ["total_frames=2048"],
+    "ppo_kl": ["total_frames=2048"],
     "ppo_shifted": ["total_frames=2048"],
     "recipe_a": ["total_frames=2048"],
     "recipe_b": ["total_frames=2048"],
