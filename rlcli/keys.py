@@ -33,6 +33,8 @@ PRIORITY_WEIGHT = "priority_weight"
 STEPS_TO_NEXT_OBS = "steps_to_next_obs"
 ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
+SHIFTED_VALID = "shifted_valid"
+APPROXIMATED = "approximated"
 
 
 def as_tuple(key: Key) -> tuple[str, ...]:

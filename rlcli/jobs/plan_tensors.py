@@ -14,9 +14,8 @@ from torch import nn
 from rlcli.collectors import Collector
 from rlcli.data.fields import Field
 from rlcli.envs import EnvBase
-from rlcli.keys import Key, as_tuple, show, under_next, unravel
-from rlcli.objectives.reduction import SHIFTED_VALID
-from rlcli.objectives.value.estimator import APPROXIMATED, ValueEstimator
+from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, under_next, unravel
+from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import LEARNER, ROLLOUT, Entry
 from rlcli.specs import Categorical
 from rlcli.training.flat import spans_of

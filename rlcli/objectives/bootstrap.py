@@ -16,11 +16,12 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
-from rlcli.objectives.loss import Columns, Loss, one_of
-from rlcli.objectives.ppo.functional import CRITIC_LOSSES
-from rlcli.objectives.reduction import MASK_KEYS, expanded, mask_of, reduce
+from rlcli.objectives.loss import Loss, one_of
+from rlcli.objectives.lowered import Columns
+from rlcli.objectives.reduction import MASK_KEYS, mask_of, reduce, zeroed
 from rlcli.objectives.targets import Pair
 from rlcli.objectives.value.functional import td0_return_estimate
+from rlcli.objectives.value_error import DISTANCES
 
 ROWS = "td_error"  # the one entry of `terms` that has a number for every row
 
@@ -48,7 +49,7 @@ class BootstrappedLoss(Loss):
 
     def __init__(self, loss_function: str, gamma: float, reduction: str) -> None:
         super().__init__(reduction)
-        one_of("loss_function", loss_function, CRITIC_LOSSES)
+        one_of("loss_function", loss_function, DISTANCES)
         self.loss_function = loss_function
         self.make_value_estimator(gamma=gamma)
 
@@ -94,7 +95,7 @@ class BootstrappedLoss(Loss):
         if mask is None:
             return dict(columns), None, weights
         mask = mask.reshape(size)
-        return {k: x.masked_fill(~expanded(mask, x), 0) for k, x in columns.items()}, mask, weights
+        return {k: zeroed(x, mask) for k, x in columns.items()}, mask, weights
 
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
         """The value `[*B]` that a row's own value is to have."""

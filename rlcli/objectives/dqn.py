@@ -17,9 +17,10 @@ from rlcli.keys import ACTION_VALUE, Key, under_next, unravel
 from rlcli.modules.q_value import QValueActor, action_space_of, chosen, greedy
 from rlcli.modules.stages import Stage, take_apart_values
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
-from rlcli.objectives.loss import Columns, Terms
-from rlcli.objectives.ppo.functional import value_error
+from rlcli.objectives.loss import Terms
+from rlcli.objectives.lowered import Columns
 from rlcli.objectives.targets import Pair, target_of
+from rlcli.objectives.value_error import value_error
 from rlcli.specs import TensorSpec
 
 

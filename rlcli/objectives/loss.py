@@ -5,8 +5,8 @@ A loss names the keys that it reads; that list is what a collector stores and a 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -15,13 +15,13 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.lowered import Columns
 from rlcli.objectives.reduction import REDUCTIONS
 
-Columns = Mapping[Key, Tensor]
 Terms = dict[str, Tensor]
 
 
-class Loss(KeyedModule):
+class Loss(KeyedModule, ABC):
     """Base of all losses: a module from a tensordict `[*B]` to a tensordict of terms and diagnostics.
 
     Parameters
@@ -66,7 +66,7 @@ class Loss(KeyedModule):
         return x
 
 
-def one_of(name: str, given: Any, allowed: Sequence[str]) -> None:
+def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
     """Refuse a word that is not among those allowed."""
     if given not in allowed:
         raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")

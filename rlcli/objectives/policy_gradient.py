@@ -17,12 +17,12 @@ from torch import Tensor, no_grad
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key
 from rlcli.objectives.density import Density
-from rlcli.objectives.loss import Columns, Loss, Terms, one_of
-from rlcli.objectives.lowered import Lowered
-from rlcli.objectives.ppo import functional
-from rlcli.objectives.reduction import MASK_KEYS, expanded, mask_of, reduce, standardise
+from rlcli.objectives.loss import Loss, Terms, one_of
+from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.reduction import MASK_KEYS, mask_of, reduce, standardise, zeroed
 from rlcli.objectives.value.choice import ValueEstimators, make_estimator
 from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.objectives.value_error import DISTANCES, clipped_value_error, explained_variance, value_error
 
 
 class PolicyGradientLoss(Loss):
@@ -76,7 +76,7 @@ class PolicyGradientLoss(Loss):
         *,
         entropy_bonus: bool = True,
         samples_mc_entropy: int = 1,
-        entropy_coeff: float | None = 0.01,
+        entropy_coeff: float = 0.01,
         critic_coeff: float | None = 1.0,
         loss_critic_type: str = "smooth_l1",
         normalize_advantage: bool = False,
@@ -86,12 +86,9 @@ class PolicyGradientLoss(Loss):
         log_explained_variance: bool = True,
     ) -> None:
         super().__init__(reduction)
-        one_of("loss_critic_type", loss_critic_type, functional.CRITIC_LOSSES)
+        one_of("loss_critic_type", loss_critic_type, DISTANCES)
         self.actor_network, self.critic_network = actor_network, critic_network
-        self.entropy_bonus, self.entropy_coeff = (
-            entropy_bonus,
-            0.01 if entropy_coeff is None else entropy_coeff,
-        )
+        self.entropy_bonus, self.entropy_coeff = entropy_bonus, entropy_coeff
         self.critic_coeff = critic_coeff if critic_network is not None else None
         self.loss_critic_type = loss_critic_type
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
@@ -155,7 +152,7 @@ class PolicyGradientLoss(Loss):
         mask, keys = mask_of(columns), self.tensor_keys
         if mask is not None:
             mask = mask.reshape(next(iter(columns.values())).shape[:batch_dims])
-            columns = {k: _blank(x, mask) for k, x in columns.items()}
+            columns = {k: zeroed(x, mask) for k, x in columns.items()}
         log_prob, entropy, values = self.density(
             columns, self.need(columns, keys.action), batch_dims, self.entropy_bonus
         )
@@ -204,22 +201,17 @@ class PolicyGradientLoss(Loss):
         target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
         terms: Terms = {}
         if self.clip_value is None:
-            error = functional.value_error(value, target, self.loss_critic_type)
+            error = value_error(value, target, self.loss_critic_type)
         else:
             old = per_row(self.need(columns, self.tensor_keys.value), like, "state_value")
-            error = functional.clipped_value_error(value, old, target, self.loss_critic_type, self.clip_value)
+            error = clipped_value_error(value, old, target, self.loss_critic_type, self.clip_value)
             moved = ((value - old).detach().abs() > self.clip_value).to(value.dtype)
             terms["value_clip_fraction"] = reduce(moved, mask)
         terms[self.critic_term] = self.critic_coeff * reduce(error, mask, self.reduction)
         if self.log_explained_variance:
             with no_grad():
-                terms["explained_variance"] = functional.explained_variance(value, target, mask)
+                terms["explained_variance"] = explained_variance(value, target, mask)
         return terms
-
-
-def _blank(x: Tensor, mask: Tensor) -> Tensor:
-    """Zeros in the rows that do not count: a NaN there would reach the weights, as 0 * NaN is NaN."""
-    return x.masked_fill(~expanded(mask, x), 0)
 
 
 def per_row(x: Tensor, like: Tensor, name: str) -> Tensor:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import COLLECTOR_MASK, MASK, Key
+from rlcli.keys import COLLECTOR_MASK, MASK, SHIFTED_VALID, Key
 
-SHIFTED_VALID = "shifted_valid"
 MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -32,6 +31,11 @@ def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
 def expanded(mask: Tensor, like: Tensor) -> Tensor:
     """`mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
+
+
+def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`x [*B, ...]` with zeros in the rows that do not count: a NaN there would go on, as 0 * NaN is NaN."""
+    return x if mask is None else x.masked_fill(~expanded(mask, x), 0)
 
 
 def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:

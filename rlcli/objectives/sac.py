@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -22,10 +23,10 @@ from rlcli.modules.distributions.family import Params
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
 from rlcli.objectives.density import Density
-from rlcli.objectives.loss import Columns, Terms
-from rlcli.objectives.lowered import Lowered
-from rlcli.objectives.ppo.functional import value_error
+from rlcli.objectives.loss import Terms
+from rlcli.objectives.lowered import Columns, Lowered
 from rlcli.objectives.targets import Pair, target_of
+from rlcli.objectives.value_error import value_error
 from rlcli.specs import Composite, TensorSpec
 
 
@@ -80,8 +81,9 @@ class SACLoss(BootstrappedLoss):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(loss_function, gamma, reduction)
-        if alpha_init <= 0:
-            raise ArgumentError("alpha_init must be above 0", why=f"got {alpha_init}")
+        for name, x in (("alpha_init", alpha_init), ("min_alpha", min_alpha), ("max_alpha", max_alpha)):
+            if x is not None and x <= 0:
+                raise ArgumentError(f"{name} must be above 0", why=f"got {x}")
         self.actor_network, self.generator = actor_network, generator
         self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))
         self.target_qvalue_network = target_of(self.qvalue_network) if delay_qvalue else None
@@ -118,20 +120,25 @@ class SACLoss(BootstrappedLoss):
     @property
     def alpha(self) -> Tensor:
         """The temperature, without gradient."""
+        return self.log_alpha.detach().exp()
+
+    def clamp_alpha_(self) -> Tensor:
+        """The temperature, moved into its bounds first: an optimizer knows nothing of them."""
         low, high = self.log_alpha_bounds
         if low is not None or high is not None:
             self.log_alpha.data.clamp_(low, high)
-        return self.log_alpha.detach().exp()
+        return self.alpha
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         columns, mask, weights = self.rows(columns, batch_dims)
-        alpha = self.alpha
+        alpha = self.clamp_alpha_()
         with torch.no_grad():
             target = self._target(columns, alpha, batch_dims)
         values = self._values(self.critics, columns, batch_dims)
         error = sum(value_error(q, target, self.loss_function) for q in values)
         action, log_prob = self._draw(columns, batch_dims)
-        drawn = self._values(_frozen(self.critics), {**columns, self.tensor_keys.action: action}, batch_dims)
+        with _frozen(self.qvalue_network):  # the action gets a gradient through the critics, their weights none
+            drawn = self._values(self.critics, {**columns, self.tensor_keys.action: action}, batch_dims)
         least = torch.stack(drawn).amin(0)
         entropy = -log_prob.detach()
         terms = {
@@ -185,25 +192,16 @@ def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple
     return action, family.log_prob(params, action)
 
 
-class _Frozen(Lowered):
-    """A critic whose parameters get no gradient, while the action it is given does."""
-
-    def __init__(self, critic: Lowered) -> None:
-        self.__dict__.update(critic.__dict__)
-
-    def __call__(self, columns: Columns, batch_dims: int = 1, skip=()) -> dict[Key, Tensor]:
-        trained = [p for p in self.module.parameters() if p.requires_grad]
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
         for p in trained:
-            p.requires_grad_(False)
-        try:
-            return super().__call__(columns, batch_dims, skip)
-        finally:
-            for p in trained:
-                p.requires_grad_(True)
-
-
-def _frozen(critics: Sequence[Lowered]) -> list[Lowered]:
-    return [_Frozen(critic) for critic in critics]
+            p.requires_grad_(True)
 
 
 def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count: int) -> list[TensorDictModuleBase]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -31,7 +31,7 @@ def target_of(module: Net) -> Net:
     return copy.deepcopy(module).requires_grad_(False)
 
 
-class TargetUpdate:
+class TargetUpdate(ABC):
     """Moves a loss's target networks after its trained ones; call `step()` after every optimizer step.
 
     Parameters

@@ -77,7 +77,7 @@ class ClosedSAC:
 
     def __call__(self, columns: Minibatch) -> dict[str, Any]:
         loss, kernel = self.loss, self._kernel
-        alpha = float(loss.alpha)
+        alpha = float(loss.clamp_alpha_())
         (reward, terminated), (steps, weight) = rewards(loss, columns), extras(loss, columns)
         state, later, n = columns[self.key], columns[under_next(self.key)], len(reward)
         work = self._kept.get(n) or self._keep(state, n)

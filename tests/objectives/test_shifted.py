@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from rlcli.errors import ArgumentError
-from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator
+from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, ValueNorm
 from rlcli.objectives.value.shifted import slots_of
 
 RATES = {"gamma": 0.97}
@@ -175,6 +175,18 @@ def test_what_one_call_cannot_do_is_refused():
         estimator(td)
     with pytest.raises(ArgumentError, match="shifted_budget must be at least 1"):
         ESTIMATORS["gae"](net(), shifted=True, shifted_budget=0)
+
+
+@pytest.mark.parametrize("norm", [None, "running"])
+def test_dropped_rows_are_zero_however_they_are_scaled(norm):
+    options = {"average_gae": True, "value_norm": ValueNorm() if norm else None, "average_rewards": True}
+    td = batch(0, 6, 20, end_rate=0.5)
+    out = GAE(gamma=0.9, lmbda=0.8, value_network=net(), shifted=True, **options)(td)
+    assert not out["shifted_valid"].all()
+    for key in ("advantage", "value_target", "state_value"):
+        assert not out[key][~out["shifted_valid"]].any()
+    kept = out["advantage"][out["shifted_valid"]]
+    assert kept.mean().abs() < 1e-6 and (kept.std() - 1).abs() < 1e-6
 
 
 def test_padding_is_neither_valued_nor_dropped_nor_approximated():

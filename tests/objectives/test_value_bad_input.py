@@ -74,7 +74,10 @@ def test_batches_that_do_not_fit(name, shifted):
 @pytest.mark.parametrize(
     ("without", "words"),
     [
-        ("observation", ["no observation", "the collector writes it, and the value network reads it"]),
+        (
+            "observation",
+            ["no observation", "the collector writes what the env observes, and the value network reads it"],
+        ),
         ("next_reward", ["no next.reward", "the collector writes it", "keep_keys"]),
         ("next_done", ["no next.done", "the collector writes it", "Keep next.done"]),
     ],

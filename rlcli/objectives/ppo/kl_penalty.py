@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.objectives.loss import Columns, Terms
+from rlcli.objectives.loss import Terms
+from rlcli.objectives.lowered import Columns
 from rlcli.objectives.ppo.loss import PPOLoss
 from rlcli.objectives.reduction import reduce
 

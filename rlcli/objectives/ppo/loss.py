@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlcli.keys import SAMPLE_LOG_PROB, Key
 from rlcli.objectives.density import log_prob_key
-from rlcli.objectives.loss import Columns, Terms
+from rlcli.objectives.loss import Terms
+from rlcli.objectives.lowered import Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
 from rlcli.objectives.ppo import functional
 from rlcli.objectives.reduction import reduce

@@ -8,7 +8,7 @@ Removes nothing.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -21,8 +21,10 @@ from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
     ADVANTAGE,
+    APPROXIMATED,
     DONE,
     REWARD,
+    SHIFTED_VALID,
     STATE_VALUE,
     TERMINATED,
     TRAJ_IDS,
@@ -32,23 +34,21 @@ from rlcli.keys import (
     under_next,
 )
 from rlcli.objectives.keyed import KeyedModule
-from rlcli.objectives.reduction import MASK_KEYS, SHIFTED_VALID, expanded, mask_of, standardise
+from rlcli.objectives.reduction import MASK_KEYS, mask_of, standardise, zeroed
 from rlcli.objectives.value.chunks import Chunks
 from rlcli.objectives.value.compute import need_compute_dtype
 from rlcli.objectives.value.ends import ends_of
 from rlcli.objectives.value.fit import check_columns, need
 from rlcli.objectives.value.guard import check_numbers
 from rlcli.objectives.value.normaliser import ValueNorm
-from rlcli.objectives.value.parts import Ends, Values
+from rlcli.objectives.value.parts import Ends, Read, Values
 from rlcli.objectives.value.rates import need_rate
 from rlcli.objectives.value.recurrent import values_of
 from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget, refuse_what_one_call_cannot
 from rlcli.objectives.value.successors import evaluate
 
-APPROXIMATED = "approximated"
 
-
-class ValueEstimator(KeyedModule):
+class ValueEstimator(KeyedModule, ABC):
     """Base of the estimators: a module from tensordict to the same tensordict, with values and targets added.
 
     Parameters
@@ -195,36 +195,38 @@ class ValueEstimator(KeyedModule):
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            masks = _masks(td)
-            check_columns(td, self.tensor_keys, self._observed(td), masks)
-            ends = ends_of(td, self.tensor_keys, time, masks)
-            values = self._values(td, ends, time, target_params)
-            self._count(values, mask_of(masks))
-            if self.value_norm is not None:
-                value, next_value = (self.value_norm.restore(x) for x in values[:2])
-                values = values._replace(value=value, next_value=next_value)
-            reward = self._get(td, self.tensor_keys.reward).to(values.value.dtype)
-            if values.valid is not None:
-                masks[SHIFTED_VALID] = values.valid
-                ends = cut_at_dropped(ends, values.valid, time)
-            mask = mask_of(masks)
-            counts = None if mask is None else expanded(mask, reward)
-            check_numbers(reward, values, ends, counts, (self.tensor_keys.reward, self.tensor_keys.value), time)
-            if self.average_rewards:
-                reward = standardise(reward, counts)
-            blank = values._replace(value=_zeroed(values.value, mask), next_value=_zeroed(values.next_value, mask))
-            advantage, target = self.estimate(td, _zeroed(reward, mask), ends, blank, time)
-            advantage, target = (_zeroed(x, values.valid) for x in (advantage, target))
-            value = values.value
-            if self.value_norm is not None:
-                self.value_norm.update(target.detach(), counts)
-                value, target = (_zeroed(self.value_norm.normalise(x), values.valid) for x in (value, target))
-            if self.average:
-                advantage = standardise(advantage, counts)
-        written = {"advantage": advantage, "value_target": target, "value": value}
-        for role, x in written.items():
-            td.set(getattr(self.tensor_keys, role), x)
-        for key, flags in ((APPROXIMATED, self._approximated), (SHIFTED_VALID, values.valid)):
+            read = self._read(td, time, target_params)
+            advantage, target = self.estimate(td, *read.blanked(), time)
+            return self._write(td, read, advantage, target)
+
+    def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
+        """Rewards, ends and values, checked, with all that masks and the budget of `shifted` leave out."""
+        k, masks = self.tensor_keys, _masks(td)
+        check_columns(td, k, self._observed(td), masks)
+        ends = ends_of(td, k, time, masks)
+        values = self._values(td, ends, time, target_params)
+        if self.value_norm is not None:
+            value, next_value = (self.value_norm.restore(x) for x in values[:2])
+            values = values._replace(value=value, next_value=next_value)
+        self._count(values, mask_of(masks))
+        if values.valid is not None:
+            masks[SHIFTED_VALID] = values.valid
+            ends = cut_at_dropped(ends, values.valid, time)
+        read = Read(need(td, k.reward).to(values.value.dtype), ends, values, mask_of(masks))
+        check_numbers(read.reward, values, ends, read.counts, (k.reward, k.value), time)
+        return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
+
+    def _write(self, td: TensorDictBase, read: Read, advantage: Tensor, target: Tensor) -> TensorDictBase:
+        """The estimates in the units of the network, 0 in the rows that `shifted` dropped."""
+        k, value, valid = self.tensor_keys, read.values.value, read.values.valid
+        if self.value_norm is not None:
+            self.value_norm.update(zeroed(target.detach(), valid), read.counts)
+            value, target = self.value_norm.normalise(value), self.value_norm.normalise(target)
+        if self.average:
+            advantage = standardise(advantage, read.counts)
+        for key, x in ((k.advantage, advantage), (k.value_target, target), (k.value, value)):
+            td.set(key, zeroed(x, valid))
+        for key, flags in ((APPROXIMATED, self._approximated), (SHIFTED_VALID, valid)):
             if flags is not None:
                 td.set(key, flags)
         return td
@@ -256,7 +258,7 @@ class ValueEstimator(KeyedModule):
             if value is not None and next_value is not None:
                 return Values(value, next_value, None)
         if self._net is None:
-            nothing = torch.zeros_like(self._get(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
+            nothing = torch.zeros_like(need(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
             return Values(nothing, nothing, None)
         if self.shifted:
             refuse_what_one_call_cannot(td, target_params)
@@ -268,14 +270,7 @@ class ValueEstimator(KeyedModule):
         keys = [] if self._net is None else self._net.in_keys
         return [(key, td.get(under_next(key), None)) for key in keys]
 
-    def _get(self, td: TensorDictBase, key: Key) -> Tensor:
-        return need(td, key)
-
 
 def _masks(td: TensorDictBase) -> dict[Key, Tensor]:
     """What says which rows count, but for what an estimator wrote itself."""
     return {k: x for k in MASK_KEYS if k != SHIFTED_VALID and (x := td.get(k, None)) is not None}
-
-
-def _zeroed(x: Tensor, valid: Tensor | None) -> Tensor:
-    return x if valid is None else x.masked_fill(~expanded(valid, x), 0)

@@ -100,12 +100,14 @@ def called(net: Any, columns: Mapping[Key, Tensor], key: Key, rows: int) -> Tens
     return value
 
 
-def need(td: TensorDictBase, key: Key) -> Tensor:
-    """A column, or the sentence that it is missing and who should have written it."""
+def need(td: TensorDictBase, key: Key, reader: str | None = None) -> Tensor:
+    """A column, or the sentence that it is missing, who should have written it, and who reads it."""
     x = td.get(key, None)
     if x is None:
         raise MissingKeyError(
-            f"the batch has no {show(key)}", why=_writer(key), fix="Add it to the collector's keep_keys"
+            f"the batch has no {show(key)}",
+            why=_writer(key) + (f", and {reader} reads it" if reader else ""),
+            fix="Add it to the collector's keep_keys",
         )
     return x
 

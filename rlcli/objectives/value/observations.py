@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import MissingKeyError
-from rlcli.keys import Key, show
+from rlcli.keys import Key
 from rlcli.objectives.lowered import Columns
+from rlcli.objectives.value.fit import need
 from rlcli.objectives.value.guard import may_ask
 from rlcli.transforms.delta_codec import next_or_rebuilt
 
@@ -35,8 +35,8 @@ class Observations:
 
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
         self.shape = td.shape
-        self.states = {k: _rows(_get(td, k), td.ndim) for k in states}
-        self.root = {k: _rows(_get(td, k), td.ndim) for k in keys}
+        self.states = {k: _rows(need(td, k, "the value network"), td.ndim) for k in states}
+        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}
         self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
 
     @property
@@ -168,17 +168,6 @@ def _fill_value_rows(following: Columns) -> Tensor | None:
             rows = x.isnan().reshape(x.shape[0], -1).any(-1)
             unknown = rows if unknown is None else unknown | rows
     return unknown
-
-
-def _get(td: TensorDictBase, key: Key) -> Tensor:
-    x = td.get(key, None)
-    if x is None:
-        raise MissingKeyError(
-            f"the batch has no {show(key)}",
-            why="the collector writes it, and the value network reads it",
-            fix="Add it to the collector's keep_keys, or change the network's in_keys",
-        )
-    return x
 
 
 def _rows(x: Tensor, batch_dims: int) -> Tensor:

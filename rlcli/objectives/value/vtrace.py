@@ -15,6 +15,7 @@ from rlcli.keys import ACTION, SAMPLE_LOG_PROB, Key
 from rlcli.objectives.density import Density, log_prob_key
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import vtrace_advantage_estimate
+from rlcli.objectives.value.fit import need
 from rlcli.objectives.value.parts import Ends, Values
 
 
@@ -71,10 +72,10 @@ class VTrace(ValueEstimator):
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
         k = self.tensor_keys
-        columns = {key: self._get(td, key) for key in self._density.in_keys}
+        columns = {key: need(td, key) for key in self._density.in_keys}
         with torch.no_grad():
-            log_pi, _, _ = self._density(columns, self._get(td, k.action), td.ndim, entropy=False)
-        log_mu = self._get(td, k.sample_log_prob).reshape(td.shape)
+            log_pi, _, _ = self._density(columns, need(td, k.action), td.ndim, entropy=False)
+        log_mu = need(td, k.sample_log_prob).reshape(td.shape)
         pi, mu = (x.reshape(td.shape).unsqueeze(-1).to(reward.dtype).expand_as(reward) for x in (log_pi, log_mu))
         return vtrace_advantage_estimate(
             self.gamma, pi, mu, values.value, values.next_value, reward, *ends.flags(reward),
