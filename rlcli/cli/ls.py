@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
+from typing import TYPE_CHECKING
 
 from rlcli.config.problem import raise_all
 from rlcli.config.suggest import unknown
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, DamagedDataError
+
+if TYPE_CHECKING:
+    from rlcli.training.run_folder import Run
 
 USAGE = """\
 usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies]
@@ -69,27 +72,26 @@ def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
 
 
 def _runs(root: Path) -> Iterator[str]:
-    """Run folders, newest first; a folder counts once it holds a summary or a configuration."""
-    folders = {path.parent for name in ("summary.json", "config.json") for path in root.glob(f"**/{name}")}
-    folders = {folder for folder in folders if "checkpoints" not in folder.parts}
-    if not folders:
+    """Run folders, newest first."""
+    from rlcli.training.run_folder import all_runs
+
+    found = all_runs(root)
+    if not found:
         yield f"runs: none under {root}/ yet"
         return
     yield "runs (rlcli resume RUN, rlcli eval RUN)"
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
-        yield f"  {folder}  {_summary(folder / 'summary.json')}".rstrip()
+    for one in found:
+        yield f"  {one.path}  {_summary(one)}".rstrip()
 
 
-def _summary(path: Path) -> str:
+def _summary(run: Run) -> str:
     """What a run was and what came of it, or that it has not ended."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        data = run.summary
+    except DamagedDataError:
+        return "summary cannot be read"
+    if not data:
         return "not finished"
-    except (OSError, ValueError):
-        return "summary cannot be read"
-    if not isinstance(data, dict):
-        return "summary cannot be read"
     learned, evaluated = (data.get(part) for part in ("learning", "evaluation"))
     figures = {key: data.get(key) for key in ("status", "env", "seed", "frames")}
     figures["return"] = learned.get("return") if isinstance(learned, dict) else None

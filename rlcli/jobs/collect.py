@@ -10,6 +10,7 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.data.segments import SegmentWriter
 from rlcli.errors import RlcliError, StoppedSafely
 from rlcli.jobs.collection import SEGMENTS, Collection, open_lanes
+from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import with_command
 from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import Run, create, taken_back
@@ -44,12 +45,24 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
 def fill(collection: Collection) -> None:
     """Write frames until there are `total_frames`, and close the report whatever happens."""
     run, stop, collector = collection.run, collection.stop, collection.collector
-    status = "failed"
-    commands = {"read": f"rlcli.data.open_buffer('{run.path}')", "resume": resume_command(run.path)}
+    commands = {"read": f"rlcli.data.open_buffer('{run.path}')"}
+    with closing(run, collection.reporter, collector, "collect", commands):
+        collection.start()
+        _write(collection)
+        if stop.requested:
+            raise StoppedSafely(
+                f"stopped by {stop.reason} at {collector.frames:,} frames",
+                where=str(run.path),
+                why="all of them are on disk",
+                fix=f"Go on with: {resume_command(run.path)}",
+            )
+
+
+def _write(collection: Collection) -> None:
+    """Segments, after those that are there; an error names the frames that are on the disk."""
+    folder, found = collection.run.path / SEGMENTS, collection.resumed
     frames = 0
     try:
-        collection.start()
-        folder, found = run.path / SEGMENTS, collection.resumed
         with SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer:
             if found is not None and found.segments is not None:
                 writer.cut(open_lanes(found.segments, collection.cut))
@@ -57,26 +70,10 @@ def fill(collection: Collection) -> None:
                 _batches(collection, writer)
             finally:
                 frames = writer.frames
-        status = "stopped" if stop.requested else "done"
     except RlcliError as error:
         if frames:
-            error.fix = with_command(error.fix, f"{frames:,} frames are on the disk; go on after them", run)
+            error.fix = with_command(error.fix, f"{frames:,} frames are on the disk; go on after them", collection.run)
         raise
-    finally:
-        resumed = run.info.get("resumed", [])
-        outside = collector.lanes.bounds.figures()
-        collection.reporter.close(
-            status, commands, verb="collect", run=str(run.path), resumed=resumed, out_of_bounds=outside,
-            **collector.figures(),
-        )  # fmt: skip
-        collector.shutdown()
-    if stop.requested:
-        raise StoppedSafely(
-            f"stopped by {stop.reason} at {collector.frames:,} frames",
-            where=str(run.path),
-            why="all of them are on disk",
-            fix=f"Go on with: {resume_command(run.path)}",
-        )
 
 
 def _batches(collection: Collection, writer: SegmentWriter) -> None:

@@ -60,6 +60,9 @@ def evaluate(
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
         serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
         shown = build.build_env(serial, num=1, scale_rewards=False)
-        build.restored_transforms(shown, state)
-        record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
+        try:
+            build.restored_transforms(shown, state)
+            record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
+        finally:
+            shown.close()
     return found

@@ -85,7 +85,7 @@ def _checkpoints(path: Path) -> Iterator[Inspection]:
 
 
 def _of_checkpoint(found: checkpoint.Checkpoint) -> Inspection:
-    result = Inspection(str(found.path), "checkpoint", {"frames": found.manifest.get("frames")})
+    result = Inspection(str(found.path), "checkpoint", {"frames": found.manifest["number"]})
     for name, value in _tensors("", found.state):
         facts = KeyFacts.of(name, value, 0)
         facts.add(value)

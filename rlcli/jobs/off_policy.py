@@ -56,7 +56,7 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
             evaluation=play,
         ),
         more={"buffer": buffer},
-        warm=lambda: load_compiler(cfg),
+        warm=lambda: row_buffer.load_compiler(cfg),
         begin=lambda loop: begin(cfg, env, loop),
     )
 
@@ -139,8 +139,3 @@ def build_update(cfg: Config, loss: BootstrappedLoss, generator: torch.Generator
         optimizer_options=build_learning.optimizer_options(o), max_grad_norm=o.max_grad_norm, generator=generator,
         compile=o.compile,
     )  # fmt: skip
-
-
-def load_compiler(cfg: Config) -> None:
-    """The kernels of the buffer, before the first batch is timed."""
-    row_buffer.load_compiler(cfg)

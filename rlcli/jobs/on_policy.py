@@ -38,7 +38,7 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
             lambda reporter, saver, play: OnPolicy(
                 collector, advantage, update, reporter, saver, cfg.total_frames, play, moved
             ),
-            warm=load_compiler,
+            warm=lambda: load_compiler(cfg),
         )
     buffer = row_buffer.build_buffer(cfg, run, device, collector, rebuilt_keys(cfg, advantage, env))
     length = build_learning.slices_of(cfg)[1] if cfg.sampler.strict_length else None
@@ -65,10 +65,10 @@ def rebuilt_keys(cfg: Config, estimator: ValueEstimator, env: EnvBase) -> list[K
     return read if cfg.memory.next_obs == "compact" and plain else []
 
 
-def load_compiler(cfg: Config | None = None) -> None:
+def load_compiler(cfg: Config) -> None:
     """The kernels of estimator, update and, where `cfg` has one, buffer, before the first batch is timed."""
     importlib.import_module("rlcli.kernels.ppo")
     one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
     scan(one, no, no, one, one, 0.0, 0.0)
-    if cfg is not None and draws_slices(cfg):
+    if draws_slices(cfg):
         row_buffer.load_compiler(cfg)

@@ -17,7 +17,7 @@ from rlcli.config import build, build_learning
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.jobs import off_policy, on_policy
+from rlcli.jobs import off_policy, on_policy, row_buffer
 from rlcli.jobs.collect_policy import policy_to_look_at
 from rlcli.jobs.collection import stored_keys
 from rlcli.jobs.foresee import Learning, foresee, parameter_bytes, working
@@ -108,9 +108,9 @@ def _load_what_runs_load(cfg: CollectConfig) -> None:
     """The compiled kernels and the logger, on inputs of one row."""
     if isinstance(cfg, Config):
         if cfg.loss.kind in off_policy.KINDS:
-            off_policy.load_compiler(cfg)
+            row_buffer.load_compiler(cfg)
         else:
-            on_policy.load_compiler()
+            on_policy.load_compiler(cfg)
     if wants_tensorboard(cfg.logger.kind):
         importlib.import_module("tensorboard.compat.proto.event_pb2")
         importlib.import_module("tensorboard.summary.writer.event_file_writer")

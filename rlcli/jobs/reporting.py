@@ -1,14 +1,18 @@
-"""The reporter of a run, collecting or training: what it is told before the first batch is the same for both."""
+"""The reporter of a run, collecting or training: what it is told before the first batch, and how it is closed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from rlcli.collectors import Collector
 from rlcli.config.schemas import CollectConfig
+from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.keys import Key
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.training.run_folder import Run
-from rlcli.training.signals import StopSignals
+from rlcli.training.signals import StopSignals, resume_command
 
 
 def reporter_of(
@@ -32,3 +36,48 @@ def reporter_of(
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at)
     stop.in_place = reporter.redraws
     return reporter
+
+
+@contextlib.contextmanager
+def closing(
+    run: Run, reporter: Reporter, collector: Collector, verb: str, commands: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Close a run's report whatever ends it, and then its collector.
+
+    Gives a dict for further facts of the report.
+
+    Parameters
+    ----------
+    commands : mapping
+        What can be typed next, by label; how to resume is added.
+
+    Raises
+    ------
+    ResourceError
+        The report cannot be written; of a run that ends in another error, that error stays the one.
+    """
+    facts: dict[str, Any] = {}
+
+    def close(status: str) -> None:
+        resumed, outside = run.info.get("resumed", []), collector.lanes.bounds.figures()
+        reporter.close(
+            status, {**commands, "resume": resume_command(run.path)}, verb=verb, run=str(run.path), resumed=resumed,
+            out_of_bounds=outside, **collector.figures(), **facts
+        )  # fmt: skip
+
+    try:
+        try:
+            yield facts
+        except BaseException as error:
+            with contextlib.suppress(ResourceError):  # a full disk refuses the report too
+                close(_status(error))
+            raise
+        close("done")
+    finally:
+        collector.shutdown()
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, StoppedSafely):
+        return "stopped"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

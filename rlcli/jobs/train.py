@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
-from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.jobs.learner import Learner
+from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import resumable
 from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import Run, create, taken_back
 from rlcli.training.run_lock import RunLock
-from rlcli.training.signals import StopSignals, resume_command
+from rlcli.training.signals import StopSignals
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
@@ -39,36 +37,15 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
 
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
-    with learner.reporter, resumable(learner.run):
-        try:
-            learner.start()
-            learner.loop.run()
-            learner.saver.finish(learner.collector.frames)
-            facts = learner.final_evaluation()
-        except BaseException as error:
-            with contextlib.suppress(ResourceError):  # a full disk refuses the report too: the first error is the one
-                _close(learner, _status(error))
-            raise
-        _close(learner, "done", **facts)
-
-
-def _close(learner: Learner, status: str, **facts: Any) -> None:
-    run = learner.run.path
-    commands = {"evaluate": f"rlcli eval {run}", "resume": resume_command(run)}
-    try:
+    run, commands = learner.run, {"evaluate": f"rlcli eval {learner.run.path}"}
+    with (
+        learner.reporter,
+        resumable(run),
+        closing(run, learner.reporter, learner.collector, "train", commands) as facts,
+    ):
         if rows := getattr(learner.loop, "given", 0):
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
-        resumed = learner.run.info.get("resumed", [])
-        outside = learner.collector.lanes.bounds.figures()
-        learner.reporter.close(
-            status, commands, verb="train", run=str(run), resumed=resumed, out_of_bounds=outside,
-            **learner.collector.figures(), **facts
-        )  # fmt: skip
-    finally:
-        learner.collector.shutdown()
-
-
-def _status(error: BaseException) -> str:
-    if isinstance(error, StoppedSafely):
-        return "stopped"
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        learner.start()
+        learner.loop.run()
+        learner.saver.finish(learner.collector.frames)
+        facts |= learner.final_evaluation()

@@ -21,9 +21,7 @@ class Facts:
     obs_keys : sequence of keys
         The observations of the batch, for the ledger.
     next_obs : str
-        "full", "compact" or "exact".
-    dropped : mapping from key to bytes a frame
-        Further keys that `full` would store and this run does not.
+        "full", "compact", "exact" or "delta".
     """
 
     title: str
@@ -32,7 +30,6 @@ class Facts:
     seed: int | None = None
     obs_keys: Sequence[Key] = (OBSERVATION,)
     next_obs: str = ""
-    dropped: Mapping[Key, int] | None = None
 
 
 @dataclass(frozen=True)

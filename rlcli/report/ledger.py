@@ -94,8 +94,6 @@ def batch_entries(
     batch: TensorDictBase,
     obs_keys: Iterable[Key] = (),
     *,
-    dropped: Mapping[Key, int] | None = None,
-    component: str = ROLLOUT,
     claims: Claims | None = None,
 ) -> list[Entry]:
     """The ledger of one batch `[N, T]`.
@@ -106,9 +104,6 @@ def batch_entries(
     obs_keys : iterable of keys
         Observation keys: `full` would store each again under "next". Where that is absent, its bytes are
         saved.
-    dropped : mapping from key to bytes a frame, optional
-        Other keys that `full` would store and the chosen modes do not.
-    component : str
     claims : Claims, optional
         Shared with other components whose tensors may alias this batch's.
     """
@@ -121,8 +116,8 @@ def batch_entries(
             lazy.append((key, value))
         else:
             whole.append((key, value))
-    entries = [_plain(component, key, value, frames, claims) for key, value in whole]
-    entries += [_gathered(component, key, value, frames, claims) for key, value in lazy]
+    entries = [_plain(key, value, frames, claims) for key, value in whole]
+    entries += [_gathered(key, value, frames, claims) for key, value in lazy]
 
     held = {entry.key for entry in entries}
     by_key = dict(whole)
@@ -130,10 +125,7 @@ def batch_entries(
         source = by_key.get(unravel(obs_key))
         if source is not None and show(under_next(obs_key)) not in held:
             instead = sum(by_key[key].nbytes for key in (delta_key(obs_key), scale_key(obs_key)) if key in by_key)
-            entries.append(_absent(component, under_next(obs_key), source.nbytes - instead, frames))
-    for key, per_frame in (dropped or {}).items():
-        if show(key) not in held:
-            entries.append(_absent(component, key, per_frame * frames, frames))
+            entries.append(_absent(under_next(obs_key), source.nbytes - instead))
     return entries
 
 
@@ -200,7 +192,6 @@ class Ledger:
         *,
         modules: Mapping[str, torch.nn.Module] | None = None,
         optimizer: torch.optim.Optimizer | Mapping | None = None,
-        dropped: Mapping[Key, int] | None = None,
         others: Iterable[Entry] = (),
     ) -> None:
         """Take the present state; `others` are lines a component (a buffer) writes about itself."""
@@ -209,7 +200,7 @@ class Ledger:
         if modules:
             entries += learner_entries(modules, optimizer, claims=claims)
         if batch is not None:
-            entries = batch_entries(batch, obs_keys, dropped=dropped, claims=claims) + entries
+            entries = batch_entries(batch, obs_keys, claims=claims) + entries
         entries += others
         for entry in entries:
             name = (entry.component, entry.key)
@@ -238,20 +229,20 @@ class Ledger:
         return sum(entry.saved for entry in self.entries)
 
 
-def _plain(component: str, key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
+def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
     held = claims.claim(value)
     note = "" if held or not value.numel() else "memory counted above"
-    return Entry(component, show(key), held, *_describe(value), per_frame=held / frames, note=note)
+    return Entry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, note=note)
 
 
-def _gathered(component: str, key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
+def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
     """A lazy next observation: its extra rows and index are its own, the observations belong to their key."""
     held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
     held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
     kept = KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return Entry(
-        component,
+        ROLLOUT,
         show(key),
         held,
         *_describe(value),
@@ -269,8 +260,8 @@ def _pointers(rows: Rows) -> list[Tensor]:
     return [rows.ends, rows.index] if built else [rows.ends]
 
 
-def _absent(component: str, key: Key, full: int, frames: int) -> Entry:
-    return Entry(component, show(key), 0, per_frame=0.0, saved=full, note="not stored")
+def _absent(key: Key, full: int) -> Entry:
+    return Entry(ROLLOUT, show(key), 0, per_frame=0.0, saved=full, note="not stored")
 
 
 def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> Entry:

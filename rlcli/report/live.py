@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import TextIO
 
@@ -18,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rlcli.report import closing, figures
-from rlcli.report.snapshot import LEARNING, MemoryRow, Snapshot
+from rlcli.report.snapshot import MemoryRow, Snapshot
 
 THREE_COLUMNS, TWO_COLUMNS, LEARNING_WIDTH, GAP = 116, 78, 38, 3
 _LABEL, _QUIET, _STRONG, _GOOD, _WARN = "cyan", "dim", "bold", "green", "yellow"
@@ -98,7 +97,7 @@ def _memory(rows: Sequence[MemoryRow]) -> Block:
 
 def _learning(snapshot: Snapshot, width: int) -> Block:
     """The learning figures packed into lines of at most `width`."""
-    figure, figures_now = figures.number, snapshot.learning
+    figure = figures.number
     items = [
         Text.assemble("return ", (figure(snapshot.mean_return), _STRONG)),
         Text(figures.sparkline(snapshot.returns), style=_GOOD),
@@ -106,7 +105,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
         Text(f"length {figure(snapshot.mean_length)}"),
         Text(f"episodes {figures.count(snapshot.episodes)}"),
     ]
-    items += [Text(f"{short} {figure(figures_now[k])}") for k, short in LEARNING.items() if k in figures_now]
+    items += [Text(f"{name} {figure(x)}") for name, x in snapshot.learning.items()]
     if snapshot.boundary is not None:
         items.append(Text(f"boundary rows {100 * snapshot.boundary:.1f} %"))
         items.append(Text(f"approximated {figures.count(snapshot.approximated)}"))
@@ -124,10 +123,10 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
 
 
 def _footer(snapshot: Snapshot) -> Block:
-    lines = [Text(snapshot.notice, style=f"{_STRONG} {_WARN}")] if snapshot.notice else []
-    for text, times in snapshot.warnings:
-        lines.append(Text(f"! {text}" + (f" ({figures.count(times)} times)" if times > 1 else ""), style=_WARN))
-    return lines
+    return [
+        Text(f"! {text}" + (f" ({figures.count(times)} times)" if times > 1 else ""), style=_WARN)
+        for text, times in snapshot.warnings
+    ]
 
 
 def _beside(*blocks: Block) -> Block:
@@ -191,7 +190,7 @@ class LiveView:
 
     def close(self, snapshot: Snapshot | None = None) -> None:
         if snapshot is not None:
-            self.show(replace(snapshot, notice=""))
+            self.show(snapshot)
         with self._hang_up_is_quiet():
             if self._live is not None:
                 self._live.stop()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rlcli.report import closing, figures
-from rlcli.report.snapshot import LEARNING, MemoryRow, Snapshot
+from rlcli.report.snapshot import MemoryRow, Snapshot
 from rlcli.report.stages import Spent
 
 
@@ -23,9 +23,7 @@ def line(snapshot: Snapshot) -> str:
         f"return {figures.number(snapshot.mean_return)} best {figures.number(snapshot.best)}"
         f" length {figures.number(snapshot.mean_length)} episodes {figures.count(snapshot.episodes)}",
     ]
-    learning = [
-        f"{short} {figures.number(snapshot.learning[k])}" for k, short in LEARNING.items() if k in snapshot.learning
-    ]
+    learning = [f"{name} {figures.number(x)}" for name, x in snapshot.learning.items()]
     groups += [" ".join(learning)] if learning else []
     if snapshot.boundary is not None:
         groups.append(f"boundary rows {100 * snapshot.boundary:.1f}%")

@@ -31,7 +31,7 @@ from rlcli.report.facts import Expected, Facts, Watched
 from rlcli.report.largest_peak import LargestPeak
 from rlcli.report.ledger import Entry, Ledger, process_memory
 from rlcli.report.metrics import MetricsWriter, plain
-from rlcli.report.snapshot import LEARNING, Snapshot, memory_rows
+from rlcli.report.snapshot import Snapshot, memory_rows, shown
 from rlcli.report.stages import OTHER, Clock, Spent
 from rlcli.report.value_rows import ValueRows
 from rlcli.report.view import View, open_view
@@ -73,7 +73,7 @@ class Reporter:
     ----------
     clock : Clock
     values : LargestPeak
-        A context for the value stage: what it holds for a moment is measured the first time.
+        A context for the value stage: what it holds for a moment is measured at its largest batch.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class Reporter:
         self._boundary: int | None = None  # unknown until a batch shows its ends
         self._learning: dict[str, Figure] = {}
         self._warnings: dict[str, tuple[str, int]] = {}
-        self._notice = ""
         self._watched: Watched | None = None
         self._peaks: DevicePeaks | None = None
         self._process = (0, 0)
@@ -158,8 +157,8 @@ class Reporter:
         ----------
         batch : TensorDictBase
         learning : mapping, optional
-            Figures of the update: numbers or one-element tensors. `kl`, `clip_fraction`, `explained_variance`
-            and `entropy` are shown; all are written.
+            Figures of the update: numbers or one-element tensors. All are written; `snapshot.LEARNING` says
+            which are shown, and as what.
         reward, done : Tensor or ndarray `[N, T, 1]`, optional
             Read instead of `("next", "reward")` and `("next", "done")`: the rewards before any scaling.
         valued : ValueRows, optional
@@ -191,11 +190,6 @@ class Reporter:
             if due:
                 self._view.show(self.snapshot())
 
-    def tick(self) -> None:
-        """Redraw if due; for long updates, between epochs. Costs one clock reading otherwise."""
-        if self._view.redraws and self._view.due():
-            self._view.show(self.snapshot())
-
     def say(self, text: str) -> None:
         """Print a line that stays."""
         self._view.say(text)
@@ -211,14 +205,6 @@ class Reporter:
         for key, text, count in news:
             self.warn(f"out of bounds {where}{key}", f"{where}{text}", count)
 
-    def notice(self, text: str) -> None:
-        """Say what happens now ("stopping after this batch")."""
-        self._notice = text
-        if self._view.redraws:
-            self._view.show(self.snapshot())
-        else:
-            self._view.say(text)
-
     def flush(self) -> None:
         """Bring the metrics to the disk; call before a checkpoint that counts on them."""
         if self._metrics is not None:
@@ -227,7 +213,6 @@ class Reporter:
     def snapshot(self) -> Snapshot:
         """What a view shows now."""
         facts, episodes = self.facts, self.episodes
-        shown = {name: float(self._learning[name]) for name in LEARNING if name in self._learning}
         return Snapshot(
             title=facts.title,
             env=facts.env,
@@ -245,7 +230,7 @@ class Reporter:
                 planned=self._expected.total if self._expected else None,
                 stage=(self._expected.values if self._expected else None, self.values.bytes),
             ),
-            learning=shown,
+            learning=shown(self._learning),
             returns=self._curve.points,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
@@ -255,7 +240,6 @@ class Reporter:
             approximated=self._valued.approximated,
             dropped=self._valued.dropped,
             warnings=list(self._warnings.values()),
-            notice=self._notice,
         )
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
@@ -264,7 +248,7 @@ class Reporter:
         Parameters
         ----------
         status : str
-            "done", "stopped" or "failed".
+            "done", "stopped", "interrupted" or "failed".
         commands : mapping from label to command line, optional
             What to type next: evaluate, resume, plot.
         **facts
@@ -335,7 +319,6 @@ class Reporter:
             facts.obs_keys,
             modules=watched.modules if watched else None,
             optimizer=watched.optimizer if watched else None,
-            dropped=facts.dropped,
             others=others,
         )
         self._process = process_memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 from rlcli.keys import Key, show, under_next
 from rlcli.report import figures
@@ -11,8 +12,14 @@ from rlcli.report.ledger import ROLLOUT, Ledger
 from rlcli.report.stages import Spent
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
-# the figures of an update that views show, with their short names; metrics.jsonl holds all of them
-LEARNING = {"kl_approx": "kl", "clip_fraction": "clip", "explained_variance": "ev", "entropy": "entropy"}
+# the figures of an update that views show, with their short names; metrics.jsonl holds all of them under its own
+LEARNING = {
+    "kl": "kl",  # exact, of the losses that compute it; of the others their estimate
+    "kl_approx": "kl",
+    "clip_fraction": "clip",
+    "explained_variance": "ev",
+    "entropy": "entropy",
+}
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
 
@@ -40,7 +47,7 @@ class Snapshot:
         Seconds by stage up to `frames`.
     memory : sequence of MemoryRow
     learning : mapping
-        Figures of the last update, under the names of `LEARNING`.
+        Figures of the last update, under their short names.
     returns : sequence of float
         The history behind the sparkline.
     mean_return, mean_length, best : float or None
@@ -52,8 +59,6 @@ class Snapshot:
     dropped : int or None
         Rows that the budget of `shifted` had no room for so far; None where that is off.
     warnings : sequence of (text, count)
-    notice : str
-        One line about what happens now ("stopping after this batch").
     """
 
     title: str = "run"
@@ -74,7 +79,6 @@ class Snapshot:
     approximated: int = 0
     dropped: int | None = None
     warnings: Sequence[tuple[str, int]] = ()
-    notice: str = ""
 
     @property
     def fraction(self) -> float:
@@ -93,6 +97,15 @@ class Snapshot:
         """`ppo_exact · CartPole-v1 · seed 1`."""
         parts = [self.title, self.env, "" if self.seed is None else f"seed {self.seed}"]
         return " · ".join(part for part in parts if part)
+
+
+def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
+    """The figures of an update that views show, under their short names."""
+    found: dict[str, float] = {}
+    for name, short in LEARNING.items():
+        if name in learned:
+            found.setdefault(short, float(learned[name]))
+    return found
 
 
 def memory_rows(

@@ -86,8 +86,9 @@ class Run:
         folder = self.path / CHECKPOINTS
         if not folder.is_dir():
             return []
-        found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "tmp"))]
-        return sorted((path for path in found if path.suffix != ".tmp"), key=_by_number)
+        found = {path: re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.iterdir() if path.is_dir()}
+        numbers = {path: int(name[1]) for path, name in found.items() if name}
+        return sorted(numbers, key=numbers.__getitem__)
 
     @property
     def status(self) -> str:
@@ -131,7 +132,6 @@ def create(
     directory: Path | str | None = None,
     overrides: Sequence[str] = (),
     root: Path | str = ROOT,
-    needed: int = 0,
 ) -> Run:
     """Make a new run folder and write what is known before the first step.
 
@@ -145,18 +145,15 @@ def create(
         `run.dir`: this very folder; it must not exist, or be empty. Derived when absent, suffixed if taken.
     overrides : sequence of str
         As they were typed.
-    needed : int
-        Bytes the run will write at least; refused at once where the disk has less.
 
     Raises
     ------
     ResourceError
-        The folder exists and holds something, is not writable, or the disk is too full.
+        The folder exists and holds something, or cannot be written.
     """
     path = (
         _claim_given(Path(directory)) if directory is not None else _claim_new(derived(verb, recipe, seed, root=root))
     )
-    require_space(path, needed)
     git, diff = git_state()
     env = config.get("env")
     info = {
@@ -254,52 +251,17 @@ def open_run(path: Path | str) -> Run:
     return run
 
 
-def all_runs(root: Path | str = ROOT, *, verb: str | None = None, recipe: str | None = None) -> list[Run]:
+def all_runs(root: Path | str = ROOT) -> list[Run]:
     """Every run below `root`, newest first; folders whose run.json cannot be read are left out."""
     found = []
     for folder in _folders(Path(root)):
         run = Run(folder)
         try:
-            info = run.info
+            _ = run.info
         except DamagedDataError:
             continue
-        if verb in (None, info.get("verb")) and recipe in (None, info.get("recipe")):
-            found.append(run)
+        found.append(run)
     return sorted(found, key=lambda run: (str(run.info.get("created")), run.path.name), reverse=True)
-
-
-def latest(root: Path | str = ROOT, *, verb: str | None = None, recipe: str | None = None) -> Run:
-    """The newest run below `root`.
-
-    Raises
-    ------
-    ResourceError
-        There is none.
-    """
-    runs = all_runs(root, verb=verb, recipe=recipe)
-    if not runs:
-        what = " ".join(word for word in ("no", verb, "run", f"of {recipe}" if recipe else None) if word)
-        raise ResourceError(what, where=str(root), fix="Start one with `rlcli train`.")
-    return runs[0]
-
-
-def require_space(folder: Path | str, needed: int) -> None:
-    """Refuse when the disk of `folder` has fewer than `needed` bytes free.
-
-    Raises
-    ------
-    ResourceError
-    """
-    from rlcli.report.figures import size
-
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ResourceError(
-            "the disk is too full",
-            where=str(folder),
-            why=f"{size(needed)} are needed and {size(free)} are free",
-            fix="Free some, or choose run.dir on another disk.",
-        )
 
 
 def _claim_new(path: Path) -> Path:
@@ -358,8 +320,3 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _as_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "default"
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    digits = re.findall(r"\d+", path.name)
-    return (int(digits[-1]) if digits else -1, path.name)

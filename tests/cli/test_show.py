@@ -67,7 +67,7 @@ def test_ls_lists_runs_with_their_summary(rlcli, tmp_path):
     for name, summary in [("a", ended), ("b", None), ("c", []), ("d", {"learning": 3, "frames": None})]:
         folder = tmp_path / "runs" / "train" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "run.json").write_text("{}")
         if summary is not None:
             (folder / "summary.json").write_text(json.dumps(summary))
     _, out, _ = rlcli("ls runs")

@@ -193,10 +193,11 @@ def test_of_two_processes_that_find_a_folder_empty_one_gets_it(rlcli, tmp_path, 
     """The other has written its configuration after this one looked."""
     from rlcli.training import run_folder
 
-    def space(path, needed):
-        (path / "config.json").write_text("the other's")
+    def state():
+        (tmp_path / "r" / "config.json").write_text("the other's")
+        return None, b""
 
-    monkeypatch.setattr(run_folder, "require_space", space)
+    monkeypatch.setattr(run_folder, "git_state", state)
     is_a_sentence(rlcli("train", "run.dir=r"), 5, "the run folder exists")
     assert (tmp_path / "r" / "config.json").read_text() == "the other's"
 

@@ -135,7 +135,7 @@ def test_a_training_run_shows_its_newest_checkpoint(tmp_path):
         ]
     )
     (found,) = rlcli.inspect(run.path)
-    assert found.kind == "checkpoint"
+    assert found.kind == "checkpoint" and found.about == {"frames": 512}
     sizes = {facts.key: facts.stored for facts in found.keys}
     assert sizes["policy.actor.module.0.module.0.weight"] == 64 * 4 * 4
     assert rlcli.inspect(run.checkpoints[-1])[0].stored == found.stored

@@ -106,11 +106,6 @@ def test_observations_kept_alive_only_by_their_successors_are_counted_there():
     assert lines(batch_entries(td))["next.observation"].bytes == 16 * FRAMES + 7 * 20
 
 
-def test_a_key_that_full_stores_and_keep_keys_drops_is_saved():
-    found = lines(batch_entries(batch(), dropped={("collector", "traj_ids"): 8}))
-    assert found["collector.traj_ids"].saved == 8 * FRAMES
-
-
 def test_keys_that_share_memory_are_counted_once():
     done = torch.zeros(N, T, 1, dtype=torch.bool)
     found = lines(batch_entries(TensorDict({"done": done, "next": {"done": done}}, [N, T])))

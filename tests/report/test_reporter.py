@@ -127,6 +127,14 @@ def test_a_batch_without_rewards_or_ends_is_reported_all_the_same():
     assert (snapshot.frames, snapshot.mean_return, snapshot.boundary) == (20, None, None)
 
 
+def test_the_exact_kl_is_shown_where_it_is_known():
+    reporter = Reporter(FACTS, console="off")
+    reporter.batch(batch(), {"kl_approx": 0.5, "entropy": torch.tensor(2.0), "loss_policy": 1.0})
+    assert reporter.snapshot().learning == {"kl": 0.5, "entropy": 2.0}
+    reporter.batch(batch(), {"kl_approx": 0.5, "kl": 0.25})
+    assert reporter.snapshot().learning == {"kl": 0.25}
+
+
 def test_no_reference_to_a_batch_is_kept():
     reporter = Reporter(FACTS, console="off")
     td = batch()
