@@ -14,10 +14,16 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, unravel
+from rlcli.keys import STATE_VALUE, Key, unravel
 from rlcli.modules.stages import Stage, take_apart
 
 Columns = Mapping[Key, Tensor]
+
+
+def value_key(network: TensorDictModuleBase) -> Key:
+    """Where a value network writes: `state_value`, or else the last of its out_keys."""
+    written = [unravel(key) for key in network.out_keys]
+    return STATE_VALUE if STATE_VALUE in written else written[-1]
 
 
 class Lowered:

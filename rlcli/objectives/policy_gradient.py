@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key
 from rlcli.objectives.density import Density
 from rlcli.objectives.loss import Loss, Terms, one_of
-from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.lowered import Columns, Lowered, value_key
 from rlcli.objectives.reduction import MASK_KEYS, mask_of, reduce, standardise, zeroed
 from rlcli.objectives.value.choice import ValueEstimators, make_estimator
 from rlcli.objectives.value.estimator import ValueEstimator
@@ -96,8 +96,8 @@ class PolicyGradientLoss(Loss):
         self.density = Density(actor_network, samples_mc_entropy)
         self.critic = None if critic_network is None else Lowered(critic_network)
         self.value_estimator: ValueEstimator | None = None
-        if self.critic is not None and STATE_VALUE not in self.critic.out_keys:
-            self.tensor_keys.value = self.critic.out_keys[-1]
+        if critic_network is not None:
+            self.tensor_keys.value = value_key(critic_network)
 
     @property
     def in_keys(self) -> list[Key]:

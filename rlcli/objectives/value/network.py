@@ -9,8 +9,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.keys import STATE_VALUE, Key
-from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.keys import Key
+from rlcli.objectives.lowered import Columns, Lowered, value_key
 from rlcli.objectives.value.compute import computed_in
 from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.observations import Observations
@@ -34,7 +34,7 @@ class RowValues:
         self._compute_dtype = compute_dtype
         self._params: TensorDictBase | None = None
         self.in_keys = self.net.in_keys
-        self.key: Key = STATE_VALUE if STATE_VALUE in self.net.out_keys else self.net.out_keys[-1]
+        self.key = value_key(network)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """This network with other parameters (those of a target network), swapped in while it is called."""

@@ -14,8 +14,8 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, STATE_VALUE, Key, under_next, unravel
-from rlcli.objectives.lowered import Columns
+from rlcli.keys import IS_INIT, Key, under_next, unravel
+from rlcli.objectives.lowered import Columns, value_key
 from rlcli.objectives.value.compute import computed_in
 from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.network import RowValues
@@ -55,7 +55,7 @@ class SequenceValues:
             )
         self.state_keys = tuple(key for key in keys if under_next(key) in written)
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
-        self.key: Key = STATE_VALUE if STATE_VALUE in written else written[-1]
+        self.key = value_key(network)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """Refused: it values a step and its successor in one sequence, which has one set of parameters."""

@@ -14,8 +14,8 @@ from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, SAMPLE_LOG_PROB, Key
 from rlcli.objectives.density import Density, log_prob_key
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value.functional import vtrace_advantage_estimate
 from rlcli.objectives.value.fit import need
+from rlcli.objectives.value.functional import vtrace_advantage_estimate
 from rlcli.objectives.value.parts import Ends, Values
 
 
