@@ -16,12 +16,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcli.builders.row_schema import RowSchema, kept_fields, stored_fields
 from rlcli.data.fields import Field
-from rlcli.data.next_obs import Rows as GatheredRows
+from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.sparse import Few, sparse_rows
 from rlcli.jobs.plan_peaks import META, on_meta
-from rlcli.jobs.plan_tensors import Rows, kept_fields, stored_fields
 from rlcli.keys import Key, as_tuple
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.recurrent import SequenceValues
@@ -62,7 +62,7 @@ class Answers(TorchDispatchMode):
 
 def stage_peak(
     estimator: ValueEstimator,
-    rows: Rows,
+    rows: RowSchema,
     mode: str,
     *,
     delta_dtype: torch.dtype = torch.float16,
@@ -94,17 +94,18 @@ def stage_peak(
     return live
 
 
-def rows_at_once(estimator: ValueEstimator, rows: Rows, flat: bool = False) -> int:
+def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
     """Rows of one call of the value network."""
     whole = rows.lanes * _slots(estimator, rows)
-    lead, width = (rows.frames, 1) if flat else (rows.lanes, rows.steps)
-    size = estimator.chunks.elements(lead)
+    size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
     if size is None:
         return whole
-    return min(whole, size * (_slots(estimator, rows) if _recurrent(estimator) and not flat else width))
+    if _recurrent(estimator) and not flat:  # whole sequences
+        size = max(1, size // rows.steps) * _slots(estimator, rows)
+    return min(whole, size)
 
 
-def _slots(estimator: ValueEstimator, rows: Rows) -> int:
+def _slots(estimator: ValueEstimator, rows: RowSchema) -> int:
     """Observations of one lane that go through the network in a row."""
     if estimator.shifted:
         return rows.steps + estimator.shifted_budget
@@ -115,7 +116,7 @@ def _recurrent(estimator: ValueEstimator) -> bool:
     return isinstance(estimator._net, SequenceValues)
 
 
-def _batch(rows: Rows, mode: str, delta_dtype: torch.dtype, keep: bool) -> TensorDict:
+def _batch(rows: RowSchema, mode: str, delta_dtype: torch.dtype, keep: bool) -> TensorDict:
     """`[lanes, steps]`, without memory."""
     shape = torch.Size((rows.lanes, rows.steps))
 
@@ -127,7 +128,7 @@ def _batch(rows: Rows, mode: str, delta_dtype: torch.dtype, keep: bool) -> Tenso
     if mode == "exact":
         ends = Ends.trusted(shape, torch.empty(rows.lanes, dtype=torch.int32, device=META))
         for key, field in rows.successors.items():
-            columns[key] = GatheredRows.from_ends(columns[_own(key)], ends, field.empty(rows.lanes, META))
+            columns[key] = Rows.from_ends(columns[_own(key)], ends, field.empty(rows.lanes, META))
     if keep:
         few: Mapping[Key, Field] = kept_fields(rows, mode, delta_dtype)
         nothing = torch.empty(0, dtype=torch.int64, device=META)

@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
 from rlcli.objectives.loss import Loss, one_of
 from rlcli.objectives.lowered import Columns
-from rlcli.objectives.reduction import MASK_KEYS, mask_of, reduce, zeroed
+from rlcli.objectives.reduction import MASK_KEYS, reduce
 from rlcli.objectives.targets import Pair
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value_error import DISTANCES
@@ -87,15 +87,11 @@ class BootstrappedLoss(Loss):
 
     # ---- for subclasses ----------------------------------------------------------------------------------------
     def rows(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None, Tensor | None]:
-        """Columns with zeros where a mask lets nothing through, that mask `[*B]`, and the weights `[*B]`."""
-        mask, weights = mask_of(columns), columns.get(self.tensor_keys.priority_weight)
+        """What `countable` gives, and the weights `[*B]`."""
         size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
-        if weights is not None:
-            weights = weights.reshape(size)
-        if mask is None:
-            return dict(columns), None, weights
-        mask = mask.reshape(size)
-        return {k: zeroed(x, mask) for k, x in columns.items()}, mask, weights
+        columns, mask = self.countable(columns, batch_dims)
+        weights = columns.get(self.tensor_keys.priority_weight)
+        return columns, mask, None if weights is None else weights.reshape(size)
 
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
         """The value `[*B]` that a row's own value is to have."""

@@ -5,6 +5,7 @@ A loss names the keys that it reads; that list is what a collector stores and a 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.lowered import Columns
-from rlcli.objectives.reduction import REDUCTIONS
+from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
 
 Terms = dict[str, Tensor]
 
@@ -57,6 +58,26 @@ class Loss(KeyedModule, ABC):
     def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
         """What the loss reads of a batch."""
         return {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
+
+    def countable(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None]:
+        """Columns whose rows that do not count repeat one that does, and the mask `[*B]` (None: all rows count)."""
+        if not columns:  # what is missing is said where it is needed
+            return {}, None
+        where, size, mask = type(self).__name__, next(iter(columns.values())).shape[:batch_dims], mask_of(columns)
+        if not math.prod(size):
+            raise ArgumentError("the batch has no rows", where=where, why=f"its shape is {tuple(size)}")
+        if mask is None:
+            return dict(columns), None
+        if mask.numel() != math.prod(size):
+            raise ArgumentError(
+                "the masks of the batch do not hold one flag a row",
+                where=where,
+                why=f"their shape is {tuple(mask.shape)}, that of the batch {tuple(size)}",
+            )
+        mask = mask.reshape(size)
+        if may_ask(mask) and not mask.any():
+            raise ArgumentError("no row of the batch counts", where=where, why="its masks let none through")
+        return {k: filled(x, mask) for k, x in columns.items()}, mask
 
     def need(self, columns: Columns, key: Key) -> Tensor:
         """A column, or the sentence that it is missing."""

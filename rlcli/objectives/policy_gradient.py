@@ -19,7 +19,7 @@ from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key
 from rlcli.objectives.density import Density
 from rlcli.objectives.loss import Loss, Terms, one_of
 from rlcli.objectives.lowered import Columns, Lowered, value_key
-from rlcli.objectives.reduction import MASK_KEYS, mask_of, reduce, standardise, zeroed
+from rlcli.objectives.reduction import MASK_KEYS, reduce, standardise
 from rlcli.objectives.value.choice import ValueEstimators, make_estimator
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value_error import DISTANCES, clipped_value_error, explained_variance, value_error
@@ -137,10 +137,17 @@ class PolicyGradientLoss(Loss):
             Of the estimator: `gamma` (0.99), `lmbda` (0.95), `shifted`, `num_chunks`, ...
         """
         kind = value_type or self.default_value_estimator
-        # not registered: its networks are the loss's own, which would be listed twice
         estimator = make_estimator(kind, self.critic_network, self.density.actor, options)
+        # not registered: its networks are the loss's own, which would be listed twice
         object.__setattr__(self, "value_estimator", estimator)
+        self.set_keys(**vars(self.tensor_keys))
         return estimator
+
+    def set_keys(self, **names: Key) -> None:
+        """Rename entries, those of the estimator that `make_value_estimator` made as well."""
+        super().set_keys(**names)
+        if self.value_estimator is not None:
+            self.value_estimator.set_keys(**{k: x for k, x in names.items() if k in self.value_estimator.default_keys})
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         """Loss terms and diagnostics of a batch `[*B]`, as a tensordict without batch dims."""
@@ -149,10 +156,8 @@ class PolicyGradientLoss(Loss):
         return TensorDict(dict(self.terms(self.columns(td), td.ndim)))
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        mask, keys = mask_of(columns), self.tensor_keys
-        if mask is not None:
-            mask = mask.reshape(next(iter(columns.values())).shape[:batch_dims])
-            columns = {k: zeroed(x, mask) for k, x in columns.items()}
+        keys = self.tensor_keys
+        columns, mask = self.countable(columns, batch_dims)
         log_prob, entropy, values = self.density(
             columns, self.need(columns, keys.action), batch_dims, self.entropy_bonus
         )

@@ -18,6 +18,11 @@ MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
 REDUCTIONS = ("mean", "sum", "none")
 
 
+def may_ask(x: Tensor) -> bool:
+    """Whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
+    return not (x.is_cuda or torch.compiler.is_compiling())
+
+
 def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
     """The conjunction `[*B]` of all masks in `columns`; None where there is none."""
     valid: Tensor | None = None
@@ -31,6 +36,19 @@ def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
 def expanded(mask: Tensor, like: Tensor) -> Tensor:
     """`mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
+
+
+def filled(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`x [*B, ...]` whose rows that do not count repeat the first that does.
+
+    What is computed from them is thrown away, but must be possible: zeros may lie outside a distribution's support, and
+    the gradient of a NaN is NaN even where nothing asks for it.
+    """
+    if mask is None:
+        return x
+    first = mask.reshape(-1).to(torch.uint8).argmax()
+    row = x.reshape(-1, *x.shape[mask.ndim :]).index_select(0, first.reshape(1))
+    return torch.where(expanded(mask, x), x, row.reshape((1,) * mask.ndim + x.shape[mask.ndim :]))
 
 
 def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:

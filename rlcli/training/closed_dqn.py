@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from rlcli.kernels.mlp import Replay
-from rlcli.keys import STEPS_TO_NEXT_OBS, Key, under_next
+from rlcli.keys import Key, under_next
 from rlcli.objectives.bootstrap import ROWS
 from rlcli.objectives.dqn import ActionValues, DQNLoss
 from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.training.closed_columns import extras, rewards
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
-
-NOTHING = np.empty(0, np.float32)
-NO_STEPS = np.empty(0, np.int64)
 
 
 def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Minibatch) -> ClosedDQN | None:
@@ -39,7 +37,11 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Minibatch) -> Close
 
 
 class ClosedDQN:
-    """See the top of the file. It keeps views of the weights: build a new one when `flat.version` changes."""
+    """`DQNLoss` on a sample of columns `[N, ...]`: loss and diagnostics out, the gradient left in the flat buffer.
+
+    Among the figures are the rows' errors, `td_error [N]`. It keeps views of the weights: build a new one when
+    `flat.version` changes.
+    """
 
     def __init__(self, loss: DQNLoss, online: Replay, delayed: Replay, key: Key) -> None:
         from rlcli.kernels import dqn  # loads the compiler
@@ -68,22 +70,6 @@ class ClosedDQN:
         if self.loss.action_space == "one_hot":
             action = action.argmax(-1)
         return action.reshape(-1).numpy()
-
-
-def rewards(loss: Any, columns: Minibatch) -> tuple[np.ndarray, np.ndarray]:
-    """Reward and terminated, each `[N]`."""
-    k = loss.tensor_keys
-    reward, terminated = columns[under_next(k.reward)], columns[under_next(k.terminated)]
-    return reward.reshape(-1).numpy(), terminated.reshape(-1).numpy()
-
-
-def extras(loss: Any, columns: Minibatch) -> tuple[np.ndarray, np.ndarray]:
-    """Steps that a reward spans, and weights, each `[N]` or empty."""
-    steps, weight = columns.get(STEPS_TO_NEXT_OBS), columns.get(loss.tensor_keys.priority_weight)
-    return (
-        NO_STEPS if steps is None else steps.reshape(-1).numpy(),
-        NOTHING if weight is None else weight.reshape(-1).numpy(),
-    )
 
 
 def _replayed(values: ActionValues, trained: bool) -> Replay | None:

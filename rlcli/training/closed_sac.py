@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.mlp import Replay, hooked, layers_of
+from rlcli.kernels.recent import Recent
 from rlcli.keys import Key, under_next
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
 from rlcli.modules.heads import LogScaleExtractor
@@ -21,7 +22,7 @@ from rlcli.objectives.bootstrap import ROWS
 from rlcli.objectives.lowered import Lowered
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.sac import SACLoss
-from rlcli.training.closed_dqn import extras, rewards
+from rlcli.training.closed_columns import extras, rewards
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
 
@@ -60,7 +61,11 @@ class Work(NamedTuple):
 
 
 class ClosedSAC:
-    """See the top of the file. It keeps views of the weights: build a new one when `flat.version` changes."""
+    """`SACLoss` on a sample of columns `[N, ...]`: loss and diagnostics out, the gradients left in the flat buffer.
+
+    Among the figures are the rows' errors, `td_error [N]`. It keeps views of the weights: build a new one when
+    `flat.version` changes.
+    """
 
     def __init__(self, loss: SACLoss, actor: Replay, critics: list[Replay], delayed: list[Replay], key: Key) -> None:
         from rlcli.kernels import dqn, sac  # loads the compiler
@@ -73,7 +78,7 @@ class ClosedSAC:
         dims = family._half.size if family._half.ndim else actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family._centre, family._half))
         self._bounds = split.low, split.high
-        self._kept: dict[int, Work] = {}
+        self._kept: dict[int, Work] = Recent()
 
     def __call__(self, columns: Minibatch) -> dict[str, Any]:
         loss, kernel = self.loss, self._kernel

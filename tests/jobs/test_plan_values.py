@@ -7,8 +7,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
+from rlcli.builders.row_schema import RowSchema
 from rlcli.data.fields import Field
-from rlcli.jobs.plan_tensors import Rows
 from rlcli.jobs.plan_values import rows_at_once, stage_peak
 from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
@@ -107,7 +107,7 @@ def _rows():
         "is_init": Field(torch.bool, one),
         ("next", "reward"): Field(torch.float32, one),
     }
-    return Rows(LANES, STEPS, fields | flags, {}, {("next", "observation"): observation}, {})
+    return RowSchema(LANES, STEPS, fields | flags, {}, {("next", "observation"): observation}, {})
 
 
 def _batch(rows):
@@ -139,5 +139,5 @@ def test_rows_of_one_call():
 
     assert at_once() == LANES * STEPS
     assert at_once(shifted=True, shifted_budget=2) == LANES * (STEPS + 2)
-    assert at_once(num_chunks=4) == 2 * STEPS and at_once(value_chunk_size=4) == 4 * STEPS
+    assert at_once(num_chunks=4) == LANES * STEPS // 4 and at_once(value_chunk_size=4) == 4 * STEPS
     assert at_once(flat=True, num_chunks=4) == LANES * STEPS // 4

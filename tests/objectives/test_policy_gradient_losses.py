@@ -100,3 +100,16 @@ def test_divergences_are_what_many_draws_say(kind):
     error = 5 * float(drawn.std()) / 200_000**0.5
     assert abs(float(found) - float(drawn.mean())) < error
     assert float(family.divergence(params[0], params[0])) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("first", ["names", "estimator"])
+def test_names_reach_the_estimator_of_a_loss(first):
+    actor, critic = make_actor(), make_critic()
+    loss = ClipPPOLoss(actor, critic)
+    for step in ("names", "estimator") if first == "names" else ("estimator", "names"):
+        if step == "names":
+            loss.set_keys(advantage="adv", value_target="goal")
+        else:
+            loss.make_value_estimator(gamma=0.9)
+    td = rollout(actor, (3, 20))
+    assert loss(td)["loss_objective"].isfinite() and {"adv", "goal"} <= set(td.keys())

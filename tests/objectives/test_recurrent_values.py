@@ -120,3 +120,24 @@ def test_other_parameters_for_successors_are_refused():
     net = network()
     with pytest.raises(ArgumentError, match="feed-forward"):
         estimator(net)(batch(0, (2, 5)), target_params=TensorDict.from_module(net))
+
+
+@pytest.mark.parametrize("shape", [(10,), (1, 10)])
+def test_one_chunk_is_always_possible(shape):
+    td = batch(0, shape, end_rate=0.0)
+    whole = estimator(network())(td.clone())
+    for options in ({"num_chunks": 1}, {"value_chunk_size": shape[0]}):
+        parts = estimator(network(), **options)(td.clone())
+        assert torch.equal(parts["advantage"], whole["advantage"])
+
+
+def test_slices_one_after_the_other_are_chunks():
+    td = batch(0, (4, 16), end_rate=0.0).reshape(-1)
+    td["collector", "traj_ids"] = torch.arange(64) // 16
+    td["is_init"][::16] = True
+    net = network()
+    parts = estimator(net, num_chunks=4)(td.clone())
+    assert net.module.calls == [(1, 17)] * 4
+    torch.testing.assert_close(parts["advantage"], estimator(network())(td.clone())["advantage"], rtol=0, atol=1e-12)
+    with pytest.raises(ArgumentError, match="has 16"):
+        estimator(network(), num_chunks=5)(td)

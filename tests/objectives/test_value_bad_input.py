@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.objectives.value import GAE, TD0Estimator, TDLambdaEstimator, VTrace
+from rlcli.objectives.value import GAE, TD0Estimator, TDLambdaEstimator, VTrace, functional
 from rlcli.objectives.value import functional as F
 
 SHAPE, OBS = (2, 5), 3
@@ -39,7 +39,7 @@ def ones(*shape, dtype=torch.float32):
 
 BATCHES = {
     "flat reward": (batch(next_reward=ones()), ["next.reward has shape (2, 5)", "reward.unsqueeze(-1)"]),
-    "two rewards": (batch(next_reward=ones(2)), ["value and reward have different shapes"]),
+    "two rewards": (batch(next_reward=ones(2)), ["state_value and next.reward have different shapes"]),
     "float done": (batch(next_done=ones(1)), ["next.done is torch.float32, not bool", "done.bool()"]),
     "float terminated": (batch(next_terminated=ones(1)), ["next.terminated is torch.float32"]),
     "two flags": (batch(next_done=ones(2, dtype=torch.bool)), ["next.done does not hold one value a row"]),
@@ -180,3 +180,20 @@ def test_functions_refuse_shapes_and_dtypes_that_do_not_match():
     ):
         with pytest.raises(ArgumentError, match=words):
             call()
+
+
+X, ENDS = torch.ones(4, 4, 1), torch.zeros(4, 4, 1, dtype=torch.bool)
+SHAPES = {
+    "td0 flags": lambda: functional.td0_return_estimate(0.9, X, X, ENDS[..., 0]),
+    "td0 value": lambda: functional.td0_advantage_estimate(0.9, X[..., 0], X, X, ENDS),
+    "td1 value": lambda: functional.td1_advantage_estimate(0.9, X[..., 0], X, X, ENDS),
+    "td lambda value": lambda: functional.td_lambda_advantage_estimate(0.9, 0.9, X[..., 0], X, X, ENDS),
+    "td lambda next value": lambda: functional.td_lambda_return_estimate(0.9, 0.9, X[0], X, ENDS),
+    "td0 gamma": lambda: functional.td0_return_estimate(torch.full((4, 4), 0.9), X, X, ENDS),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_would_broadcast_are_refused(name):
+    with pytest.raises(ArgumentError, match=r"different shapes|does not broadcast"):
+        SHAPES[name]()

@@ -8,6 +8,7 @@ from actor_critic_batches import make_actor, make_critic, rollout
 from torch import nn
 
 from rlcli.errors import ArgumentError
+from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE, PopArt, ValueNorm
 
 
@@ -56,8 +57,9 @@ def test_advantages_are_those_of_the_restored_values_and_targets_are_normalised(
     expected = GAE(gamma=0.97, lmbda=0.9, value_network=plain_critic)(td.clone())
     out = GAE(gamma=0.97, lmbda=0.9, value_network=critic, value_norm=norm)(td.clone())
     torch.testing.assert_close(out["advantage"], expected["advantage"], rtol=1e-4, atol=1e-3)
-    for key in ("value_target", "state_value"):
-        torch.testing.assert_close(norm.restore(out[key]), expected[key], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(norm.restore(out["value_target"]), expected["value_target"], rtol=1e-4, atol=1e-3)
+    written = critic(td.clone())["state_value"]  # PopArt has rescaled the critic by now
+    torch.testing.assert_close(out["state_value"], written, rtol=1e-4, atol=1e-4)
 
 
 def test_what_cannot_be_rescaled_is_refused():
@@ -67,3 +69,20 @@ def test_what_cannot_be_rescaled_is_refused():
         PopArt(nn.Linear(3, 1, bias=False))
     with pytest.raises(ArgumentError, match="decay"):
         ValueNorm(decay=0.0)
+
+
+@pytest.mark.parametrize("kind", [ValueNorm, PopArt])
+def test_the_stored_value_is_what_the_network_says_when_the_update_begins(kind):
+    actor, critic = make_actor(), make_critic()
+    td = rollout(actor, (4, 25))
+    td["next", "reward"] *= 50
+    norm = ValueNorm() if kind is ValueNorm else PopArt(critic)
+    out = GAE(gamma=0.97, lmbda=0.9, value_network=critic, value_norm=norm)(td)
+    terms = ClipPPOLoss(actor, critic, clip_value=0.2)(out)
+    assert terms["value_clip_fraction"] == 0
+
+
+def test_popart_is_refused_where_gradients_flow():
+    critic = make_critic()
+    with pytest.raises(ArgumentError, match="PopArt cannot be used with differentiable"):
+        GAE(gamma=0.9, lmbda=0.9, value_network=critic, value_norm=PopArt(critic), differentiable=True)

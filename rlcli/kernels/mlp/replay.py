@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.kernels.mlp.layers import IN_PLACE, Layer
+from rlcli.kernels.recent import Recent
 
 _aten = torch.ops.aten
 # the gradient before an activation from that after it, in place, given the activated output
@@ -72,7 +73,7 @@ class Replay:
         product = one_dnn()
         self._product = product
         self._wide = [product is not None and min(w.shape) >= WIDE and w.dtype == torch.float32 for w in self._weights]
-        self._work: dict[int, list[Work]] = {}
+        self._work: dict[int, list[Work]] = Recent()
         self._inputs: list[Tensor] = []  # of every layer in the last forward, and its outputs
 
     def forward(self, x: Tensor) -> Tensor:

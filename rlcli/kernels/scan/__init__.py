@@ -22,7 +22,7 @@ from rlcli.kernels.scan import reference
 from rlcli.kernels.scan.backend import BACKENDS, backend_for
 from rlcli.kernels.scan.gradient import Recursion
 
-__all__ = ["BACKENDS", "Rate", "scan"]
+__all__ = ["BACKENDS", "Rate", "broadcast_rate", "scan"]
 
 Rate = float | Tensor
 
@@ -97,8 +97,13 @@ def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate
     """A number, or a tensor ``[B, T, F]`` whose repeated values are not written out."""
     if not isinstance(x, Tensor):
         return float(x)
+    return broadcast_rate(name, x.to(like), like).reshape(lanes)
+
+
+def broadcast_rate(name: str, x: Tensor, like: Tensor) -> Tensor:
+    """A tensor of rates in the shape of the reward, nothing written out, or the sentence that it does not fit."""
     try:
-        return x.to(like).expand(like.shape).reshape(lanes)
+        return x.expand(like.shape)
     except RuntimeError as error:
         raise ArgumentError(
             f"{name} does not broadcast to the reward", why=f"{tuple(x.shape)} against {tuple(like.shape)}"

@@ -1,4 +1,4 @@
-"""Calling the value network on a batch in parts: how many, as the two ways to say it have it."""
+"""Calling a network on a batch in parts: how many rows each, as the two ways to say it have it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rlcli.errors import ArgumentError
 
 
 class Chunks:
-    """Parts of the leading dim of a batch.
+    """Parts of a batch.
 
     Parameters
     ----------
     number, size : int, optional
-        At most one: so many equal parts, or parts of so many elements. Neither: one part.
+        At most one: so many parts of equally many rows, or parts of so many elements of the leading dim. Neither: one.
     """
 
     def __init__(self, number: int | None, size: int | None) -> None:
@@ -24,13 +24,8 @@ class Chunks:
                 raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
         self.number, self.size = number, size
 
-    def elements(self, lead: int) -> int | None:
-        """Elements of a part, where the leading dim has `lead`; None: all."""
-        if self.number is None:
-            return self.size
-        return -(-lead // self.number)
-
     def rows(self, shape: Size) -> int | None:
         """Rows of a part of a batch ``[*B]``; None: all."""
-        size = self.elements(shape[0])
-        return None if size is None else size * shape[1:].numel()
+        if self.number is not None:
+            return -(-shape.numel() // self.number)
+        return None if self.size is None else self.size * shape[1:].numel()

@@ -29,7 +29,9 @@ def need_compute_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype in (None, torch.float32):
         return None
     if dtype not in LOWER:
-        raise ArgumentError(f"compute_dtype={dtype} is no lower precision", fix="Use torch.bfloat16, or None.")
+        raise ArgumentError(
+            f"compute_dtype={dtype} is no lower precision", fix="Use torch.bfloat16, torch.float16, or None."
+        )
     return dtype
 
 

@@ -34,13 +34,13 @@ from rlcli.keys import (
     under_next,
 )
 from rlcli.objectives.keyed import KeyedModule
-from rlcli.objectives.reduction import MASK_KEYS, mask_of, standardise, zeroed
+from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
 from rlcli.objectives.value.chunks import Chunks
 from rlcli.objectives.value.compute import need_compute_dtype
 from rlcli.objectives.value.ends import ends_of
-from rlcli.objectives.value.fit import check_columns, need
+from rlcli.objectives.value.fit import check_columns, check_features, need
 from rlcli.objectives.value.guard import check_numbers
-from rlcli.objectives.value.normaliser import ValueNorm
+from rlcli.objectives.value.normaliser import PopArt, ValueNorm
 from rlcli.objectives.value.parts import Ends, Read, Values
 from rlcli.objectives.value.rates import need_rate
 from rlcli.objectives.value.recurrent import values_of
@@ -74,8 +74,8 @@ class ValueEstimator(KeyedModule, ABC):
     time_dim : int, optional
         The batch dim that is time; by default the one named "time", else the last.
     num_chunks, value_chunk_size : int, optional
-        At most one: the network is called on so many equal parts of the leading dim, or on parts of so many
-        of its elements. Same numbers, less memory. `num_chunk` is `num_chunks`.
+        At most one: the network is called on so many parts of equally many rows, or on parts of so many elements of the
+        leading dim. Same numbers, less memory. `num_chunk` is `num_chunks`.
     two_calls : bool
         Evaluate `exact` batches with two full passes, as `full` ones are, bit for bit. Costs twice the work.
     compute_dtype : torch.bfloat16 or torch.float16, optional
@@ -96,6 +96,7 @@ class ValueEstimator(KeyedModule, ABC):
         "truncated": TRUNCATED,
         "traj_ids": TRAJ_IDS,
     }
+    reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
 
     def __init__(
         self,
@@ -122,6 +123,14 @@ class ValueEstimator(KeyedModule, ABC):
             raise ArgumentError("num_chunk is another name of num_chunks", fix="Give one of them")
         if backend not in BACKENDS:
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
+        if differentiable and isinstance(value_norm, PopArt):
+            raise ArgumentError(
+                "PopArt cannot be used with differentiable=True",
+                why="it rescales the network that a gradient would still have to pass",
+                fix="Use ValueNorm.",
+            )
+        if shifted and two_calls:
+            raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
         self.value_network = value_network
         dtype = need_compute_dtype(compute_dtype)
@@ -195,9 +204,22 @@ class ValueEstimator(KeyedModule, ABC):
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            read = self._read(td, time, target_params)
-            advantage, target = self.estimate(td, *read.blanked(), time)
+            source = self._source(td)
+            read = self._read(source, time, target_params)
+            advantage, target = self.estimate(source, *read.blanked(), time)
             return self._write(td, read, advantage, target)
+
+    def _source(self, td: TensorDictBase) -> TensorDictBase:
+        """The batch, with rows that count in place of those that do not wherever a NaN there could go on."""
+        mask = mask_of(_masks(td))
+        if mask is None or mask.numel() != td.numel() or not (self.reads_batch or torch.is_grad_enabled()):
+            return td
+        source, states = td.copy(), [] if self._net is None else list(self._net.state_keys)
+        for key in (*self.in_keys, *states):
+            x = td.get(key, None)
+            if x is not None:
+                source.set(key, filled(x, mask.reshape(td.shape)))
+        return source
 
     def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
         """Rewards, ends and values, checked, with all that masks and the budget of `shifted` leave out."""
@@ -205,6 +227,7 @@ class ValueEstimator(KeyedModule, ABC):
         check_columns(td, k, self._observed(td), masks)
         ends = ends_of(td, k, time, masks)
         values = self._values(td, ends, time, target_params)
+        raw = values.value
         if self.value_norm is not None:
             value, next_value = (self.value_norm.restore(x) for x in values[:2])
             values = values._replace(value=value, next_value=next_value)
@@ -212,23 +235,27 @@ class ValueEstimator(KeyedModule, ABC):
         if values.valid is not None:
             masks[SHIFTED_VALID] = values.valid
             ends = cut_at_dropped(ends, values.valid, time)
-        read = Read(need(td, k.reward).to(values.value.dtype), ends, values, mask_of(masks))
+        reward = need(td, k.reward).to(values.value.dtype)
+        check_features(reward, values, (k.reward, k.value))
+        read = Read(reward, ends, values, raw, mask_of(masks))
         check_numbers(read.reward, values, ends, read.counts, (k.reward, k.value), time)
         return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
 
     def _write(self, td: TensorDictBase, read: Read, advantage: Tensor, target: Tensor) -> TensorDictBase:
         """The estimates in the units of the network, 0 in the rows that `shifted` dropped."""
-        k, value, valid = self.tensor_keys, read.values.value, read.values.valid
+        k, value, valid = self.tensor_keys, read.raw, read.values.valid
         if self.value_norm is not None:
             self.value_norm.update(zeroed(target.detach(), valid), read.counts)
-            value, target = self.value_norm.normalise(value), self.value_norm.normalise(target)
+            value, target = self.value_norm.updated(value, read.values.value), self.value_norm.normalise(target)
         if self.average:
             advantage = standardise(advantage, read.counts)
         for key, x in ((k.advantage, advantage), (k.value_target, target), (k.value, value)):
             td.set(key, zeroed(x, valid))
-        for key, flags in ((APPROXIMATED, self._approximated), (SHIFTED_VALID, valid)):
+        for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
             if flags is not None:
                 td.set(key, flags)
+            elif td.get(key, None) is not None or key in self.out_keys:  # of an estimate before this one
+                td.set(key, torch.full(td.shape, none, device=advantage.device))
         return td
 
     def _count(self, values: Values, mask: Tensor | None) -> None:
@@ -258,7 +285,8 @@ class ValueEstimator(KeyedModule, ABC):
             if value is not None and next_value is not None:
                 return Values(value, next_value, None)
         if self._net is None:
-            nothing = torch.zeros_like(need(td, self.tensor_keys.reward), dtype=torch.get_default_dtype())
+            reward = need(td, self.tensor_keys.reward)
+            nothing = torch.zeros_like(reward if reward.is_floating_point() else reward.to(torch.get_default_dtype()))
             return Values(nothing, nothing, None)
         if self.shifted:
             refuse_what_one_call_cannot(td, target_params)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, told
 from rlcli.keys import ACTION, NEXT, Key, as_tuple, show
+from rlcli.objectives.value.parts import Values
 
 
 def check_columns(
@@ -69,6 +70,23 @@ def _one_a_row(td: TensorDictBase, key: Key, x: Tensor) -> None:
             f"{show(key)} does not hold one value a row",
             why=f"its shape is {tuple(x.shape)}, that of the batch {tuple(td.shape)}",
         )
+
+
+def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> None:
+    """Refuse values whose shape is not the reward's: they would broadcast, and pair wrong steps.
+
+    Parameters
+    ----------
+    names : (Key, Key)
+        Of the reward and of the value.
+    """
+    for name, x in ((show(names[1]), values.value), (f"next {show(names[1])}", values.next_value)):
+        if x.shape != reward.shape:
+            raise ArgumentError(
+                f"{name} and {show(names[0])} have different shapes",
+                why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
+                fix="Let the value network write as many numbers a row as there are rewards.",
+            )
 
 
 def called(net: Any, columns: Mapping[Key, Tensor], key: Key, rows: int) -> Tensor:

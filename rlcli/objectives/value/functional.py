@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.scan import Rate, scan
+from rlcli.kernels.scan import Rate, broadcast_rate, scan
 from rlcli.objectives.value.rates import need_rate
 
 __all__ = [
@@ -99,11 +99,9 @@ def td0_return_estimate(
     gamma = need_rate("gamma", gamma)
     terminated = done if terminated is None else terminated
     _need_flags(terminated=terminated)
-    if next_state_value.shape != reward.shape:
-        raise ArgumentError(
-            "next_state_value and reward have different shapes",
-            why=f"{tuple(next_state_value.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
-        )
+    _need_shape(reward, next_state_value=next_state_value, terminated=terminated)
+    if isinstance(gamma, Tensor):
+        gamma = broadcast_rate("gamma", gamma, reward)
     value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
     return reward + gamma * value
 
@@ -117,6 +115,7 @@ def td0_advantage_estimate(
     terminated: Tensor | None = None,
 ) -> Tensor:
     """`r_t + gamma V'_t - V_t`: how much better one step was than expected. Parameters as for GAE."""
+    _need_shape(reward, state_value=state_value)
     return td0_return_estimate(gamma, next_state_value, reward, _terminated(done, terminated)) - state_value
 
 
@@ -153,6 +152,7 @@ def td1_advantage_estimate(
     backend: str = "auto",
 ) -> Tensor:
     """`td1_return_estimate` less `V_t`."""
+    _need_shape(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td1_return_estimate(gamma, *rest, time_dim=time_dim, backend=backend) - state_value
 
@@ -178,6 +178,9 @@ def td_lambda_return_estimate(
         )
     gamma, lmbda = need_rate("gamma", gamma), need_rate("lmbda", lmbda)
     _need_flags(done=done, terminated=terminated)
+    _need_shape(reward, next_state_value=next_state_value, done=done, terminated=terminated)
+    if not -reward.ndim <= time_dim < reward.ndim:
+        raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(reward.shape)}")
     ends = (_terminated(done, terminated), done)
     cut = done.clone()
     cut.narrow(time_dim, max(reward.shape[time_dim] - 1, 0), min(reward.shape[time_dim], 1)).fill_(True)
@@ -202,6 +205,7 @@ def td_lambda_advantage_estimate(
     backend: str = "auto",
 ) -> Tensor:
     """`td_lambda_return_estimate` less `V_t`."""
+    _need_shape(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td_lambda_return_estimate(gamma, lmbda, *rest, time_dim=time_dim, backend=backend) - state_value
 
@@ -263,6 +267,15 @@ def reward2go(reward: Tensor, done: Tensor, gamma: Rate, *, time_dim: int = -2, 
     """`G_t = r_t + gamma [not done_t] G_{t+1}`: the discounted rewards that follow, without any value."""
     gamma, nothing = need_rate("gamma", gamma), torch.zeros_like(reward)
     return scan(reward, done, done, nothing, nothing, 0.0, gamma, backend=backend, time_dim=time_dim)[0]
+
+
+def _need_shape(reward: Tensor, **others: Tensor | None) -> None:
+    for name, x in others.items():
+        if x is not None and x.shape != reward.shape:
+            raise ArgumentError(
+                f"{name} and reward have different shapes",
+                why=f"{tuple(x.shape)} against {tuple(reward.shape)}, and broadcasting pairs wrong steps",
+            )
 
 
 def _need_flags(**flags: Tensor | None) -> None:

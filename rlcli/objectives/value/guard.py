@@ -5,17 +5,12 @@ Looked at on the CPU only: on a GPU it would wait for the device, and the update
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import Key, show
+from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.parts import Ends, Values
-
-
-def may_ask(x: Tensor) -> bool:
-    """Whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
-    return not (x.is_cuda or torch.compiler.is_compiling())
 
 
 def check_numbers(

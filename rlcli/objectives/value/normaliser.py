@@ -58,6 +58,10 @@ class ValueNorm(nn.Module):
         mean, deviation = self.moments()
         return (x - mean.to(x.dtype)) / deviation.to(x.dtype)
 
+    def updated(self, value: Tensor, restored: Tensor) -> Tensor:
+        """What the network writes after an update where it wrote `value`, in units of the reward `restored`, before."""
+        return value
+
     @torch.no_grad()
     def update(self, target: Tensor, mask: Tensor | None = None) -> None:
         """Count the targets ``[*B, F]`` of a batch, those that a mask of their shape lets through."""
@@ -91,6 +95,9 @@ class PopArt(ValueNorm):
         if layers[-1].bias is None:
             raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
         object.__setattr__(self, "layer", layers[-1])  # not a child: its parameters are the network's
+
+    def updated(self, value: Tensor, restored: Tensor) -> Tensor:
+        return self.normalise(restored)
 
     @torch.no_grad()
     def update(self, target: Tensor, mask: Tensor | None = None) -> None:

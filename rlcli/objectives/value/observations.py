@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rlcli.keys import Key
 from rlcli.objectives.lowered import Columns
+from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.fit import need
-from rlcli.objectives.value.guard import may_ask
 from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
@@ -74,12 +74,20 @@ class Observations:
         """The rows that next observations are gathered from beside the batch's own (a common gather only)."""
         return {k: x.extra for k, x in self.following.items()}
 
-    def next_rows(self) -> tuple[dict[Key, Tensor], Tensor | None]:
+    def holds_nan(self) -> bool:
+        """Whether an extra row holds NaN (where the host may ask)."""
+        extra = self.extra().values()
+        return any(x.is_floating_point() and may_ask(x) and bool(x.sum().isnan()) for x in extra)
+
+    def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
         """Next observations as rows ``[N, *shape]``, and which of them ``[N]`` are not known (None: all are).
 
-        The row's own observation stands for one that is not known.
+        The row's own observation stands for one that is not known, and for those that are `unused` (bool ``[N]``):
+        a NaN in one would reach gradients.
         """
         rows = {k: _rows(x.full() if is_gathered(x) else x, len(self.shape)) for k, x in self.following.items()}
+        if unused is not None:
+            rows = {k: torch.where(like(unused, x), self.root[k], x) for k, x in rows.items()}
         unknown = None if self.exact else _fill_value_rows(rows)
         if unknown is not None:
             rows = {k: torch.where(like(unknown, x), self.root[k], x) for k, x in rows.items()}

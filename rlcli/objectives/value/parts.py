@@ -36,6 +36,7 @@ class Read(NamedTuple):
     reward: Tensor  # [*B, F]
     ends: Ends
     values: Values  # in units of the reward
+    raw: Tensor  # [*B, F]: the value as the network wrote it
     mask: Tensor | None  # bool [*B]: rows that count; None: all
 
     @property

@@ -71,7 +71,7 @@ class SequenceValues:
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         width = row.shape[1]
         values = []
-        for first, last in _pieces(starts, chunk_rows):  # of slots `[R * S]`
+        for first, last in _pieces(starts, following, seen.shape.numel(), chunk_rows):  # of slots `[R * S]`
             shape = ((last - first) // width, width) if len(row) > 1 else (1, last - first)
             columns: dict[Any, Tensor] = {
                 key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
@@ -88,23 +88,28 @@ class SequenceValues:
         return {self.key: value.reshape(shape[0] * shape[1], -1)}
 
 
-def _pieces(starts: Tensor, chunk_rows: int | None) -> list[tuple[int, int]]:
-    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins."""
+def _pieces(starts: Tensor, following: Tensor, count: int, chunk_rows: int | None) -> list[tuple[int, int]]:
+    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins.
+
+    A chunk is counted in rows of the batch, `count` of them: the slots of next observations (`following`) come
+    with the rows before them.
+    """
     rows, width = starts.shape
-    if chunk_rows is None or chunk_rows >= rows * width:
+    if chunk_rows is None or chunk_rows >= count:
         return [(0, rows * width)]
     if rows > 1:
-        many = max(1, chunk_rows // width)
+        many = max(1, chunk_rows * rows // count)
         return [(i * width, min(i + many, rows) * width) for i in range(0, rows, many)]
+    before = [0, *(~following[0]).cumsum(0).tolist()]  # rows, slot by slot
     edges = [*(i for i in starts[0].nonzero().squeeze(1).tolist() if i), width]
     pieces, first = [], 0
     for edge, after in zip(edges, [*edges[1:], None], strict=True):
-        if after is not None and after - first <= chunk_rows:
+        if after is not None and before[after] - before[first] <= chunk_rows:
             continue
-        if edge - first > chunk_rows:
+        if before[edge] - before[first] > chunk_rows:
             raise ArgumentError(
                 "a recurrent value network can be called in chunks only where a trajectory starts",
-                why=f"a chunk is {chunk_rows} steps, and a trajectory of this batch goes on for {edge - first}",
+                why=f"a chunk is {chunk_rows} steps, and a trajectory of this batch has {before[edge] - before[first]}",
                 fix="Use larger chunks (fewer num_chunks), or a batch [B, T]: its rows are chunks of their own.",
             )
         pieces.append((first, edge))

@@ -51,13 +51,14 @@ def evaluate(
     if not seen.kept:
         own = value if target is None else _batch(target(seen.root, chunk_rows), td)
         return _neighbours(value, own, ends, time)
+    unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
     gather = None if two_calls or target is not None else seen.common_gather()
-    if gather is not None:
+    if gather is not None and not (unused is not None and seen.holds_nan()):
         pool, extra = value.reshape(-1, value.shape[-1]), seen.extra()
         if next(iter(extra.values())).shape[0]:
             pool = torch.cat([pool, net(extra, chunk_rows)])
         return Values(value, _batch(pool.index_select(0, gather.reshape(-1)), td), None)
-    rows, unknown = seen.next_rows()
+    rows, unknown = seen.next_rows(unused)
     if unknown is not None:
         unknown = unknown.reshape(td.shape) & ~ends.terminated
     return Values(value, _batch(following(rows, chunk_rows), td), unknown)

@@ -9,10 +9,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
-from rlcli.keys import ACTION, SAMPLE_LOG_PROB, Key
+from rlcli.keys import ACTION, IS_INIT, SAMPLE_LOG_PROB, Key, show
 from rlcli.objectives.density import Density, log_prob_key
+from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.fit import need
 from rlcli.objectives.value.functional import vtrace_advantage_estimate
@@ -39,6 +40,7 @@ class VTrace(ValueEstimator):
         "action": ACTION,
         "sample_log_prob": SAMPLE_LOG_PROB,
     }
+    reads_batch: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -53,7 +55,9 @@ class VTrace(ValueEstimator):
     ) -> None:
         super().__init__(gamma=gamma, value_network=value_network, average=average_adv, **options)
         for name, limit in (("rho_thresh", rho_thresh), ("c_thresh", c_thresh)):
-            if float(limit) <= 0:
+            if isinstance(limit, Tensor) and limit.numel() != 1:
+                raise ArgumentError(f"{name} must be one number", why=f"got {limit.numel()}")
+            if not float(limit) > 0:
                 raise ArgumentError(f"{name} must be positive", why=f"got {float(limit)}")
         if float(c_thresh) > float(rho_thresh):
             raise ArgumentError(
@@ -72,12 +76,32 @@ class VTrace(ValueEstimator):
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
         k = self.tensor_keys
-        columns = {key: need(td, key) for key in self._density.in_keys}
         with torch.no_grad():
-            log_pi, _, _ = self._density(columns, need(td, k.action), td.ndim, entropy=False)
-        log_mu = need(td, k.sample_log_prob).reshape(td.shape)
-        pi, mu = (x.reshape(td.shape).unsqueeze(-1).to(reward.dtype).expand_as(reward) for x in (log_pi, log_mu))
+            log_pi = self._log_prob(td)
+        log_mu, rows = need(td, k.sample_log_prob), td.shape
+        for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu)):
+            if x.numel() != rows.numel():
+                raise ArgumentError(f"{name} is not one number a row", why=f"{tuple(x.shape)} in a batch {tuple(rows)}")
+        pi, mu = (x.reshape(rows).unsqueeze(-1).to(reward.dtype).expand_as(reward) for x in (log_pi, log_mu))
+        if may_ask(mu) and not mu.is_meta and not (pi - mu).sum().isfinite() and not (pi - mu).isfinite().all():
+            raise NumericsError(
+                "log-probabilities are not finite",
+                why=f"{int((~(pi - mu).isfinite()).sum())} of {mu.numel()} ratios of the two policies are not",
+                fix="Look at the actor's weights, and at actions that its distribution cannot give.",
+            )
         return vtrace_advantage_estimate(
             self.gamma, pi, mu, values.value, values.next_value, reward, *ends.flags(reward),
             self.rho_thresh, self.c_thresh, time_dim=time_dim, backend=self.backend,
         )  # fmt: skip
+
+    def _log_prob(self, td: TensorDictBase) -> Tensor:
+        """Of the actions that were taken, under the actor, in as many calls as the value network gets."""
+        columns = {key: need(td, key) for key in self._density.in_keys}
+        action, size = need(td, self.tensor_keys.action), self.chunks.rows(td.shape)
+        if size is None or IS_INIT in columns:  # a recurrent actor needs whole sequences
+            return self._density(columns, action, td.ndim, entropy=False)[0]
+        flat = {key: x.reshape(-1, *x.shape[td.ndim :]) for key, x in columns.items()}
+        action = action.reshape(-1, *action.shape[td.ndim :])
+        parts = [slice(i, i + size) for i in range(0, td.numel(), size)]
+        found = [self._density({k: x[part] for k, x in flat.items()}, action[part], entropy=False)[0] for part in parts]
+        return torch.cat(found)
