@@ -16,7 +16,7 @@ LAYERS = [
     {"collectors"},
     {"report"},
     {"training"},
-    {"config.build", "jobs", "bench", "cli"},
+    {"builders", "jobs", "bench", "cli"},
 ]
 # single files at the bottom, and the parts that put everything together at the top, may use each other
 OPEN = (0, len(LAYERS) - 1)
@@ -26,9 +26,8 @@ OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt"
 
 
 def part_of(module: str) -> str:
-    """The room a module is in: `rlcli.config.build` -> `config.build`, `rlcli.envs.gym_env` -> `envs`."""
-    inner = module.removeprefix("rlcli").lstrip(".")
-    return "config.build" if inner in ("config.build", "config.build_learning") else inner.split(".")[0]
+    """The room a module is in: `rlcli.envs.gym_env` -> `envs`."""
+    return module.removeprefix("rlcli").lstrip(".").split(".")[0]
 
 
 def layer_of(part: str) -> int:
@@ -63,7 +62,7 @@ def imported(path: Path, module: str) -> Iterator[str]:
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             yield source
-            # `from rlcli import bench` and `from rlcli.config import build` import modules too
+            # `from rlcli import bench` and `from rlcli.builders import env` import modules too
             yield from (f"{source}.{alias.name}" for alias in node.names if _is_module(f"{source}.{alias.name}"))
 
 
@@ -103,13 +102,26 @@ def test_other_frameworks_are_imported_only_by_peers():
     assert not found, "\n".join(found)
 
 
+def test_a_configuration_is_checked_without_torch():
+    heavy = {"torch", "tensordict"}
+    found = [
+        f"{module} imports {target}"
+        for module, path in modules()
+        if part_of(module) == "config"
+        for target in imported(path, module)
+        if target.split(".")[0] in heavy
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize(
     ("module", "target"),
     [
         ("rlcli.kernels.scan.cpu", "rlcli.envs.gym_env"),
         ("rlcli.data.segments", "rlcli.envs"),
         ("rlcli.config.validate", "rlcli.cli.main"),
-        ("rlcli.training.on_policy", "rlcli.config.build"),
+        ("rlcli.training.on_policy", "rlcli.builders.env"),
+        ("rlcli.config.validate", "rlcli.builders.env"),
     ],
 )
 def test_a_breach_is_seen(module, target):

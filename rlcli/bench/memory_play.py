@@ -17,8 +17,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
+from rlcli.builders.env import build_env
 from rlcli.collectors import Collector
-from rlcli.config import build
 from rlcli.config.schemas import CollectConfig, EnvConfig, PolicyConfig
 from rlcli.data import full_next_obs
 from rlcli.errors import ResourceError
@@ -33,7 +33,7 @@ _UP, _DOWN = 2, 3  # of Pong's actions
 
 def play(cfg: EnvConfig, frames: int, policy: nn.Module | None = None) -> Iterator[TensorDictBase]:
     """Batches of play, `exact`, flat in time; random without a policy."""
-    env = build.build_env(cfg)
+    env = build_env(cfg)
     collector = Collector(
         env, policy, frames_per_batch=PART, total_frames=frames, next_obs="exact", seed=0, keep_keys=KEYS
     )
@@ -75,7 +75,7 @@ def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:
         with open(f"{folder}/run/summary.json", encoding="utf-8") as file:
             mean_return = json.load(file)["evaluation"]["mean_return"]
         cfg = CollectConfig(env=EnvConfig(num=1), policy=PolicyConfig(kind="checkpoint", path=f"{folder}/run"))
-        policy = policy_to_look_at(cfg, build.build_env(cfg.env))
+        policy = policy_to_look_at(cfg, build_env(cfg.env))
     assert policy is not None
     return [_pictured(batch) for batch in play(cfg.env, frames, policy.actor)], mean_return
 

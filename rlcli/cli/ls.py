@@ -13,7 +13,7 @@ from rlcli.config.suggest import unknown
 from rlcli.errors import ConfigError, DamagedDataError
 
 if TYPE_CHECKING:
-    from rlcli.training.run_folder import Run
+    from rlcli.training.run import Run
 
 USAGE = """\
 usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies]
@@ -73,7 +73,7 @@ def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
 
 def _runs(root: Path) -> Iterator[str]:
     """Run folders, newest first."""
-    from rlcli.training.run_folder import all_runs
+    from rlcli.training.runs import all_runs
 
     found = all_runs(root)
     if not found:

@@ -6,7 +6,7 @@ Here is what happens batch by batch.  Which options exclude each other is in `op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -339,6 +339,18 @@ class Collector(BaseCollector):
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.placement.storing)
         return self.engine.load_state_dict(state["engine"], replay=replay)
+
+    def begin_anew(self, frames: int, taken: Iterable[int] = ()) -> None:
+        """Go on as if `frames` were collected, with new episodes in all lanes; what was open is given up.
+
+        Parameters
+        ----------
+        taken : iterable of int
+            Ids that no new trajectory may get, beside those that this collector has given.
+        """
+        self.frames = frames
+        self.engine.begun = False
+        self.ids.restart_at(max([self.ids.next_id - 1, *taken]) + 1)
 
     def shutdown(self) -> None:
         super().shutdown()

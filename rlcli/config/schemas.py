@@ -18,7 +18,7 @@ from rlcli.config.schemas_collect import (
     StorageConfig,
 )
 from rlcli.config.schemas_env import AtariConfig, EnvConfig, PolicyConfig
-from rlcli.config.schemas_learn import LossConfig, OptimConfig, ValueConfig
+from rlcli.config.schemas_learn import OFF_POLICY, LossConfig, OptimConfig, ValueConfig
 
 __all__ = [
     "VERBS",
@@ -38,6 +38,8 @@ __all__ = [
     "SamplerConfig",
     "StorageConfig",
     "ValueConfig",
+    "draws_slices",
+    "is_off_policy",
 ]
 
 
@@ -94,6 +96,16 @@ class Config(CollectConfig):
     value: ValueConfig = option(ValueConfig, "advantages")
     loss: LossConfig = option(LossConfig, "what is minimised")
     optim: OptimConfig = option(OptimConfig, "how weights move")
+
+
+def is_off_policy(cfg: Config) -> bool:
+    """Whether the run learns from stored rows, whoever collected them."""
+    return cfg.loss.kind in OFF_POLICY
+
+
+def draws_slices(cfg: Config) -> bool:
+    """Whether a policy gradient learns from slices of stored rows."""
+    return not is_off_policy(cfg) and cfg.sampler.kind == "slice"
 
 
 VERBS: dict[str, type[Any]] = {"train": Config, "collect": CollectConfig}

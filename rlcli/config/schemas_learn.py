@@ -8,7 +8,8 @@ from rlcli.config.option import option
 
 ESTIMATORS = ("gae", "td0", "td1", "td_lambda", "vtrace")
 POLICY_GRADIENTS = ("ppo_clip", "ppo_kl", "a2c", "reinforce")
-LOSSES = (*POLICY_GRADIENTS, "dqn", "sac")
+OFF_POLICY = ("dqn", "sac")
+LOSSES = (*POLICY_GRADIENTS, *OFF_POLICY)
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""Every check of a composed configuration in one place: all problems at once, each with its remedy."""
+"""Every check of a composed configuration: all problems at once, each with its remedy.
+
+Here is what collecting and training share; how rows are kept and drawn, and what is learned from them, are checked in
+`validate_buffer` and `validate_learning`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,9 @@ from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config
 from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import Leaf, leaves
-from rlcli.config.validate_learning import check_learning, is_off_policy
+from rlcli.config.validate_buffer import check_buffer
+from rlcli.config.validate_learning import check_learning
+from rlcli.config.wrapper_call import wrapper_call
 
 
 def validate(cfg: Any) -> list[Problem]:
@@ -31,7 +37,7 @@ def validate(cfg: Any) -> list[Problem]:
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
     checks = [check_memory, check_collector, check_policy, check_modes, check_wrappers, check_logger, check_run]
     if isinstance(cfg, Config):
-        checks += [check_learning, check_batches, check_value, check_optim]
+        checks += [check_buffer, check_learning]
     for check in (*checks, check_env, check_devices):
         found += check(cfg)
     return found
@@ -118,11 +124,6 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
         yield Problem("collector.split_trajs needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
 
 
-def check_value(cfg: Config) -> Iterator[Problem]:
-    if cfg.value.num_chunks is not None and cfg.value.value_chunk_size is not None:
-        yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
-
-
 def check_policy(cfg: Any) -> Iterator[Problem]:
     policy = cfg.policy
     if policy.kind == "random" and isinstance(cfg, Config):
@@ -175,50 +176,6 @@ def check_wrappers(cfg: Any) -> Iterator[Problem]:
             if name not in registry.names(kind):
                 hint = did_you_mean(name, registry.names(kind))
                 yield Problem(f"unknown {kind} {name!r} in env.{kind}s", hint or f"rlcli ls {kind}s lists them")
-
-
-def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str, Any]]:
-    """Name and arguments of one entry of `env.wrappers` or `env.transforms`: `"Name"` or `{"Name": {argument: value}}`.
-
-    Raises
-    ------
-    ValueError
-        If the entry has another form.
-    """
-    if isinstance(entry, str):
-        return entry, {}
-    if isinstance(entry, dict) and len(entry) == 1:
-        ((name, arguments),) = entry.items()
-        if isinstance(name, str) and isinstance(arguments, dict | None):
-            return name, arguments or {}
-    raise ValueError(f"{where} holds {entry!r}, which is neither a name nor a name with arguments")
-
-
-def check_batches(cfg: Config) -> Iterator[Problem]:
-    if is_off_policy(cfg):
-        return
-    rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
-    if batch > rows >= 1 and cfg.sampler.kind == "minibatch" and not cfg.collector.trajs_per_batch:
-        yield Problem(
-            f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
-            f"use sampler.batch_size <= {rows}",
-        )
-    if cfg.value.average and cfg.value.average_over == "minibatch" and batch == 1:
-        yield Problem(
-            "one row has no deviation to normalise its advantage by",
-            "use sampler.batch_size >= 2, value.average_over=batch or value.average=false",
-        )
-
-
-def check_optim(cfg: Config) -> Iterator[Problem]:
-    optim = cfg.optim
-    if len(optim.betas) != 2:
-        yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")
-    if optim.momentum and optim.kind in ("adam", "adamw"):
-        yield Problem(
-            f"optim.momentum has no meaning with optim={optim.kind}",
-            "use optim.betas, or optim=sgd | rmsprop",
-        )
 
 
 def check_logger(cfg: Any) -> Iterator[Problem]:

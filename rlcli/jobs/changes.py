@@ -16,7 +16,7 @@ from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.errors import ConfigError
 from rlcli.training.provenance import decides_bits, surroundings
-from rlcli.training.run_folder import Run, note_resume
+from rlcli.training.run import Run, note_resume
 
 # what may change without changing what the remaining frames would have been
 HARMLESS = ("total_frames", "run", "console", "logger", "env.out_of_bounds")

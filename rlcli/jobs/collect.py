@@ -9,13 +9,16 @@ from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.segments import SegmentWriter
 from rlcli.errors import RlcliError, StoppedSafely
-from rlcli.jobs.collection import SEGMENTS, Collection, open_lanes
+from rlcli.jobs.collection import Collection
+from rlcli.jobs.found import SEGMENTS, open_lanes
 from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import with_command
+from rlcli.training.commands import resume_command
 from rlcli.training.evidence import kept_in
-from rlcli.training.run_folder import Run, create, taken_back
+from rlcli.training.run import Run
+from rlcli.training.run_folder import create, taken_back
 from rlcli.training.run_lock import RunLock
-from rlcli.training.signals import StopSignals, resume_command
+from rlcli.training.signals import StopSignals
 
 COMMIT_EVERY = 1.0  # seconds; a sync takes milliseconds, so small batches share it
 

@@ -1,7 +1,7 @@
 """The policy that collects frames: built, or taken from a training run.
 
 It is kept in the run folder, so that a resumed run acts with the same weights whatever became of the run that they came
-from. What a policy is made of, `rlcli.config.build` knows.
+from. What a policy is made of, `rlcli.builders` knows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from rlcli.config import build
+from rlcli.builders.policy import build_policy
+from rlcli.builders.restore import config_of, restored_policy
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
@@ -19,7 +20,7 @@ from rlcli.jobs.saved import newest
 from rlcli.modules import ActorCritic
 from rlcli.training import checkpoint
 from rlcli.training.fitting import fitting
-from rlcli.training.run_folder import Run, open_run
+from rlcli.training.run import Run, open_run
 
 KEPT = "policy"  # the folder, and what the weights are called in it
 SEEN = ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")  # decide observations
@@ -39,7 +40,7 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
         state: dict[str, Any] = {KEPT: found.state["policy"], "collector": _statistics(found.state)}
         config = found.manifest["config"]
     else:
-        built = build.build_policy(cfg, env)
+        built = build_policy(cfg, env)
         assert built is not None
         policy, config = built, to_dict(cfg)
         state = {KEPT: dict(policy.state_dict())}
@@ -52,7 +53,7 @@ def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
     """The policy that `acting_policy` would give a new run, without a run folder to keep it in."""
     if cfg.policy.kind == "checkpoint":
         return _restored(cfg, env, _asked_for(cfg))
-    return build.build_policy(cfg, env)
+    return build_policy(cfg, env)
 
 
 def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
@@ -66,8 +67,8 @@ def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
 def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
     with fitting(found.path):
         if cfg.policy.kind == "checkpoint":
-            return build.restored_policy(build.config_of(found.manifest["config"]), env, found.state)
-        policy = build.build_policy(cfg, env)
+            return restored_policy(config_of(found.manifest["config"]), env, found.state)
+        policy = build_policy(cfg, env)
         assert policy is not None
         policy.load_state_dict(found.state[KEPT])
         return policy
@@ -84,7 +85,7 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
     path = Path(cfg.policy.path)
     one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
     found = checkpoint.load(path) if one else newest(open_run(path))
-    learned = build.config_of(found.manifest["config"])
+    learned = config_of(found.manifest["config"])
     for name in SEEN:
         mine, theirs = getattr(cfg.env, name), getattr(learned.env, name)
         if mine != theirs:

@@ -1,30 +1,25 @@
-"""Everything one collecting run holds, wired from its configuration; and where a stopped one can go on.
-
-A state stands beside the segments for each of the last two commits, and the journal names it in the record of the last
-segment before it. Going on from an older one, or from none, means collecting the segments after it once more and
-comparing: what is on the disk is never written again.
-"""
+"""Everything one collecting run holds, wired from its configuration."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
-from rlcli.config import build, registry
+from rlcli.builders.collector import build_collector, devices, keys_of
+from rlcli.builders.env import build_env
+from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.segments import SegmentReader
-from rlcli.data.segments.layout import JOURNAL
-from rlcli.data.state_tree import flatten, restore
-from rlcli.data.tensor_file import decode, encode
+from rlcli.data.state_tree import flatten
+from rlcli.data.tensor_file import encode
 from rlcli.jobs.collect_policy import acting_policy
 from rlcli.jobs.foresee import Learning, expected
-from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
-from rlcli.jobs.reporting import reporter_of
+from rlcli.jobs.found import SEGMENTS, TREE, Found
+from rlcli.jobs.replaying import NOTICE, lose, remember_episodes
+from rlcli.jobs.reporting import reporter_of, rounded
 from rlcli.jobs.row_specs import row_specs
 from rlcli.keys import (
     DONE,
@@ -39,79 +34,13 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.modules import ActorCritic
-from rlcli.report.ledger import process_memory
+from rlcli.report.process import process_memory
 from rlcli.specs.fill import fill_for
 from rlcli.training import random_streams
 from rlcli.training.fitting import fitting
 from rlcli.training.provenance import surroundings
-from rlcli.training.run_folder import Run
+from rlcli.training.run import Run
 from rlcli.training.signals import StopSignals
-
-SEGMENTS = "data"
-TREE = "@tree"  # the name of the state's JSON among its tensors; no path in a state begins with "@"
-
-
-class Found(NamedTuple):
-    """Where a collecting run stands.
-
-    Attributes
-    ----------
-    segments : SegmentReader or None
-        What is acknowledged; None before the first commit.
-    first : int
-        Segments before the state.
-    frames : int
-        Frames in them.
-    state : dict
-        Empty where there is none.
-    skipped : list of str
-        One sentence for each newer state that is damaged.
-    """
-
-    segments: SegmentReader | None
-    first: int
-    frames: int
-    state: dict[str, Any]
-    skipped: list[str]
-
-    @property
-    def total(self) -> int:
-        """Frames on the disk."""
-        return 0 if self.segments is None else self.segments.frames
-
-    @property
-    def closed(self) -> bool:
-        """Whether the writer said that nothing is missing."""
-        return self.segments is not None and self.segments.closed
-
-
-def find_state(run: Run) -> Found:
-    """The newest state of a collecting run that verifies, and what is on the disk.
-
-    Raises
-    ------
-    DamagedDataError
-        The journal or a segment is not as it was written.
-    """
-    folder = run.path / SEGMENTS
-    if not _has_header(folder / JOURNAL):  # killed before it was written
-        return Found(None, 0, 0, {}, [])
-    segments = SegmentReader(folder)
-    first, content, skipped = segments.newest_state()
-    state: dict[str, Any] = {}
-    if content is not None:
-        with fitting(folder):
-            tensors = decode(content, str(folder))
-            state = restore(json.loads(tensors.pop(TREE).numpy().tobytes()), tensors)
-    frames = sum(segments.record(i)["frames"] for i in range(first))
-    return Found(segments, first, frames, state, skipped)
-
-
-def _has_header(journal: Path) -> bool:
-    if not journal.is_file():
-        return False
-    with open(journal, "rb") as file:
-        return file.readline().endswith(b"\n")
 
 
 class Collection:
@@ -133,17 +62,17 @@ class Collection:
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
         torch.set_num_threads(threads)
-        self.env = build.build_env(cfg.env)
+        self.env = build_env(cfg.env)
         self.policy = acting_policy(cfg, self.env, run)
         self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
         if cfg.memory.fill_value is not None:
             for key in observed:
                 fill_for(key, self.env.full_observation_spec[key].dtype, cfg.memory.fill_value)
         keys = stored_keys(cfg, observed, self.policy)
-        self.collector = build.build_collector(cfg, self.env, self.policy, keys)
+        self.collector = build_collector(cfg, self.env, self.policy, keys)
         self.reporter = reporter_of(cfg, run, stop, verb="collect", observed=observed, resume_at=resume_at)
         self.replayable: bool | None = None  # unknown until the env was tried
-        self.versions = surroundings(threads, build.devices(cfg).values(), registry.imported)
+        self.versions = surroundings(threads, devices(cfg).values(), registry.imported)
         self.resumed: Found | None = None
         self.cut: list[int] = []  # lanes whose open episode on the disk could not be gone on with
 
@@ -167,9 +96,7 @@ class Collection:
     def start(self) -> None:
         """Say what was derived, and bring a resumed run to the last frame on the disk."""
         collector = self.collector
-        lines = [f"run {self.run.path}"]
-        if collector.frames_in_batch != self.cfg.collector.frames_per_batch:
-            lines.append(f"frames_per_batch rounded up to {collector.frames_in_batch}: whole steps of all envs")
+        lines = [f"run {self.run.path}", *rounded(self.cfg, collector)]
         if self.resumed is None:
             self._try_replaying()
         if not self.replayable:
@@ -240,30 +167,15 @@ class Collection:
 
     def _begin_anew(self, segments: SegmentReader, first: int) -> None:
         """After the last frame on the disk: new episodes in all lanes, under ids that are not there yet."""
-        collector = self.collector
-        collector.frames = segments.frames
-        collector.engine.begun = False
         ids = [
             int(x.max()) for i in range(first, len(segments)) if (x := segments.read(i).get(TRAJ_IDS, None)) is not None
         ]
-        collector.ids.restart_at(max([collector.ids.next_id - 1, *ids]) + 1)
-        self.cut = []
-        self._lose(list(range(collector.lanes.n)))
+        self.collector.begin_anew(segments.frames, ids)
+        self._lose(list(range(self.collector.lanes.n)))
 
     def _lose(self, lanes: list[int]) -> None:
-        if not lanes:
-            return
         self.cut = lanes
-        self.reporter.episodes.forget_open(lanes)
-        self.reporter.warn("replay", LOST.format(len(lanes)), len(lanes))
-
-
-def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
-    """Those of the lanes whose episode is open after the last row on the disk."""
-    if not lanes:
-        return []
-    done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]
-    return [lane for lane in lanes if not done[lane]]
+        lose(self.reporter, lanes)
 
 
 def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
@@ -271,4 +183,4 @@ def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | N
     keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
     keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
-    return [*keep, *build.keys_of(cfg.memory.keep)]
+    return [*keep, *keys_of(cfg.memory.keep)]

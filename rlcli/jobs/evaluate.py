@@ -6,13 +6,14 @@ import dataclasses
 from os import PathLike
 from pathlib import Path
 
-from rlcli.config import build
+from rlcli.builders.env import build_env
+from rlcli.builders.restore import config_of, restored_policy, restored_transforms
 from rlcli.errors import ConfigError
 from rlcli.jobs.saved import newest
 from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
 from rlcli.training.evaluation import evaluate as play
 from rlcli.training.fitting import fitting
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 
 
 def evaluate(
@@ -42,13 +43,13 @@ def evaluate(
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))
     saved = newest(run)
-    cfg = build.config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
+    cfg = config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
     state = saved.state
     told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds  # nothing is learned from or kept
-    env = build.build_env(dataclasses.replace(cfg.env, out_of_bounds=told), num=episodes, scale_rewards=False)
+    env = build_env(dataclasses.replace(cfg.env, out_of_bounds=told), num=episodes, scale_rewards=False)
     try:
         with fitting(saved.path):
-            policy = build.restored_policy(cfg, env, state)
+            policy = restored_policy(cfg, env, state)
         first = EVALUATION_SEED if seed is None else seed
         found = play(env, policy.actor, seed=first, deterministic=deterministic)
         assert found is not None  # nobody asked it to stop
@@ -59,9 +60,9 @@ def evaluate(
 
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
         serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
-        shown = build.build_env(serial, num=1, scale_rewards=False)
+        shown = build_env(serial, num=1, scale_rewards=False)
         try:
-            build.restored_transforms(shown, state)
+            restored_transforms(shown, state)
             record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
         finally:
             shown.close()

@@ -7,21 +7,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlcli.builders.buffer import slices_of
+from rlcli.builders.collector import devices
+from rlcli.builders.optimizer import optimizer_options
+from rlcli.builders.row_schema import RowSchema, delta_of, keeps_overflows, schema_of
 from rlcli.collectors import Collector
 from rlcli.collectors.frames import next_steps
-from rlcli.config import build, build_learning
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
 from rlcli.errors import told
-from rlcli.jobs.plan_advice import advice_for, modes_of, places_of, warnings_for
-from rlcli.jobs.plan_buffer import buffer_entries, delta_of, keeps_overflows
+from rlcli.jobs.plan_advice import advice_for
+from rlcli.jobs.plan_buffer import planned_buffer
+from rlcli.jobs.plan_modes import modes_of, warnings_for
 from rlcli.jobs.plan_peaks import update_peak
+from rlcli.jobs.plan_places import places_of
 from rlcli.jobs.plan_tensors import (
-    Rows,
-    batch_entries,
-    learner_entries,
     per_end,
-    rows_of,
+    planned_batch,
+    planned_learner,
     sample_entry,
     shuffled_entry,
     spare_entry,
@@ -32,9 +35,10 @@ from rlcli.jobs.plan_values import rows_at_once, stage_peak
 from rlcli.keys import Key, unravel
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.facts import Expected
-from rlcli.report.ledger import Entry, process_memory
+from rlcli.report.ledger import Entry
 from rlcli.report.live_bytes import LiveBytes
 from rlcli.report.plan import WORKING, WORKING_TO_COLLECT, Peak, Plan
+from rlcli.report.process import process_memory
 
 VALUES = "values"  # the stage
 
@@ -92,7 +96,6 @@ def foresee(
     learning: Learning,
     process: dict[str, int],
     *,
-    ends: int = 0,
     given: int = 0,
 ) -> Plan:
     """The plan of a run whose parts are there already.
@@ -103,14 +106,12 @@ def foresee(
         Asked for its schema; it may have been made with fewer lanes.
     process : dict from part to bytes
         What the process holds beside tensors.
-    ends : int
-        Episodes that end inside the batch, see `batch_entries`.
     given : int
         Rows that a buffer begins with.
     """
     lanes, coded, keep = cfg.env.num, delta_of(cfg), keeps_overflows(cfg)
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
-    rows, mode, device = rows_of(collector, lanes, steps), cfg.memory.next_obs, _device(cfg, "storing_device")
+    rows, mode, device = schema_of(collector, lanes, steps), cfg.memory.next_obs, _device(cfg, "storing_device")
     entries: list[Entry] = []
     peaks: list[Peak] = []
     added: Mapping[Key, Field] = {}
@@ -121,14 +122,12 @@ def foresee(
         if not reported_as_collected:
             added, index = written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
         peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
-    entries += batch_entries(
-        rows, mode, added=added, index=index, ends=ends, device=device, delta_dtype=coded, keep=keep
-    )
+    entries += planned_batch(rows, mode, added=added, index=index, device=device, delta_dtype=coded, keep=keep)
     if cfg.total_frames > rows.frames:
         entries.append(spare_entry(rows, mode, device, coded, keep))
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
-    entries += buffer_entries(cfg, rows, mode, given)
+    entries += planned_buffer(cfg, rows, mode, given)
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, lanes, cfg.total_frames, mode, tuple(entries),
         per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
@@ -142,11 +141,11 @@ def _unknown(peaks: list[Peak]) -> list[str]:
     return [f"what {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
 
 
-def _learned(cfg: Any, rows: Rows, learning: Learning, peaks: list[Peak]) -> list[Entry]:
+def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
     """Entries of what is trained; the update's peak goes to `peaks`."""
     device, loss = _device(cfg, "train_device"), learning.loss
-    options = build_learning.optimizer_options(cfg.optim)
-    entries = learner_entries(learning.policy, loss, cfg.optim.kind, options, device)
+    options = optimizer_options(cfg.optim)
+    entries = planned_learner(learning.policy, loss, cfg.optim.kind, options, device)
     known: dict[Key, Field] = {**rows.fields, **rows.copies, **rows.successors}
     known |= written_by(learning.estimator, "full") if learning.estimator is not None else {}
     read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
@@ -159,12 +158,12 @@ def _learned(cfg: Any, rows: Rows, learning: Learning, peaks: list[Peak]) -> lis
     return entries
 
 
-def _values(cfg: Any, estimator: ValueEstimator, rows: Rows, device: str) -> Peak:
+def _values(cfg: Any, estimator: ValueEstimator, rows: RowSchema, device: str) -> Peak:
     """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
     mode, keep = cfg.memory.next_obs, keeps_overflows(cfg)
     flat = unknown = False
     if _draws(cfg):
-        slices, steps = build_learning.slices_of(cfg)
+        slices, steps = slices_of(cfg)
         rows, flat = dataclasses.replace(rows, lanes=slices, steps=steps), not cfg.sampler.strict_length
         unknown = mode == "compact" and all(field.dtype.is_floating_point for field in rows.successors.values())
         mode, keep = "full" if mode == "delta" or unknown else mode, False  # what samples hold
@@ -178,7 +177,7 @@ def _values(cfg: Any, estimator: ValueEstimator, rows: Rows, device: str) -> Pea
 
 def _draws(cfg: Any) -> bool:
     """Whether updates learn from drawn rows, not from a batch."""
-    return cfg.sampler.kind != "minibatch"
+    return is_off_policy(cfg) or draws_slices(cfg)
 
 
 def _counted(stage: str, rows: int, device: str, count: Callable[[], LiveBytes]) -> Peak:
@@ -195,5 +194,5 @@ def parameter_bytes(policy: Any) -> int:
 
 
 def _device(cfg: CollectConfig, stage: str) -> str:
-    device = build.devices(cfg)[stage]
+    device = devices(cfg)[stage]
     return "cpu" if device is None else str(device)

@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig
-from rlcli.config.validate_learning import is_off_policy
+from rlcli.builders.row_schema import delta_of, schema_of, stored_fields
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, is_off_policy
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
 from rlcli.data.fields import Field, fields_of
 from rlcli.data.nesting import columns_of
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.jobs.plan_buffer import delta_of
-from rlcli.jobs.plan_tensors import rows_of, stored_fields
 from rlcli.jobs.row_specs import row_specs
 from rlcli.keys import Key, show, under_next
 from rlcli.transforms import NextObservationDelta
@@ -79,7 +77,7 @@ def give(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBase) -> Giv
     _refuse(path, [*(other or _other_specs(env, place)), *_unknown_successors(place)])
     source = open_buffer(path)
     try:
-        wanted = stored_fields(rows_of(collector, 1, 1), "full")
+        wanted = stored_fields(schema_of(collector, 1, 1), "full")
         _refuse(path, _other_keys(wanted, source))
         _refuse(path, _other_lanes(cfg, source))
         rounded = holds_differences(source.ring)

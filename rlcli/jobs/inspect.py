@@ -22,7 +22,7 @@ from rlcli.jobs.inspect_buffer import inspect_buffer
 from rlcli.jobs.inspect_frames import inspect_frames
 from rlcli.report.inspection import Inspection, KeyFacts
 from rlcli.training import checkpoint
-from rlcli.training.run_folder import CHECKPOINTS
+from rlcli.training.run import CHECKPOINTS
 
 
 def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[Inspection]:

@@ -6,23 +6,27 @@ from typing import Any
 
 import torch
 
-from rlcli.config import build, registry
+from rlcli.builders.collector import devices
+from rlcli.builders.env import build_env
+from rlcli.builders.policy import build_policy, choose_threads
+from rlcli.builders.restore import copy_transforms
+from rlcli.config import registry
 from rlcli.config.resolved import to_dict
-from rlcli.config.schemas import Config
+from rlcli.config.schemas import Config, is_off_policy
 from rlcli.errors import ConfigError
 from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.given_rows import Given
-from rlcli.jobs.replaying import LOST, NOTICE, remember_episodes
-from rlcli.jobs.reporting import reporter_of
-from rlcli.report.ledger import process_memory
+from rlcli.jobs.replaying import NOTICE, lose, remember_episodes
+from rlcli.jobs.reporting import reporter_of, rounded
+from rlcli.report.process import process_memory
 from rlcli.report.reporter import Watched
 from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
 from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
 from rlcli.training.fitting import fitting
 from rlcli.training.provenance import surroundings
-from rlcli.training.run_folder import Run
+from rlcli.training.run import Run
 from rlcli.training.saver import Saver
 from rlcli.training.signals import StopSignals
 
@@ -45,21 +49,19 @@ class Learner:
         self.imported = process_memory()[0]
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-        self.env = build.build_env(cfg.env, gamma=cfg.value.gamma)
-        policy = build.build_policy(cfg, self.env)
+        self.env = build_env(cfg.env, gamma=cfg.value.gamma)
+        policy = build_policy(cfg, self.env)
         if policy is None:
             raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
         self.policy = policy
-        self.threads = build.choose_threads(cfg, policy)
+        self.threads = choose_threads(cfg, policy)
         torch.set_num_threads(self.threads)
-        places = build.devices(cfg)
+        places = devices(cfg)
         device = places["train_device"]
         if device is not None:
             policy.to(device)
-        if cfg.loss.kind in off_policy.KINDS:
-            self.wiring = off_policy.wire(cfg, self.env, policy, run)
-        else:
-            self.wiring = on_policy.wire(cfg, self.env, policy, run)
+        wire = off_policy.wire if is_off_policy(cfg) else on_policy.wire
+        self.wiring = wire(cfg, self.env, policy, run)
         self.collector, self.update = self.wiring.collector, self.wiring.update
         observed = [key for key in self.wiring.read if key in self.env.full_observation_spec.keys(True, True)]
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
@@ -91,19 +93,15 @@ class Learner:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
         lines = [f"run {self.run.path}", f"threads {self.threads} ({'auto' if cfg.threads == 'auto' else 'as asked'})"]
-        if collector.frames_in_batch != cfg.collector.frames_per_batch:
-            lines.append(
-                f"frames_per_batch {cfg.collector.frames_per_batch} rounded up to {collector.frames_in_batch}: "
-                f"whole steps of {collector.lanes.n} envs"
-            )
+        lines += rounded(cfg, collector)
         if not self.replayable:
             lines.append(NOTICE)
         lines += [self.given.line] if self.given is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.wiring.warm()  # now, not inside the first batch's timing
-            learning = Learning(self.policy, self.update.loss, getattr(self.loop, "advantage", None))
-            rows = getattr(self.loop, "given", 0)
-            self.reporter.expect(expected(cfg, "train", collector, learning, self.imported, given=rows))
+            learning = Learning(self.policy, self.update.loss, self.wiring.estimator)
+            given = self.loop.given
+            self.reporter.expect(expected(cfg, "train", collector, learning, self.imported, given=given))
         self.reporter.start(*lines)
         if self.given is not None and self.given.left_out:
             self.reporter.warn("storage.init_from", self.given.left_out)
@@ -114,8 +112,8 @@ class Learner:
         None if the run was asked to stop meanwhile.
         """
         with random_streams.kept():  # an evaluation that is cut short must not move them
-            env = build.build_env(self.cfg.env, num=episodes, scale_rewards=False)
-            build.copy_transforms(self.env, env)
+            env = build_env(self.cfg.env, num=episodes, scale_rewards=False)
+            copy_transforms(self.env, env)
             try:
                 found = evaluate(env, self.policy.actor, stop=lambda: self.stop.requested)
             finally:
@@ -155,10 +153,7 @@ class Learner:
         self.reporter.load_state_dict(state["reporter"])
         for name, part in self.wiring.more.items():
             part.load_state_dict(state[name])
-        lost = self.collector.load_state_dict(state["collector"], replay=self.replayable)
-        if lost:
-            self.reporter.episodes.forget_open(lost)
-            self.reporter.warn("replay", LOST.format(len(lost)), len(lost))
+        lose(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
         random_streams.restore(state["random"])  # replaying may have drawn from them
         self.saver.resumed_at(self.collector.frames)
         if self.loop.evaluation is not None:

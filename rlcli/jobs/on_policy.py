@@ -6,11 +6,11 @@ import importlib
 
 import torch
 
-from rlcli.config import build, build_learning
-from rlcli.config.schemas import Config
-from rlcli.config.validate_learning import draws_slices
+from rlcli.builders.buffer import build_buffer, load_buffer_compiler, slices_of
+from rlcli.builders.collector import build_collector, devices
+from rlcli.builders.on_policy import build_estimator, build_loss, build_update, keys_to_keep
+from rlcli.config.schemas import Config, draws_slices
 from rlcli.envs import EnvBase
-from rlcli.jobs import row_buffer
 from rlcli.jobs.wiring import Wiring
 from rlcli.kernels.scan import scan
 from rlcli.keys import Key, unravel
@@ -18,17 +18,20 @@ from rlcli.modules import ActorCritic
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.training.buffered_on_policy import BufferedOnPolicy
 from rlcli.training.on_policy import OnPolicy
-from rlcli.training.run_folder import Run
+from rlcli.training.run import Run
 
 
 def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
-    """See the top of the file."""
-    places = build.devices(cfg)
+    """Collector, estimator, loss and update of a run, with a buffer where it draws slices.
+
+    `policy` is on the device that it learns on; rows of a buffer on a disk go into the folder of `run`.
+    """
+    places = devices(cfg)
     device = places["train_device"]
-    advantage, loss = build_learning.build_estimator(cfg, policy), build_learning.build_loss(cfg, policy)
-    kept = build_learning.keys_to_keep(cfg, loss, advantage, env)
-    collector = build.build_collector(cfg, env, policy, kept)
-    update = build_learning.build_update(cfg, loss)
+    estimator, loss = build_estimator(cfg, policy), build_loss(cfg, policy)
+    kept = keys_to_keep(cfg, loss, estimator, env)
+    collector = build_collector(cfg, env, policy, kept)
+    update = build_update(cfg, loss)
     if not draws_slices(cfg):
         moved = device if device != places["storing_device"] else None
         return Wiring(
@@ -36,21 +39,23 @@ def wire(cfg: Config, env: EnvBase, policy: ActorCritic, run: Run) -> Wiring:
             update,
             loss.in_keys,
             lambda reporter, saver, play: OnPolicy(
-                collector, advantage, update, reporter, saver, cfg.total_frames, play, moved
+                collector, estimator, update, reporter, saver, cfg.total_frames, play, moved
             ),
             warm=lambda: load_compiler(cfg),
+            estimator=estimator,
         )
-    buffer = row_buffer.build_buffer(cfg, run, device, collector, rebuilt_keys(cfg, advantage, env))
-    length = build_learning.slices_of(cfg)[1] if cfg.sampler.strict_length else None
+    buffer = build_buffer(cfg, run, device, collector, rebuilt_keys(cfg, estimator, env))
+    length = slices_of(cfg)[1] if cfg.sampler.strict_length else None
     return Wiring(
         collector,
         update,
         loss.in_keys,
         lambda reporter, saver, play: BufferedOnPolicy(
-            collector, buffer, advantage, update, reporter, saver, cfg.total_frames, slice_len=length, evaluation=play
+            collector, buffer, estimator, update, reporter, saver, cfg.total_frames, slice_len=length, evaluation=play
         ),
         more={"buffer": buffer},
         warm=lambda: load_compiler(cfg),
+        estimator=estimator,
     )
 
 
@@ -71,4 +76,4 @@ def load_compiler(cfg: Config) -> None:
     one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
     scan(one, no, no, one, one, 0.0, 0.0)
     if draws_slices(cfg):
-        row_buffer.load_compiler(cfg)
+        load_buffer_compiler(cfg)

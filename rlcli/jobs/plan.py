@@ -13,19 +13,22 @@ from typing import Any
 
 import torch
 
-from rlcli.config import build, build_learning
-from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
+from rlcli.builders import off_policy, on_policy
+from rlcli.builders.buffer import load_buffer_compiler
+from rlcli.builders.collector import build_collector
+from rlcli.builders.env import build_env, wants_native
+from rlcli.config.schemas import CollectConfig, Config, DeviceConfig, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.jobs import off_policy, on_policy, row_buffer
 from rlcli.jobs.collect_policy import policy_to_look_at
 from rlcli.jobs.collection import stored_keys
 from rlcli.jobs.foresee import Learning, foresee, parameter_bytes, working
 from rlcli.jobs.given_rows import rows_given
+from rlcli.jobs.on_policy import load_compiler
 from rlcli.keys import Key, unravel
-from rlcli.report.ledger import process_memory
 from rlcli.report.metrics import wants_tensorboard
 from rlcli.report.plan import Plan
+from rlcli.report.process import process_memory
 from rlcli.training import random_streams
 
 
@@ -45,7 +48,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
     gc.collect()
     imported = process_memory()[0]
     with random_streams.kept():
-        env = build.build_env(_one_lane(cfg))
+        env = build_env(_one_lane(cfg))
         try:
             first = process_memory()[0]
             more = _one_more(cfg)
@@ -53,7 +56,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             policy = policy_to_look_at(cfg, env)
             learning, keep = _learning(cfg, env, policy)
             here = dataclasses.replace(cfg, device=DeviceConfig(kind="cpu"))
-            collector = build.build_collector(here, env, policy, keep)
+            collector = build_collector(here, env, policy, keep)
             built = process_memory()[0]
             _load_what_runs_load(cfg)
             loaded = process_memory()[0]
@@ -77,24 +80,24 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
         return Learning(policy), stored_keys(cfg, observed, policy)
     if policy is None:
         raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
-    if cfg.loss.kind in off_policy.KINDS:
+    if is_off_policy(cfg):
         loss = off_policy.build_loss(cfg, policy, env.action_spec, torch.Generator())
         return Learning(policy, loss), off_policy.keys_to_keep(cfg, loss)
-    estimator, gradient = build_learning.build_estimator(cfg, policy), build_learning.build_loss(cfg, policy)
-    return Learning(policy, gradient, estimator), build_learning.keys_to_keep(cfg, gradient, estimator, env)
+    estimator, gradient = on_policy.build_estimator(cfg, policy), on_policy.build_loss(cfg, policy)
+    return Learning(policy, gradient, estimator), on_policy.keys_to_keep(cfg, gradient, estimator, env)
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------
 def _one_lane(cfg: CollectConfig) -> Any:
     """The env of the run with one lane, on the engine that it would choose for all."""
-    mode = "native" if build.wants_native(cfg.env, cfg.env.num) else "serial"
+    mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
     return dataclasses.replace(cfg.env, num=1, mode=mode)
 
 
 def _one_more(cfg: CollectConfig) -> int:
     """Bytes that one more env takes."""
     before = process_memory()[0]
-    another = build.build_env(_one_lane(cfg))
+    another = build_env(_one_lane(cfg))
     grown = process_memory()[0] - before
     another.close()
     return max(grown, 0)
@@ -107,10 +110,10 @@ def _evaluation_envs(cfg: CollectConfig) -> int:
 def _load_what_runs_load(cfg: CollectConfig) -> None:
     """The compiled kernels and the logger, on inputs of one row."""
     if isinstance(cfg, Config):
-        if cfg.loss.kind in off_policy.KINDS:
-            row_buffer.load_compiler(cfg)
+        if is_off_policy(cfg):
+            load_buffer_compiler(cfg)
         else:
-            on_policy.load_compiler(cfg)
+            load_compiler(cfg)
     if wants_tensorboard(cfg.logger.kind):
         importlib.import_module("tensorboard.compat.proto.event_pb2")
         importlib.import_module("tensorboard.summary.writer.event_file_writer")

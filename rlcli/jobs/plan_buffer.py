@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from rlcli.builders.row_forms import frame_stacks, packed
+from rlcli.builders.row_schema import RowSchema, delta_of, stored_fields
 from rlcli.data.fields import Field
-from rlcli.jobs.plan_tensors import Rows, stored_fields
-from rlcli.jobs.row_forms import frame_stacks, packed
 from rlcli.keys import show
 from rlcli.report.ledger import Entry
 
@@ -20,7 +20,7 @@ WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single fr
 _DISK = ("memmap",)
 
 
-def buffer_entries(cfg: Any, rows: Rows, mode: str, given: int = 0) -> list[Entry]:
+def planned_buffer(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> list[Entry]:
     """The columns of the configured storage once it holds `given` rows and all of the run's; empty without one."""
     storage = getattr(cfg, "storage", None)
     if storage is None or storage.kind == "none":
@@ -47,7 +47,7 @@ def buffer_entries(cfg: Any, rows: Rows, mode: str, given: int = 0) -> list[Entr
     return [*columns, Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about)]
 
 
-def _index_bytes(storage: Any, rows: Rows, mode: str, count: int) -> int:
+def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     """What says which rows belong together, and in `exact` the next observations that no row stands for.
 
     A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own.
@@ -70,16 +70,6 @@ def _power(count: int) -> int:
     return 1 << max(count - 1, 1).bit_length()
 
 
-def delta_of(cfg: Any) -> torch.dtype:
-    """What differences are kept in."""
-    return getattr(torch, cfg.memory.delta_dtype)
-
-
-def keeps_overflows(cfg: Any) -> bool:
-    """Whether next observations that no difference holds are kept whole."""
-    return cfg.memory.next_obs == "delta" and cfg.memory.on_overflow == "keep"
-
-
-def buffer_bytes(cfg: Any, rows: Rows, mode: str, given: int = 0) -> int:
+def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> int:
     """The whole buffer in some mode."""
-    return sum(entry.bytes for entry in buffer_entries(cfg, rows, mode, given))
+    return sum(entry.bytes for entry in planned_buffer(cfg, rows, mode, given))

@@ -1,83 +1,23 @@
-"""The tensors that a run will hold, key by key, from the schema of its collector and the shapes of its networks."""
+"""The tensors that a run will hold, key by key, from the schema of its rows and the shapes of its networks."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from rlcli.collectors import Collector
+from rlcli.builders.row_schema import RowSchema, kept_fields, stored_fields
 from rlcli.data.fields import Field
-from rlcli.envs import EnvBase
-from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, show
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import LEARNER, ROLLOUT, Entry
-from rlcli.specs import Categorical
 from rlcli.training.flat import spans_of
 from rlcli.training.optimizer import FlatOptimizer
-from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
 
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What a row of a batch `[lanes, steps]` holds, whatever the mode.
-
-    Attributes
-    ----------
-    fields : dict
-        Keys that are stored in every mode.
-    copies : dict
-        Keys under "next" that transforms write; `compact` drops them.
-    successors : dict
-        Next observations, kept as the mode says.
-    kinds : dict
-        How many values there are of a key that counts from 0.
-    """
-
-    lanes: int
-    steps: int
-    fields: Mapping[Key, Field]
-    copies: Mapping[Key, Field]
-    successors: Mapping[Key, Field]
-    kinds: Mapping[Key, int]
-
-    @property
-    def frames(self) -> int:
-        return self.lanes * self.steps
-
-
-def rows_of(collector: Collector, lanes: int, steps: int) -> Rows:
-    """The rows of a collector's batches, for so many lanes; it may itself have been made with one."""
-    engine = collector.engine
-    passes = engine.faces.columns  # what transforms write after the loop, under "next" too
-    kinds = {**engine.live, **engine.once, **passes}
-    columns = {key: _field(*kind) for key, kind in kinds.items() if engine.stored(key)}
-    copies: dict[Key, Field] = {
-        under_next(key): _field(*kind) for key, kind in passes.items() if engine.stored(under_next(key))
-    }
-    successors: dict[Key, Field] = {
-        under_next(key): columns[key]
-        for key in engine.observations
-        if key in columns and engine.stored(under_next(key))
-    }
-    fields = {key: field for key, field in columns.items() if key not in copies}
-    return Rows(lanes, steps, fields, copies, successors, _kinds(collector.env))
-
-
-def _kinds(env: EnvBase) -> dict[Key, int]:
-    leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
-    return {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
-
-
-def _field(shape: tuple[int, ...], dtype: Any) -> Field:
-    return Field(torch.from_numpy(np.empty(0, dtype)).dtype, torch.Size(shape))
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------
@@ -89,18 +29,17 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     return found | ({APPROXIMATED: flag} if mode == "compact" and estimator.value_network is not None else {})
 
 
-def batch_entries(
-    rows: Rows,
+def planned_batch(
+    rows: RowSchema,
     mode: str,
     *,
     added: Mapping[Key, Field] | None = None,
     index: bool = False,
-    ends: int = 0,
     device: str = "cpu",
     delta_dtype: torch.dtype = torch.float16,
     keep: bool = False,
 ) -> list[Entry]:
-    """The ledger of one batch.
+    """The ledger of one batch in which no episode ends before the last step of its lane.
 
     Parameters
     ----------
@@ -110,21 +49,19 @@ def batch_entries(
         Keys that an estimator writes.
     index : bool
         Whether something will ask an `exact` batch where each successor lies.
-    ends : int
-        Episodes that end inside the batch, in the last step of a lane not counted: that is an end anyhow.
     keep : bool
         Of `delta`: what overflows is kept whole. A column for it is there before anything overflows.
     """
     n, shape = rows.frames, (rows.lanes, rows.steps)
     stored = stored_fields(rows, mode, delta_dtype) | dict(added or {})
     entries = [_entry(key, field, n * field.width, n, shape, device) for key, field in stored.items()]
-    pointers = POINTER * (rows.lanes + ends) + (POINTER * n if index else 0)
+    pointers = POINTER * rows.lanes + (POINTER * n if index else 0)
     for key, field in rows.successors.items():
         if key in stored:
             continue
         whole, nbytes = n * field.width, 0
         if mode == "exact":
-            nbytes, pointers = (rows.lanes + ends) * field.width + pointers, 0  # all keys share one set of pointers
+            nbytes, pointers = rows.lanes * field.width + pointers, 0  # all keys share one set of pointers
         entry = _entry(key, field, nbytes, n, shape, device)
         entries.append(replace(entry, saved=whole - nbytes, note="exact" if mode == "exact" else "not stored"))
     for key, field in (kept_fields(rows, mode, delta_dtype) if keep else {}).items():
@@ -133,40 +70,7 @@ def batch_entries(
     return entries
 
 
-def stored_fields(rows: Rows, mode: str, delta_dtype: torch.dtype = torch.float16) -> dict[Key, Field]:
-    """What every row holds in a mode; the few next observations that `exact` keeps apart are not among it."""
-    found = {**rows.fields, **({} if mode == "compact" else rows.copies)}
-    if mode == "full":
-        return found | dict(rows.successors)
-    if mode == "delta":
-        for key, field in rows.successors.items():
-            found |= _coded(as_tuple(key)[1:], field, delta_dtype)
-    return found
-
-
-def kept_fields(rows: Rows, mode: str, delta_dtype: torch.dtype = torch.float16) -> dict[Key, Field]:
-    """Columns for next observations that no difference can stand for, where a run keeps them."""
-    if mode != "delta":
-        return {}
-    sources = {as_tuple(key)[1:]: field for key, field in rows.successors.items()}
-    return {
-        kept_key(key): field
-        for key, field in sources.items()
-        if saves(math.prod(field.shape), field.dtype, delta_dtype)
-    }
-
-
-def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key, Field]:
-    """The difference of a next observation, or itself where that is smaller."""
-    if not saves(math.prod(field.shape), field.dtype, wanted):
-        return {under_next(key): field}
-    nothing = field.empty(1).zero_()
-    coded = encode(nothing, nothing, wanted, 1)
-    found: dict[Key, Field] = {delta_key(key): Field.of(coded.delta)}
-    return found if coded.scale is None else found | {scale_key(key): Field.of(coded.scale)}
-
-
-def per_end(rows: Rows) -> int:
+def per_end(rows: RowSchema) -> int:
     """Bytes that one more end costs an `exact` batch."""
     return sum(field.width for field in rows.successors.values()) + POINTER if rows.successors else 0
 
@@ -177,7 +81,7 @@ def _entry(key: Key, field: Field, nbytes: int, frames: int, shape: tuple[int, .
 
 
 # ---- learning ----------------------------------------------------------------------------------------------------
-def learner_entries(
+def planned_learner(
     policy: nn.Module, loss: nn.Module, optimizer: str, options: Mapping[str, Any], device: str = "cpu"
 ) -> list[Entry]:
     """Parameters, gradients, buffers and optimizer state of what a loss trains as one flat tensor."""
@@ -230,11 +134,7 @@ def sample_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
     return Entry("sample", "rows of an update", nbytes, device=device, peak=nbytes)
 
 
-def spare_entry(rows: Rows, mode: str, device: str, delta_dtype: torch.dtype, keep: bool = False) -> Entry:
+def spare_entry(rows: RowSchema, mode: str, device: str, delta_dtype: torch.dtype, keep: bool = False) -> Entry:
     """The batch before, which is alive while the next one is collected."""
-    nbytes = sum(entry.bytes for entry in batch_entries(rows, mode, delta_dtype=delta_dtype, keep=keep))
+    nbytes = sum(entry.bytes for entry in planned_batch(rows, mode, delta_dtype=delta_dtype, keep=keep))
     return Entry("spare batch", "the one before, while the next is collected", nbytes, device=device, peak=nbytes)
-
-
-def total(entries: Sequence[Entry]) -> int:
-    return sum(entry.bytes for entry in entries)

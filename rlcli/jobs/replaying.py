@@ -1,8 +1,11 @@
-"""Open episodes after a stop: whether they can be replayed, and remembering what that takes."""
+"""Open episodes after a stop: whether they can be replayed, remembering what that takes, and giving up the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlcli.collectors import Collector
+from rlcli.report.reporter import Reporter
 
 NOTICE = "this env's episodes cannot be replayed: a resumed run begins new ones"
 LOST = "{} open episodes could not be brought back and count as truncated"
@@ -21,3 +24,10 @@ def remember_episodes(collector: Collector, longest: int) -> bool:
         return False
     lanes.history_limit = longest
     return True
+
+
+def lose(reporter: Reporter, lanes: Sequence[int]) -> None:
+    """Tell of the episodes in these lanes that could not be brought back, and count them no further."""
+    if lanes:
+        reporter.episodes.forget_open(lanes)
+        reporter.warn("replay", LOST.format(len(lanes)), len(lanes))

@@ -11,8 +11,9 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.keys import Key
 from rlcli.report.reporter import Facts, Reporter
-from rlcli.training.run_folder import Run
-from rlcli.training.signals import StopSignals, resume_command
+from rlcli.training.commands import resume_command
+from rlcli.training.run import Run
+from rlcli.training.signals import StopSignals
 
 
 def reporter_of(
@@ -36,6 +37,14 @@ def reporter_of(
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at)
     stop.in_place = reporter.redraws
     return reporter
+
+
+def rounded(cfg: CollectConfig, collector: Collector) -> list[str]:
+    """A line for the start of the run, where a batch holds other frames than were asked for."""
+    asked, frames = cfg.collector.frames_per_batch, collector.frames_in_batch
+    if frames == asked:
+        return []
+    return [f"frames_per_batch {asked} rounded up to {frames}: whole steps of {collector.lanes.n} envs"]
 
 
 @contextlib.contextmanager

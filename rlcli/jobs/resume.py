@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import cast
 
-from rlcli.config import build
+from rlcli.builders.collector import devices
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
@@ -17,14 +17,15 @@ from rlcli.errors import ConfigError
 from rlcli.jobs.changes import Changes, changes
 from rlcli.jobs.collect import fill
 from rlcli.jobs.collect_policy import with_kept_policy
-from rlcli.jobs.collection import Collection, find_state
+from rlcli.jobs.collection import Collection
+from rlcli.jobs.found import find_state
 from rlcli.jobs.given_rows import without_source
 from rlcli.jobs.learner import Learner
 from rlcli.jobs.saved import newest
 from rlcli.jobs.train import go
 from rlcli.report.reporter import Reporter
 from rlcli.training.evidence import kept_in
-from rlcli.training.run_folder import Run, open_run
+from rlcli.training.run import Run, open_run
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
@@ -67,7 +68,7 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     frames = manifest["number"]
     different = changes(
         run, cfg, frames=frames, config=manifest["config"], versions=manifest["versions"],
-        devices=list(build.devices(cfg).values()), overrides=overrides,
+        devices=list(devices(cfg).values()), overrides=overrides,
     )  # fmt: skip
     different.check(run, force=force)
     if frames >= cfg.total_frames and run.summary.get("status") == "done":
@@ -85,7 +86,7 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     found = find_state(run)
     different = changes(
         run, cfg, frames=found.frames, config=found.state.get("config", run.config),
-        versions=found.state.get("versions", {}), devices=list(build.devices(cfg).values()), overrides=overrides,
+        versions=found.state.get("versions", {}), devices=list(devices(cfg).values()), overrides=overrides,
     )  # fmt: skip
     different.check(run, force=force)
     if found.closed and found.total >= cfg.total_frames and run.summary.get("status") == "done":

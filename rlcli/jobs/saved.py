@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from rlcli.errors import DamagedDataError, ResourceError, RlcliError, StoppedSafely
 from rlcli.training import checkpoint
-from rlcli.training.run_folder import CHECKPOINTS, Run, start_command
-from rlcli.training.signals import resume_command
+from rlcli.training.commands import resume_command, start_command
+from rlcli.training.run import CHECKPOINTS, Run
 
 
 def newest(run: Run) -> checkpoint.Checkpoint:

@@ -10,7 +10,8 @@ from rlcli.jobs.learner import Learner
 from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import resumable
 from rlcli.training.evidence import kept_in
-from rlcli.training.run_folder import Run, create, taken_back
+from rlcli.training.run import Run
+from rlcli.training.run_folder import create, taken_back
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
@@ -43,7 +44,7 @@ def go(learner: Learner) -> None:
         resumable(run),
         closing(run, learner.reporter, learner.collector, "train", commands) as facts,
     ):
-        if rows := getattr(learner.loop, "given", 0):
+        if rows := learner.loop.given:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
         learner.start()
         learner.loop.run()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from rlcli.collectors import Collector
 from rlcli.jobs.given_rows import Given
 from rlcli.keys import Key
+from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.reporter import Reporter
 from rlcli.training.evaluation import PeriodicEvaluation
 from rlcli.training.off_policy_update import OffPolicyUpdate
@@ -17,9 +18,17 @@ from rlcli.training.update import Update
 
 
 class Loop(Protocol):
-    """A training loop."""
+    """A training loop.
+
+    Attributes
+    ----------
+    evaluation : PeriodicEvaluation or None
+    given : int
+        Rows that its buffer began with.
+    """
 
     evaluation: PeriodicEvaluation | None
+    given: int
 
     def run(self) -> None: ...
 
@@ -46,8 +55,8 @@ class Wiring:
         Loads what would otherwise be loaded inside the first batch.
     begin : callable
         What a new run does with its loop before its first frame: the rows that its buffer begins with.
-    lines : list of str
-        What was derived, for the start of the run.
+    estimator : ValueEstimator, optional
+        Off-policy losses need none.
     """
 
     collector: Collector
@@ -57,4 +66,4 @@ class Wiring:
     more: dict[str, Stateful] = field(default_factory=dict)
     warm: Callable[[], object] = lambda: None
     begin: Callable[[Any], Given | None] = lambda loop: None
-    lines: list[str] = field(default_factory=list)
+    estimator: ValueEstimator | None = None

@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
-from rlcli.keys import SAMPLE_LOG_PROB, Key, unravel
+from rlcli.errors import ArgumentError, RlcliError, told
+from rlcli.keys import SAMPLE_LOG_PROB, Key, show, unravel
 from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.stages import Stage, take_apart
@@ -56,7 +56,29 @@ class Density:
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
+        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs.
+
+        Raises
+        ------
+        ArgumentError
+            The actor cannot be evaluated on these columns, or cannot have taken these actions.
+        """
+        try:
+            return self._evaluate(columns, action, batch_dims, entropy)
+        except (torch.OutOfMemoryError, RlcliError):
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            read = {**{key: columns[key] for key in self.in_keys if key in columns}, "action": action}
+            raise ArgumentError(
+                "the actor cannot be evaluated on the batch",
+                where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read.items()),
+                why=told(error),
+                fix="Compare with the shapes, dtypes and actions that it was made for.",
+            ) from error
+
+    def _evaluate(
+        self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
         if self.family is not None:
             params, values = self.parameters(columns)
             if entropy:

@@ -7,6 +7,7 @@ other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -25,13 +26,13 @@ class EpisodeStats:
     ----------
     episodes : int
         Finished so far.
-    best : float
-        The highest return of one episode; -inf before the first.
+    best : float or None
+        The highest return of one episode; None before the first.
     """
 
     def __init__(self, window: int = 100) -> None:
         self.episodes = 0
-        self.best = -np.inf
+        self.best: float | None = None
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._open_return = np.zeros(0)
@@ -102,7 +103,7 @@ class EpisodeStats:
         """Plain lists and numbers; JSON keeps float64 exactly."""
         return {
             "episodes": self.episodes,
-            "best": self.best if self.episodes else None,
+            "best": self.best,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "open_return": self._open_return.tolist(),
@@ -112,7 +113,7 @@ class EpisodeStats:
     def load_state_dict(self, state: Mapping) -> None:
         """Continue where `state_dict` was taken."""
         self.episodes = int(state["episodes"])
-        self.best = -np.inf if state["best"] is None else float(state["best"])
+        self.best = None if state["best"] is None else float(state["best"])
         self._returns.clear()
         self._returns.extend(state["returns"])
         self._lengths.clear()
@@ -124,7 +125,9 @@ class EpisodeStats:
         if not len(returns):
             return
         self.episodes += len(returns)
-        self.best = float(np.fmax(self.best, np.fmax.reduce(returns)))
+        highest = float(np.fmax.reduce(returns))
+        if not math.isnan(highest):
+            self.best = highest if self.best is None else max(self.best, highest)
         self._returns.extend(returns.tolist())
         self._lengths.extend(lengths.tolist())
 

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from rlcli.report import closing, figures
+from rlcli.report import closing_view, figures
 from rlcli.report.snapshot import MemoryRow, Snapshot
 
 THREE_COLUMNS, TWO_COLUMNS, LEARNING_WIDTH, GAP = 116, 78, 38, 3
@@ -199,7 +199,7 @@ class LiveView:
     def report(self, summary: Mapping) -> None:
         with self._hang_up_is_quiet():
             self.console.print()
-            self.console.print(closing.to_terminal(summary))
+            self.console.print(closing_view.to_terminal(summary))
 
     @contextlib.contextmanager
     def _hang_up_is_quiet(self) -> Iterator[None]:

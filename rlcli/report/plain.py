@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from rlcli.report import closing, figures
+from rlcli.report import closing_view, figures
 from rlcli.report.snapshot import MemoryRow, Snapshot
 from rlcli.report.stages import Spent
 
@@ -92,7 +92,7 @@ class PlainView:
         self.say(f"warning: {text}")
 
     def report(self, summary: Mapping) -> None:
-        self.say(closing.to_text(summary))
+        self.say(closing_view.to_text(summary))
 
     def close(self, snapshot: Snapshot | None = None) -> None:
         if snapshot is not None and (self._last is None or self._last.frames != snapshot.frames):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -24,22 +23,20 @@ from tensordict import TensorDictBase
 
 from rlcli.keys import DONE, REWARD
 from rlcli.report import closing
-from rlcli.report.curve import Curve
+from rlcli.report.counted import counted
 from rlcli.report.devices import DevicePeaks
-from rlcli.report.episodes import EpisodeStats, boundary_rows
+from rlcli.report.episodes import EpisodeStats
 from rlcli.report.facts import Expected, Facts, Watched
 from rlcli.report.largest_peak import LargestPeak
-from rlcli.report.ledger import Entry, Ledger, process_memory
+from rlcli.report.ledger import Entry, Ledger
 from rlcli.report.metrics import MetricsWriter, plain
+from rlcli.report.process import process_memory
 from rlcli.report.snapshot import Snapshot, memory_rows, shown
 from rlcli.report.stages import OTHER, Clock, Spent
+from rlcli.report.tally import Figure, Tally
 from rlcli.report.value_rows import ValueRows
 from rlcli.report.view import View, open_view
 
-Figure = float | torch.Tensor
-
-APPROXIMATED = "the successor's value was approximated by the row's own (next_obs=compact)"
-DROPPED = "a row had no room for its successor and was not learned from (value.shifted_budget makes room)"
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first batch is always read
 
 
@@ -90,7 +87,7 @@ class Reporter:
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
         self.values = LargestPeak()
-        self.episodes = EpisodeStats()
+        self.tally = Tally()
         self.ledger = Ledger()
         self._view: View = open_view(console, stream)
         self._metrics = (
@@ -98,12 +95,6 @@ class Reporter:
             if self.folder is None
             else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
         )
-        self._curve = Curve()
-        self._frames = self._iteration = 0
-        self._valued = ValueRows()
-        self._boundary: int | None = None  # unknown until a batch shows its ends
-        self._learning: dict[str, Figure] = {}
-        self._warnings: dict[str, tuple[str, int]] = {}
         self._watched: Watched | None = None
         self._peaks: DevicePeaks | None = None
         self._process = (0, 0)
@@ -111,9 +102,9 @@ class Reporter:
         self._next_ledger = 0.0
 
     @property
-    def frames(self) -> int:
-        """Frames reported so far, earlier sessions included."""
-        return self._frames
+    def episodes(self) -> EpisodeStats:
+        """Those that ended, and those that are open."""
+        return self.tally.episodes
 
     @property
     def redraws(self) -> bool:
@@ -172,12 +163,7 @@ class Reporter:
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
-            ended = self._read_batch(reward, done)
-            self._frames += frames
-            self._iteration += 1
-            if valued is not None:
-                self._valued.add(valued)
-            self._learning = dict(learning or {})
+            ended = self.tally.batch(frames, reward, done, learning, valued)
             due = self._view.due()
             now = time.monotonic()
             if due or now >= self._next_ledger:
@@ -196,9 +182,8 @@ class Reporter:
 
     def warn(self, kind: str, text: str, count: int = 1) -> None:
         """Count a warning; its first text is shown once, the count at the end."""
-        if kind not in self._warnings:
+        if self.tally.warn(kind, text, count):
             self._view.warn(text)
-        self._warnings[kind] = text, self._warnings.get(kind, ("", 0))[1] + count
 
     def out_of_bounds(self, news: Iterable[tuple[str, str, int]], where: str = "") -> None:
         """Warn of observations outside their bounds: key, sentence and how many, as `Bounds.news` gives them."""
@@ -212,12 +197,12 @@ class Reporter:
 
     def snapshot(self) -> Snapshot:
         """What a view shows now."""
-        facts, episodes = self.facts, self.episodes
+        facts, tally, episodes = self.facts, self.tally, self.episodes
         return Snapshot(
             title=facts.title,
             env=facts.env,
             seed=facts.seed,
-            frames=self._frames,
+            frames=tally.frames,
             total_frames=facts.total_frames,
             elapsed=self.clock.elapsed(),
             spent=self.clock.total(),
@@ -230,16 +215,16 @@ class Reporter:
                 planned=self._expected.total if self._expected else None,
                 stage=(self._expected.values if self._expected else None, self.values.bytes),
             ),
-            learning=shown(self._learning),
-            returns=self._curve.points,
+            learning=shown(tally.learning),
+            returns=tally.curve.points,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
-            best=episodes.best if episodes.episodes else None,
+            best=episodes.best,
             episodes=episodes.episodes,
-            boundary=None if self._boundary is None else self._boundary / max(self._frames, 1),
-            approximated=self._valued.approximated,
-            dropped=self._valued.dropped,
-            warnings=list(self._warnings.values()),
+            boundary=tally.boundary_share,
+            approximated=tally.valued.approximated,
+            dropped=tally.valued.dropped,
+            warnings=list(tally.warnings.values()),
         )
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
@@ -255,7 +240,7 @@ class Reporter:
             More for summary.json: verb, evaluation results, the run's path.
         """
         self.clock.lap()
-        self._view.close(self.snapshot() if self._frames else None)
+        self._view.close(self.snapshot() if self.tally.frames else None)
         summary = self._summary(status, commands or {}) | facts
         try:
             if self.folder is not None:
@@ -277,58 +262,25 @@ class Reporter:
 
     def state_dict(self) -> dict:
         """Plain values for a checkpoint: a resumed run continues totals, episodes, curve and warnings."""
-        return {
-            "frames": self._frames,
-            "iteration": self._iteration,
-            "boundary": self._boundary,
-            "valued": asdict(self._valued),
-            "warnings": {kind: list(entry) for kind, entry in self._warnings.items()},
-            "clock": self.clock.state_dict(),
-            "episodes": self.episodes.state_dict(),
-            "curve": self._curve.state_dict(),
-        }
+        return {**self.tally.state_dict(), "clock": self.clock.state_dict()}
 
     def load_state_dict(self, state: Mapping) -> None:
         """Continue where `state_dict` was taken."""
-        self._frames, self._iteration = int(state["frames"]), int(state["iteration"])
-        self._boundary, self._valued = state["boundary"], ValueRows(**state.get("valued", {}))
-        since = self._warnings  # what the loading itself had to say
-        self._warnings = {kind: (text, int(count)) for kind, (text, count) in state["warnings"].items()}
-        for kind, (text, count) in since.items():
-            self.warn(kind, text, count)
+        self.tally.load_state_dict(state)
         self.clock.load_state_dict(state["clock"])
-        self.episodes.load_state_dict(state["episodes"])
-        self._curve.load_state_dict(state["curve"])
-
-    def _read_batch(self, reward, done) -> tuple[float | None, float | None]:
-        """Take a batch's episodes and boundaries; the mean return and length of those that ended in it."""
-        ended: tuple[float | None, float | None] = (None, None)
-        if done is not None:
-            self._boundary = (self._boundary or 0) + boundary_rows(done)
-            if reward is not None:
-                returns, lengths = self.episodes.update(reward, done)
-                ended = (float(returns.mean()), float(lengths.mean())) if len(returns) else ended
-        if self.episodes.mean_return is not None:
-            self._curve.add(self.episodes.mean_return)
-        return ended
 
     def _read_ledger(self, batch: TensorDictBase, others: Iterable[Entry]) -> None:
         watched, facts = self._watched, self.facts
-        self.ledger.read(
-            batch,
-            facts.obs_keys,
-            modules=watched.modules if watched else None,
-            optimizer=watched.optimizer if watched else None,
-            others=others,
-        )
+        modules, optimizer = (watched.modules, watched.optimizer) if watched else (None, None)
+        self.ledger.read(counted(batch, facts.obs_keys, modules=modules, optimizer=optimizer, others=others))
         self._process = process_memory()
 
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
         """One line of metrics.jsonl."""
-        episodes = self.episodes
+        tally, episodes = self.tally, self.episodes
         return {
-            "frames": self._frames,
-            "iteration": self._iteration,
+            "frames": tally.frames,
+            "iteration": tally.iteration,
             "seconds": self.clock.total().seconds,
             "frames_per_second": spent.rate,
             "return": episodes.mean_return,
@@ -336,11 +288,11 @@ class Reporter:
             "batch_return": ended[0],
             "batch_length": ended[1],
             "episodes": episodes.episodes,
-            "best": episodes.best if episodes.episodes else None,
-            **self._learning,
-            "boundary_rows": self._boundary,
-            "approximated": self._valued.approximated,
-            **({} if self._valued.dropped is None else {"dropped": self._valued.dropped}),
+            "best": episodes.best,
+            **tally.learning,
+            "boundary_rows": tally.boundary,
+            "approximated": tally.valued.approximated,
+            **({} if tally.valued.dropped is None else {"dropped": tally.valued.dropped}),
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
             "memory": {
                 **{name: self.ledger.component(name).bytes for name in self.ledger.components()},
@@ -351,20 +303,14 @@ class Reporter:
         }
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
-        facts, episodes = self.facts, self.episodes
-        warnings = dict(self._warnings)
-        valued = self._valued
-        if valued.approximated:
-            warnings["approximated"] = APPROXIMATED, valued.approximated
-        if valued.dropped:
-            warnings["dropped"] = DROPPED, valued.dropped
+        facts, tally, episodes = self.facts, self.tally, self.episodes
         self._process = process_memory()
         learning = {
             "return": episodes.mean_return,
             "length": episodes.mean_length,
-            "best_return": episodes.best if episodes.episodes else None,
+            "best_return": episodes.best,
             "episodes": episodes.episodes,
-            **self._learning,
+            **tally.learning,
         }
         devices = self._device_rows() | {f"  {stage}": peak for stage, peak in self._stage_peaks().items()}
         return plain(
@@ -373,17 +319,19 @@ class Reporter:
                 "title": facts.title,
                 "env": facts.env,
                 "seed": facts.seed,
-                "frames": self._frames,
+                "frames": tally.frames,
                 "total_frames": facts.total_frames,
                 "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "throughput": closing.throughput(self.clock.total()),
                 "memory": closing.memory(self.ledger, self._process, devices, self._expected, self.values.bytes),
                 "learning": learning,
-                "boundary_rows": self._boundary,
-                "valued_rows": valued.rows,
-                "approximated": valued.approximated,
-                "dropped": valued.dropped,
-                "warnings": [{"kind": kind, "text": text, "count": count} for kind, (text, count) in warnings.items()],
+                "boundary_rows": tally.boundary,
+                "valued_rows": tally.valued.rows,
+                "approximated": tally.valued.approximated,
+                "dropped": tally.valued.dropped,
+                "warnings": [
+                    {"kind": kind, "text": text, "count": count} for kind, (text, count) in tally.all_warnings().items()
+                ],
                 "commands": dict(commands),
             }
         )

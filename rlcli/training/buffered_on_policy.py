@@ -36,7 +36,7 @@ class BufferedOnPolicy(OnPolicy):
     update : Update
     slice_len : int, optional
         Where every slice has this length: samples are `[slices, slice_len]`. None: flat, end to end.
-    collector, advantage, reporter, saver, total_frames, evaluation
+    collector, estimator, reporter, saver, total_frames, evaluation
         See `OnPolicy`.
     """
 
@@ -46,7 +46,7 @@ class BufferedOnPolicy(OnPolicy):
         self,
         collector: Collector,
         buffer: ReplayBuffer,
-        advantage: ValueEstimator,
+        estimator: ValueEstimator,
         update: Update,
         reporter: Reporter,
         saver: Saver,
@@ -55,7 +55,7 @@ class BufferedOnPolicy(OnPolicy):
         slice_len: int | None = None,
         evaluation: PeriodicEvaluation | None = None,
     ) -> None:
-        super().__init__(collector, advantage, update, reporter, saver, total_frames, evaluation)
+        super().__init__(collector, estimator, update, reporter, saver, total_frames, evaluation)
         self.buffer, self.slice_len = buffer, slice_len
 
     def learn(self, raw: TensorDictBase, progress: float) -> tuple[TensorDictBase, dict[str, Any]]:
@@ -74,7 +74,7 @@ class BufferedOnPolicy(OnPolicy):
             with clock("sample"):
                 sample = self.buffer.sample()
             with clock("values"), self.reporter.values.of(sample.numel()):
-                sample = self.advantage(sample if self.slice_len is None else sample.reshape(-1, self.slice_len))
+                sample = self.estimator(sample if self.slice_len is None else sample.reshape(-1, self.slice_len))
             self.count_rows()
             with clock("update"):  # open while the caller learns from it
                 yield self.update.columns(sample)

@@ -12,6 +12,7 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.envs.bounds import Bounds
 from rlcli.keys import DONE, REWARD
+from rlcli.training import every
 from rlcli.training.threads import one_thread
 
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
@@ -69,11 +70,11 @@ class PeriodicEvaluation:
 
     def due(self, frames: int) -> bool:
         """Whether `after_batch` would play."""
-        return frames // self.every > self._last // self.every
+        return every.due(self.every, self._last, frames)
 
     def after_batch(self, frames: int) -> dict[str, float]:
         """Figures for the report; empty when none is due."""
-        due, self._last = frames // self.every > self._last // self.every, frames
+        due, self._last = self.due(frames), frames
         if not due:
             return {}
         found = self.play()

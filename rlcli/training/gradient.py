@@ -1,12 +1,12 @@
 """One minibatch in, its gradient in the flat buffer: by autograd, for any loss and any network.
 
-`closed_form.py` does the same faster for the nets it knows; this is its oracle and what it falls back to.
+The closed forms do the same faster for the losses and networks that they know; this is their oracle.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,14 +15,17 @@ from rlcli.objectives.loss import Loss
 from rlcli.training.flat import FlatParameters
 from rlcli.training.minibatches import Minibatch
 
-Figures = dict[str, Tensor] | dict[str, float]
+Figures = dict[str, Any]  # floats or tensors
 
 
 class Gradient(Protocol):
     """Fills `flat.grad` with the gradient of the loss on one minibatch."""
 
     def __call__(self, columns: Minibatch) -> Figures:
-        """Loss terms and diagnostics, `loss` (what was minimised) among them."""
+        """Loss terms and diagnostics, `loss` (what was minimised) among them.
+
+        Of a loss on samples of a buffer `td_error [N]` too.
+        """
 
 
 class Autograd:
@@ -42,7 +45,7 @@ class Autograd:
         total = functools.partial(_total, loss)
         self._total = torch.compile(total) if compile else total
 
-    def __call__(self, columns: Minibatch) -> dict[str, Tensor]:
+    def __call__(self, columns: Minibatch) -> Figures:
         total, terms = self._total(columns)
         self.flat.grad.zero_()
         total.backward()

@@ -12,6 +12,7 @@ from rlcli.collectors import Collector
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.keys import DONE, REWARD
 from rlcli.report.reporter import Reporter
+from rlcli.training import every
 from rlcli.training.buffer_ledger import buffer_entries
 from rlcli.training.collecting import collect
 from rlcli.training.evaluation import PeriodicEvaluation
@@ -124,9 +125,9 @@ class OffPolicy:
         reward = batch[REWARD].cpu().numpy() if collector.raw_reward is None else collector.raw_reward
         done = batch[DONE].cpu().numpy() if collector.raw_done is None else collector.raw_done
         self._unreported.append((reward.copy(), done.copy()))  # the batch's memory is written again
-        frames, before = collector.frames, collector.frames - batch.numel()
-        evaluates = self.evaluation is not None and self.evaluation.due(frames)
-        if frames // REPORT_EVERY == before // REPORT_EVERY and frames < self.total_frames and not evaluates:
+        frames = collector.frames
+        due = every.due(REPORT_EVERY, frames - batch.numel(), frames) or frames >= self.total_frames
+        if not due and (self.evaluation is None or not self.evaluation.due(frames)):
             return
         rewards, ends = (np.concatenate(parts, 1) for parts in zip(*self._unreported, strict=True))
         self._unreported = []

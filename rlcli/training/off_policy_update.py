@@ -6,7 +6,6 @@ often, is the loop's affair; `update.py` is its on-policy counterpart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,18 +13,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss
 from rlcli.objectives.targets import TargetUpdate
-from rlcli.training.figures import Means
 from rlcli.training.flat import FlatParameters
+from rlcli.training.gradient_choice import GradientChoice
 from rlcli.training.guard import Guard
-from rlcli.training.minibatches import Minibatch
-from rlcli.training.off_policy_gradient import OffPolicyGradient, gradient_of
+from rlcli.training.means import Means
 from rlcli.training.optimizer import FlatOptimizer
 from rlcli.training.schedules import Schedule, schedule
+from rlcli.training.step import Step
 
-GRADIENTS = ("auto", "autograd")
 _OWN = ("target_", "log_alpha")  # what a loss holds beside the networks that act and are saved with the policy
 
 
@@ -71,17 +68,13 @@ class OffPolicyUpdate:
         compile: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        if gradient not in GRADIENTS:
-            raise ArgumentError(f"unknown gradient {gradient!r}", fix=f"Choose one of {', '.join(GRADIENTS)}")
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
         self.lr = schedule(lr)
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
-        self.max_grad_norm, self.guard = max_grad_norm, Guard(max_nonfinite)
-        self.gradient, self.compile, self.generator = gradient, compile, generator
-        self.steps = 0
+        self.step = Step(self.flat, self.optimizer, max_grad_norm, Guard(max_nonfinite))
+        self.gradient, self.generator = GradientChoice(loss, self.flat, gradient, compile), generator
         self._keys = [*loss.in_keys, *loss.optional_keys]
         self._means, self._skipped = Means(), 0
-        self._gradient: tuple[object, OffPolicyGradient] | None = None
 
     def begin(self, fraction: float = 0.0) -> None:
         """Before the steps that follow one batch of frames; `fraction` of the run's frames are done."""
@@ -90,25 +83,13 @@ class OffPolicyUpdate:
     def __call__(self, sample: TensorDictBase) -> Tensor:
         """Improve the parameters on a sample `[N]`; each row's error `[N]`, for priorities."""
         columns = {key: x for key in self._keys if (x := sample.get(key, None)) is not None}
-        figures = self._gradient_for(columns)(columns)
+        figures = self.gradient.of(columns)(columns)
         errors = figures.pop(ROWS)
-        self._step(figures)
-        return errors  # type: ignore[return-value]
-
-    def _step(self, figures: dict[str, Any]) -> None:
-        grad, loss = self.flat.grad, float(figures["loss"])
-        norm = float(torch.linalg.vector_norm(grad))
-        bad = not (math.isfinite(norm) and math.isfinite(loss))
-        self.guard.record(bad, f"the loss is {loss}, the gradient's norm {norm}")
-        if bad:
-            return
-        if self.max_grad_norm is not None and norm > self.max_grad_norm:
-            grad.mul_(self.max_grad_norm / (norm + 1e-6))
-        self.optimizer.step()
-        if self.targets is not None:
-            self.targets.step()
-        self.steps += 1
-        self._means.add({**figures, "loss": loss, "grad_norm": norm})
+        if made := self.step(figures):
+            self._means.add(made)
+            if self.targets is not None:
+                self.targets.step()
+        return errors
 
     def figures(self) -> dict[str, float]:
         """Means over the steps since the last call; empty where there was none."""
@@ -116,23 +97,14 @@ class OffPolicyUpdate:
         self._means = Means()
         if not means:
             return {}
-        skipped, self._skipped = self.guard.skipped - self._skipped, self.guard.skipped
-        return means | {"lr": self.optimizer.lr, "updates": float(self.steps), "skipped": float(skipped)}
-
-    def _gradient_for(self, columns: Minibatch) -> OffPolicyGradient:
-        """The way to compute gradients, chosen once for each kind of sample and memory of the parameters."""
-        kind = (self.flat.version, [(k, x.shape, x.dtype) for k, x in columns.items()])
-        if self._gradient is None or self._gradient[0] != kind:
-            closed = self.gradient == "auto" and not self.compile
-            self._gradient = kind, gradient_of(self.loss, self.flat, columns, closed=closed, compile=self.compile)
-        return self._gradient[1]
+        skipped, self._skipped = self.step.guard.skipped - self._skipped, self.step.guard.skipped
+        return means | {"lr": self.optimizer.lr, "updates": float(self.step.made), "skipped": float(skipped)}
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, target networks, temperature, draws and counters; the policy's weights are saved with it."""
-        state: dict[str, Any] = {f"optimizer.{name}": x for name, x in self.optimizer.state_dict().items()}
+        state: dict[str, Any] = dict(self.step.state_dict())
         state |= {f"loss.{k}": x for k, x in self.loss.state_dict().items() if k.startswith(_OWN)}
-        state["counters"] = torch.tensor([self.steps, self.guard.skipped, self.guard.in_a_row])
         if self.generator is not None:
             state["generator"] = self.generator.get_state()
         if self.targets is not None:
@@ -141,20 +113,15 @@ class OffPolicyUpdate:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the update whose `state_dict()` this is would have."""
-        self.optimizer.load_state_dict(_under("optimizer.", state))
-        own = _under("loss.", state)
+        self.step.load_state_dict(state)
+        own = {k.removeprefix("loss."): x for k, x in state.items() if k.startswith("loss.")}
         wanted = {k for k in self.loss.state_dict() if k.startswith(_OWN)}
         if own.keys() != wanted:
             raise KeyError(f"the saved loss holds {sorted(own)}, this one {sorted(wanted)}")
         self.loss.load_state_dict(own, strict=False)
         self.flat.bind()
-        self.steps, self.guard.skipped, self.guard.in_a_row = (int(x) for x in state["counters"])
-        self._skipped = self.guard.skipped
+        self._skipped = self.step.guard.skipped
         if self.generator is not None:
             self.generator.set_state(state["generator"].cpu())
         if self.targets is not None:
             self.targets.load_state_dict(state["targets"])
-
-
-def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}

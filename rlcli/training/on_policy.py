@@ -25,7 +25,7 @@ class OnPolicy:
     Parameters
     ----------
     collector : Collector
-    advantage : ValueEstimator
+    estimator : ValueEstimator
         Batch -> batch with `advantage` and `value_target`; counts the rows it had to approximate.
     update : callable
         (batch, fraction of the run done) -> diagnostics.
@@ -42,7 +42,7 @@ class OnPolicy:
     def __init__(
         self,
         collector: Collector,
-        advantage: ValueEstimator,
+        estimator: ValueEstimator,
         update: Callable[[TensorDictBase, float], dict[str, Any]],
         reporter: Reporter,
         saver: Saver,
@@ -50,10 +50,11 @@ class OnPolicy:
         evaluation: PeriodicEvaluation | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.collector, self.advantage, self.update = collector, advantage, update
+        self.collector, self.estimator, self.update = collector, estimator, update
         self.reporter, self.saver, self.total_frames = reporter, saver, total_frames
         self.evaluation, self.device = evaluation, device
         self.iteration = 0
+        self.given = 0  # no rows were there before the first frame
         self.valued = ValueRows()  # since the last report
 
     def run(self) -> None:
@@ -103,7 +104,7 @@ class OnPolicy:
             pieces = list(self.collector.pieces(raw))
         for batch in pieces:
             with clock("values"), self.reporter.values.of(batch.numel()):
-                batch = self.advantage(batch if self.device is None else move(batch, self.device))
+                batch = self.estimator(batch if self.device is None else move(batch, self.device))
             with clock("update"):
                 learned = self.update(batch, progress)
             self.count_rows()
@@ -112,9 +113,9 @@ class OnPolicy:
 
     def count_rows(self) -> None:
         """Count the rows of the last value stage."""
-        last = self.advantage
-        dropped = last.last_dropped if last.shifted else None
-        self.valued.add(ValueRows(last.last_rows, last.last_approximated, dropped))
+        estimator = self.estimator
+        dropped = estimator.last_dropped if estimator.shifted else None
+        self.valued.add(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
 
     def waiting(self) -> list[Entry]:
         """Ledger lines of the rows that wait for their trajectory's end."""
@@ -131,10 +132,10 @@ class OnPolicy:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped, beside the modules."""
-        norm = self.advantage.value_norm
+        norm = self.estimator.value_norm
         return {"iteration": self.iteration, "value_norm": {} if norm is None else norm.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.iteration = int(state["iteration"])
-        if self.advantage.value_norm is not None:
-            self.advantage.value_norm.load_state_dict(state["value_norm"])
+        if self.estimator.value_norm is not None:
+            self.estimator.value_norm.load_state_dict(state["value_norm"])

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.errors import StoppedSafely
 from rlcli.report.reporter import Reporter
-from rlcli.training import checkpoint, random_streams
-from rlcli.training.run_folder import CHECKPOINTS, Run
-from rlcli.training.signals import StopSignals, resume_command
+from rlcli.training import checkpoint, every, random_streams
+from rlcli.training.commands import resume_command
+from rlcli.training.run import CHECKPOINTS, Run
+from rlcli.training.signals import StopSignals
 
 MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
 
@@ -62,7 +63,7 @@ class Saver:
     def after_batch(self, frames: int) -> None:
         """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
         self.stop_if_asked(frames)
-        if frames // self.every > self._saved_at // self.every:
+        if every.due(self.every, self._saved_at, frames):
             self.save(frames)
 
     def stop_if_asked(self, frames: int) -> None:

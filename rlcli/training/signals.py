@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
-from rlcli.config import registry
 from rlcli.errors import StoppedSafely
 
 NOTICE = "stopping after this batch; Ctrl-C again stops now and loses it"
@@ -93,17 +90,6 @@ class StopSignals:
             return f"{self._notice}\n"
         room = os.get_terminal_size(2).columns - 1
         return f"\r\x1b[2K{self._notice[:room]}"
-
-
-def resume_command(run: Path | str) -> str:
-    """What to type to continue a run, from this directory: `rlcli resume runs/train/...`."""
-    path = Path(run).absolute()
-    here = Path.cwd()
-    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
-    words = ["rlcli", "resume", f"./{shown}" if shown.startswith("-") else shown]
-    for package in registry.imported:  # without it the run's own env or policy has no name
-        words += ["--import", package]
-    return shlex.join(words)
 
 
 class BeforeTheRun:

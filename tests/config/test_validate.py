@@ -5,7 +5,8 @@ import pytest
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.tree import leaves
-from rlcli.config.validate import validate, wrapper_call
+from rlcli.config.validate import validate
+from rlcli.config.wrapper_call import wrapper_call
 
 
 def texts(cfg) -> list[str]:

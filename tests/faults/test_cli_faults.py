@@ -15,7 +15,7 @@ from answers import is_a_sentence
 from rlcli.data import sealed_folder
 from rlcli.data.disk import digest_of
 from rlcli.training import checkpoint
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 from rlcli.training.run_lock import RunLock
 
 # ---- what is typed -----------------------------------------------------------------------------------------------
@@ -461,12 +461,12 @@ def test_a_loss_that_is_not_finite_ends_with_6_and_the_weights_before_it(rlcli, 
 
 
 def test_a_nan_that_comes_late_leaves_the_good_checkpoint_and_is_counted(rlcli, monkeypatch):
-    from rlcli.training.update import Update
+    from rlcli.training.gradient_choice import GradientChoice
 
-    gradient_for, calls = Update._gradient_for, []
+    choose, calls = GradientChoice.of, []
 
     def poisoned(self, columns):
-        gradient = gradient_for(self, columns)
+        gradient = choose(self, columns)
 
         def call(minibatch):
             figures = gradient(minibatch)
@@ -478,7 +478,7 @@ def test_a_nan_that_comes_late_leaves_the_good_checkpoint_and_is_counted(rlcli, 
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(Update, "_gradient_for", poisoned)
+        patch.setattr(GradientChoice, "of", poisoned)
         answer = rlcli("train", "run.dir=r")
     is_a_sentence(answer, 6, "3 updates in a row were not finite")
     run = open_run("r")

@@ -12,7 +12,7 @@ from answers import is_a_sentence
 
 import rlcli.jobs.collect  # noqa: F401  # patched by its name
 from rlcli.data import open_segments
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 
 # name -> words of the sentence
 STEPS = {

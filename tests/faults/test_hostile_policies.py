@@ -8,7 +8,7 @@ import pytest
 from answers import is_a_sentence
 from safetensors.torch import load_file
 
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 
 LATER = {
     "raises_later": (2, ["the policy raised", "ValueError: the net is torn", "step 8 of the batch"]),

@@ -26,7 +26,7 @@ from rlcli.cli.main import main
 from rlcli.data import open_segments
 from rlcli.jobs.learner import Learner
 from rlcli.training import checkpoint
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 from rlcli.training.update import Update
 
 CHECKOUT = Path(__file__).parents[2]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rlcli.builders.collector import build_collector
+from rlcli.builders.env import build_env
+from rlcli.builders.on_policy import build_estimator, build_loss, build_update, keys_to_keep
+from rlcli.builders.policy import build_policy
 from rlcli.cli.compose import configure
-from rlcli.config.build import build_collector, build_env, build_policy
-from rlcli.config.build_learning import build_estimator, build_loss, build_update, keys_to_keep
 from rlcli.jobs import train
 
 SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "run.eval_episodes=0", "console=off"]

@@ -9,8 +9,11 @@ import torch
 from test_off_policy_runs import decided
 from test_resume import final_state, same, stop_after
 
+from rlcli.builders.collector import build_collector
+from rlcli.builders.env import build_env
+from rlcli.builders.on_policy import build_estimator, build_loss, keys_to_keep
+from rlcli.builders.policy import build_policy
 from rlcli.cli.compose import configure
-from rlcli.config import build, build_learning
 from rlcli.errors import ConfigError
 from rlcli.jobs import on_policy, resume
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
@@ -80,9 +83,9 @@ def walk_of(tmp_path, name: str, *words: str) -> tuple[BufferedOnPolicy, object]
     """A loop whose buffer holds three batches of a policy that does not learn."""
     words = (*SLICES, *words)
     cfg = configure("train", list(words))
-    env = build.build_env(cfg.env, gamma=cfg.value.gamma)
+    env = build_env(cfg.env, gamma=cfg.value.gamma)
     torch.manual_seed(0)
-    policy = build.build_policy(cfg, env)
+    policy = build_policy(cfg, env)
     run = create({}, verb="train", recipe=None, seed=0, directory=str(tmp_path / name))
     wiring = on_policy.wire(cfg, env, policy, run)
     loop = wiring.loop(None, None, None)
@@ -106,12 +109,12 @@ def test_every_way_to_keep_next_observations_draws_the_same_rows(tmp_path):
                 assert torch.equal(got[known], after[known]) and known.float().mean() > 0.8
             else:
                 assert known.all() and (got - after).abs().max() <= (0 if mode == "exact" else 1e-3)
-        values = {mode: loops[mode].advantage(samples[mode])["advantage"] for mode in samples}
+        values = {mode: loops[mode].estimator(samples[mode])["advantage"] for mode in samples}
         assert torch.allclose(values["full"], values["exact"], atol=1e-5)
         assert (values["full"] - values["delta"]).abs().max() < 1e-2
         unknown = samples["compact"][under_next(OBSERVATION)].isnan().any(-1) & ~want["next", "terminated"].squeeze(-1)
-        assert loops["compact"].advantage.last_approximated == int(unknown.sum())
-        assert loops["exact"].advantage.last_approximated == loops["delta"].advantage.last_approximated == 0
+        assert loops["compact"].estimator.last_approximated == int(unknown.sum())
+        assert loops["exact"].estimator.last_approximated == loops["delta"].estimator.last_approximated == 0
 
 
 def test_strict_slices_are_valued_side_by_side(tmp_path):
@@ -119,8 +122,8 @@ def test_strict_slices_are_valued_side_by_side(tmp_path):
         tmp_path, "a", "sampler.strict_length=true", "sampler.slice_len=4", "value.shifted=true", "memory=compact"
     )
     assert loop.slice_len == 4
-    found = loop.advantage(loop.buffer.sample().reshape(-1, loop.slice_len))
-    assert found.shape == (16, 4) and loop.advantage.last_dropped == 0
+    found = loop.estimator(loop.buffer.sample().reshape(-1, loop.slice_len))
+    assert found.shape == (16, 4) and loop.estimator.last_dropped == 0
     assert torch.isfinite(found[ADVANTAGE]).all() and torch.isfinite(found[VALUE_TARGET]).all()
 
 
@@ -141,10 +144,10 @@ def test_an_epoch_draws_about_as_many_rows_as_a_batch_holds(run):
 @pytest.mark.parametrize("memory", ["full", "compact"])
 def test_a_batch_holds_what_loss_and_estimator_read_and_nothing_else(words, memory):
     cfg = configure("train", [*BASE, "sampler.batch_size=64", f"memory={memory}", *words])
-    env = build.build_env(cfg.env, gamma=cfg.value.gamma)
-    policy = build.build_policy(cfg, env)
-    estimator, loss = build_learning.build_estimator(cfg, policy), build_learning.build_loss(cfg, policy)
-    collector = build.build_collector(cfg, env, policy, build_learning.keys_to_keep(cfg, loss, estimator, env))
+    env = build_env(cfg.env, gamma=cfg.value.gamma)
+    policy = build_policy(cfg, env)
+    estimator, loss = build_estimator(cfg, policy), build_loss(cfg, policy)
+    collector = build_collector(cfg, env, policy, keys_to_keep(cfg, loss, estimator, env))
     batch = collector.rollout(4)
     stored = set(batch.keys(True, True))
     read = ({*loss.in_keys, *estimator.in_keys} - {*estimator.out_keys}) | {("next", "done"), ("next", "truncated")}

@@ -15,7 +15,7 @@ from rlcli.errors import ConfigError
 from rlcli.jobs import collect, resume, train
 from rlcli.training import checkpoint
 from rlcli.training.provenance import surroundings
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 
 TINY = [
     "total_frames=256", "collector.frames_per_batch=128", "env.num=2", "policy.hidden=[8]", "optim.epochs=1",

@@ -9,7 +9,7 @@ from rlcli.collectors import Collector
 from rlcli.errors import EnvError, ResourceError
 from rlcli.jobs import collect, train
 from rlcli.report import closing
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 
 WORDS = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "run.dir=r"]
 

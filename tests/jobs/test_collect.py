@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlcli.builders.collector import build_collector
+from rlcli.builders.env import build_env
+from rlcli.builders.restore import config_of, restored_policy
 from rlcli.cli.compose import configure
-from rlcli.config.build import build_collector, build_env, config_of, restored_policy
 from rlcli.data import open_segments, verify_segments
 from rlcli.errors import ConfigError
 from rlcli.jobs import collect

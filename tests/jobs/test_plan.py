@@ -155,7 +155,7 @@ def test_a_mode_that_costs_more_than_it_saves_is_warned_of():
 
 
 def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch):
-    monkeypatch.setattr("rlcli.jobs.plan_advice._ram", lambda: (4 << 30, 8 << 30))
+    monkeypatch.setattr("rlcli.jobs.plan_places._ram", lambda: (4 << 30, 8 << 30))
     overrides = ["recipe=ppo_pong", "memory=full", "env.num=64", "collector.frames_per_batch=32768", *QUIET]
     planned = rlcli.plan(overrides)
     assert not planned.fits and planned.advice
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch):
 
 
 def test_nothing_of_the_runs_size_is_allocated():
-    from rlcli.report.ledger import process_memory
+    from rlcli.report.process import process_memory
 
     rlcli.plan(["recipe=ppo_pong", *QUIET])
     before = process_memory()
@@ -195,3 +195,12 @@ def test_planning_leaves_random_streams_as_they_were():
     before = torch.get_rng_state()
     plan(configure("train", QUIET), "train")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monkeypatch):
+    loaded = []
+    monkeypatch.setattr("rlcli.jobs.on_policy.load_buffer_compiler", loaded.append)
+    rlcli.plan(QUIET)
+    assert not loaded
+    rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])
+    assert len(loaded) == 1

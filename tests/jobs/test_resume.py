@@ -11,7 +11,7 @@ import torch
 from rlcli.errors import ConfigError, StoppedSafely
 from rlcli.jobs import resume
 from rlcli.training import checkpoint
-from rlcli.training.run_folder import CHECKPOINTS, open_run
+from rlcli.training.run import CHECKPOINTS, open_run
 from rlcli.training.saver import Saver
 
 TASKS = {

@@ -23,7 +23,7 @@ from rlcli.errors import DamagedDataError, StoppedSafely
 from rlcli.jobs import collect, resume
 from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED
 from rlcli.report.reporter import Reporter
-from rlcli.training.run_folder import open_run
+from rlcli.training.run import open_run
 
 JOB = sys.modules["rlcli.jobs.collect"]  # the package has a function of that name
 SIZE = ["total_frames=1500", "collector.frames_per_batch=120", "env.num=3", "console=off", "logger=none"]

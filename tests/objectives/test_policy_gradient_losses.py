@@ -113,3 +113,13 @@ def test_names_reach_the_estimator_of_a_loss(first):
             loss.make_value_estimator(gamma=0.9)
     td = rollout(actor, (3, 20))
     assert loss(td)["loss_objective"].isfinite() and {"adv", "goal"} <= set(td.keys())
+
+
+@pytest.mark.parametrize("key", ["observation", "action"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_columns_that_the_actor_cannot_take_are_named(kind, key):
+    actor, critic = make_actor(), make_critic()
+    td = ready(actor, critic)
+    td[key] = td[key][..., None].expand(3, 20, *td[key].shape[2:], 2).reshape(3, 20, -1)
+    with pytest.raises(ArgumentError, match=f"the actor cannot be evaluated.*{key}"):
+        LOSSES[kind](actor, critic)(td)

@@ -10,7 +10,9 @@ from tensordict import TensorDict
 
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
-from rlcli.report.ledger import Claims, Ledger, batch_entries, learner_entries, process_memory
+from rlcli.report.counted import Claims, batch_entries, counted, learner_entries
+from rlcli.report.ledger import Ledger
+from rlcli.report.process import process_memory
 from rlcli.report.snapshot import memory_rows
 
 N, T = 4, 25
@@ -144,8 +146,8 @@ def test_flat_parameters_are_not_counted_beside_their_views():
 
 def test_peaks_keep_the_largest_reading():
     ledger = Ledger()
-    ledger.read(TensorDict({"a": torch.zeros(2, 8)}, [2]))
-    ledger.read(TensorDict({"a": torch.zeros(2, 4)}, [2]))
+    ledger.read(counted(TensorDict({"a": torch.zeros(2, 8)}, [2])))
+    ledger.read(counted(TensorDict({"a": torch.zeros(2, 4)}, [2])))
     assert ledger.component("rollout").bytes == 32 and ledger.component("rollout").peak == 64
 
 
@@ -156,13 +158,13 @@ def test_reading_keeps_no_reference_to_the_batch():
     td = TensorDict({"a": column}, [4])
     before = sys.getrefcount(column)
     ledger = Ledger()
-    ledger.read(td)
+    ledger.read(counted(td))
     assert sys.getrefcount(column) == before
 
 
 def test_the_views_rows_fold_the_ledger_without_losing_a_byte():
     ledger = Ledger()
-    ledger.read(batch(), ["observation"], modules={"net": torch.nn.Linear(4, 2)})
+    ledger.read(counted(batch(), ["observation"], modules={"net": torch.nn.Linear(4, 2)}))
     rows = memory_rows(ledger, ["observation"], next_obs="compact", process=(10, 20))
     assert [row.label for row in rows] == [
         "obs",

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.errors import ResourceError
-from rlcli.report import closing
+from rlcli.report import closing, closing_view
 from rlcli.report.curve import Curve
 from rlcli.report.devices import DevicePeaks
 from rlcli.report.facts import Expected
@@ -89,12 +89,12 @@ def test_the_closing_files_say_what_the_summary_says(tmp_path):
 
 def test_the_report_tells_what_the_last_evaluation_found(tmp_path):
     _, summary = a_run(None)
-    assert "## Evaluation" not in closing.to_markdown(summary)
+    assert "## Evaluation" not in closing_view.to_markdown(summary)
     played = {"mean_return": 487.5, "std_return": 12.5, "returns": [475.0, 500.0], "lengths": [475, 500], "cut": 0}
-    report = closing.to_markdown(summary | {"evaluation": played})
+    report = closing_view.to_markdown(summary | {"evaluation": played})
     for row in ("episodes | 2", "mean return | 488", "std return | 12.5", "lowest return | 475", "mean length | 488"):
         assert f"| {row} |" in report
-    assert "Evaluation" not in closing.to_text(summary | {"evaluation": played})  # the terminal was told at once
+    assert "Evaluation" not in closing_view.to_text(summary | {"evaluation": played})  # the terminal was told at once
 
 
 def test_a_resumed_run_continues_its_totals(tmp_path):
@@ -108,7 +108,7 @@ def test_a_resumed_run_continues_its_totals(tmp_path):
     assert second.snapshot().warnings == [("total_frames was cut", 1), ("one was damaged", 1)]
     second.close()
     whole, _ = a_run(None, batches=3)
-    assert second.frames == whole.frames == 60
+    assert second.tally.frames == whole.tally.frames == 60
     assert second.episodes.state_dict() == whole.episodes.state_dict()
     assert second.clock.total().seconds > first.clock.total().seconds
     assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [20, 40, 60]

@@ -12,7 +12,7 @@ import torch
 from rlcli.data import sealed_folder
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
 from rlcli.training import checkpoint
-from rlcli.training.run_folder import Run
+from rlcli.training.run import Run
 
 
 def state(value=1.0):

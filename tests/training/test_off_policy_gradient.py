@@ -11,7 +11,7 @@ from rlcli.training.closed_dqn import ClosedDQN
 from rlcli.training.closed_sac import ClosedSAC
 from rlcli.training.flat import FlatParameters
 from rlcli.training.gradient import Autograd
-from rlcli.training.off_policy_gradient import gradient_of
+from rlcli.training.gradient_choice import GradientChoice
 
 N = 48
 OBSERVED = Composite({"observation": Unbounded((5,))})
@@ -44,7 +44,7 @@ def shake(*networks):
 
 def agree(loss, batch, closed_kind, seed=None):
     flat = FlatParameters(loss)
-    closed = gradient_of(loss, flat, batch, closed=True, compile=False)
+    closed = GradientChoice(loss, flat).of(batch)
     assert type(closed) is closed_kind
     found = []
     for gradient in (closed, Autograd(loss, flat)):
@@ -104,10 +104,10 @@ def test_what_the_closed_forms_do_not_know_goes_by_autograd():
     duelling = build_q_actor(OBSERVED, Categorical(3), hidden=(8,), dueling=True, generator=0).actor[0]
     loss = DQNLoss(duelling)
     batch = columns(torch.randint(3, (N,)))
-    assert isinstance(gradient_of(loss, FlatParameters(loss), batch, closed=True, compile=False), Autograd)
+    assert isinstance(GradientChoice(loss, FlatParameters(loss)).of(batch), Autograd)
     plain = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0])
     batch["mask"] = torch.ones(N, dtype=torch.bool)
-    assert isinstance(gradient_of(plain, FlatParameters(plain), batch, closed=True, compile=False), Autograd)
+    assert isinstance(GradientChoice(plain, FlatParameters(plain)).of(batch), Autograd)
 
 
 def test_padded_rows_do_not_count():

@@ -12,8 +12,10 @@ import pytest
 
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.training.provenance import differences, git_state, versions
-from rlcli.training.run_folder import all_runs, create, open_run
+from rlcli.training.run import open_run
+from rlcli.training.run_folder import create
 from rlcli.training.run_lock import RunLock, read_holder
+from rlcli.training.runs import all_runs
 
 CONFIG = {"seed": 1, "env": {"id": "CartPole-v1"}, "total_frames": 100}
 
@@ -244,7 +246,7 @@ def test_changed_versions_are_listed():
 def test_listing_runs_imports_no_torch(tmp_path):
     made(tmp_path)
     code = (
-        "import sys; from rlcli.training.run_folder import all_runs;"
+        "import sys; from rlcli.training.runs import all_runs;"
         f"assert len(all_runs({str(tmp_path)!r})) == 1; print('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,8 +14,7 @@ import threading
 
 import pytest
 
-from rlcli.config import registry
-from rlcli.training.signals import StopSignals, resume_command
+from rlcli.training.signals import StopSignals
 
 BOTH = (signal.SIGTERM, signal.SIGINT)
 
@@ -88,16 +87,6 @@ def test_a_sleeping_process_stops_safely_on_sigterm():
         assert process.stdout.readline() == b"up\n"
         process.terminate()
         assert process.wait(10) == 75
-
-
-def test_the_resume_command_can_be_pasted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "imported", [])
-    assert resume_command(tmp_path / "runs" / "a") == f"rlcli resume {os.path.join('runs', 'a')}"
-    assert resume_command("/somewhere/my run") == "rlcli resume '/somewhere/my run'"
-    assert resume_command(tmp_path / "-a") == "rlcli resume ./-a"
-    registry.imported.append("my_envs")
-    assert resume_command("/r") == "rlcli resume /r --import my_envs"
 
 
 def test_over_a_live_view_the_notice_takes_its_last_line():

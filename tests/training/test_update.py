@@ -235,7 +235,7 @@ def test_a_minibatch_that_is_not_finite_moves_nothing(gradient, key):
     poisoned[key][1, 3] = float("nan")
     update = Update(loss, epochs=1, batch_size=10, gradient=gradient)
     figures = update(poisoned)
-    assert figures["skipped"] == 1 and update.steps == 7
+    assert figures["skipped"] == 1 and update.step.made == 7
     assert weights(loss).isfinite().all()
     assert all(x.isfinite().all() for x in update.state_dict().values())
     assert update(clean)["skipped"] == 0
@@ -255,7 +255,7 @@ def test_skipping_without_looking_is_skipping_with_looking(name, poison):
     seen, unseen = (update(td) for update in updates)
     assert (weights(losses[0]) - weights(losses[1])).abs().max() < 1e-7
     assert seen["skipped"] == unseen["skipped"] and (seen["skipped"] > 0) == poison
-    assert updates[0].steps == updates[1].steps == 24 - seen["skipped"]
+    assert updates[0].step.made == updates[1].step.made == 24 - seen["skipped"]
     for key, x in updates[0].state_dict().items():
         assert torch.allclose(x.double(), updates[1].state_dict()[key].double(), atol=1e-7), key
     td["advantage"].fill_(float("nan"))
@@ -291,7 +291,7 @@ def test_a_good_step_between_bad_ones_forgives_them():
     for _ in range(3):
         update(bad)
         update(td)
-    assert update.guard.skipped == 6
+    assert update.step.guard.skipped == 6
 
 
 def test_one_gradient_norm_over_everything_is_clipped():
@@ -351,7 +351,7 @@ def test_saved_as_tensors_and_resumed_it_goes_on_bit_for_bit(name, gradient):
     for _ in range(2):
         resumed(td)
     assert torch.equal(weights(first), weights(second))
-    assert (whole.steps, whole.guard.skipped) == (resumed.steps, resumed.guard.skipped)
+    assert (whole.step.made, whole.step.guard.skipped) == (resumed.step.made, resumed.step.guard.skipped)
 
 
 def test_an_unused_update_can_be_saved_too():

@@ -14,9 +14,10 @@ from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
 from rlcli.modules.value import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
-from rlcli.training.closed_form import closed_form
+from rlcli.training.closed_ppo import closed_ppo
 from rlcli.training.flat import FlatParameters
 from rlcli.training.gradient import Autograd
+from rlcli.training.gradient_choice import GradientChoice
 from rlcli.training.nets import ByAutograd, Replayed
 from rlcli.training.schedules import Linear
 from rlcli.training.update import Update
@@ -32,7 +33,7 @@ def columns_for(loss, shape=(4, 16), seed=0):
 def both(loss, columns):
     """Figures and gradients by the closed form and by autograd, and the closed form."""
     flat = FlatParameters(loss)
-    fast = closed_form(loss, flat, columns)
+    fast = closed_ppo(loss, flat, columns)
     assert fast is not None
     flat.grad.fill_(123.0)  # whatever is there must not be added to
     a, grad = fast(columns), None
@@ -115,7 +116,7 @@ def test_float64_stays_float64():
     columns = columns_for(ClipPPOLoss(make_actor(), make_critic()))
     columns = {k: x.double() if x.is_floating_point() else x for k, x in columns.items()}
     flat = FlatParameters(loss)
-    closed_form(loss, flat, columns)(columns)
+    closed_ppo(loss, flat, columns)(columns)
     grad = flat.grad.clone()
     Autograd(loss, flat)(columns)
     assert (grad - flat.grad).abs().max() <= 1e-12
@@ -126,7 +127,7 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
     columns = columns_for(loss)
     columns["action"][3] = 7
     with pytest.raises(IndexError, match="number of actions"):
-        closed_form(loss, FlatParameters(loss), columns)(columns)
+        closed_ppo(loss, FlatParameters(loss), columns)(columns)
 
 
 class Shouting(ClipPPOLoss):
@@ -148,7 +149,7 @@ class Shouting(ClipPPOLoss):
 def test_anything_unusual_is_left_to_autograd(unusual):
     loss = unusual()
     columns = columns_for(loss) if loss.critic_network is not None else None
-    assert closed_form(loss, FlatParameters(loss), columns) is None
+    assert isinstance(GradientChoice(loss, FlatParameters(loss)).of(columns), Autograd)
     td = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)(rollout(loss.actor_network, (2, 8)))
     before = [p.clone() for p in loss.actor_network.parameters()]
     Update(loss, epochs=1, batch_size=8)(td)
@@ -161,7 +162,7 @@ def test_frozen_parameters_are_not_replayed_and_not_moved():
     kept = frozen.clone()
     columns = columns_for(loss)
     flat = FlatParameters(loss)
-    fast = closed_form(loss, flat, columns)
+    fast = closed_ppo(loss, flat, columns)
     assert isinstance(fast.nets, ByAutograd)
     fast(columns)
     assert frozen.grad is None and torch.equal(frozen, kept)

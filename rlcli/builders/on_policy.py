@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from rlcli.config.build import keys_of
-from rlcli.config.schemas import Config
-from rlcli.config.schemas_learn import OptimConfig, ValueConfig
-from rlcli.config.validate_learning import draws_slices
+from rlcli.builders.collector import keys_of
+from rlcli.builders.optimizer import optimizer_options
+from rlcli.config.schemas import Config, draws_slices
+from rlcli.config.schemas_learn import ValueConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import (
@@ -129,23 +129,6 @@ def keys_to_keep(cfg: Config, loss: PolicyGradientLoss, estimator: ValueEstimato
     keep += [under_next(key) for key in read if key in observed]
     keep += [TRAJ_IDS] if cfg.collector.trajs_per_batch or draws_slices(cfg) else []
     return [*keep, *keys_of(cfg.memory.keep)]
-
-
-def slices_of(cfg: Config) -> tuple[int, int]:
-    """Number and length of the slices of a sample; what is not given follows from the batch size."""
-    s = cfg.sampler
-    length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
-    return s.num_slices or s.batch_size // length, length
-
-
-def optimizer_options(o: OptimConfig) -> dict[str, Any]:
-    """What the chosen optimizer is told, beside its learning rate."""
-    options: dict[str, Any] = {"weight_decay": o.weight_decay}
-    if o.kind in ("adam", "adamw"):
-        return options | {"eps": o.eps, "betas": tuple(o.betas)}
-    if o.kind == "rmsprop":
-        return options | {"eps": o.eps, "alpha": o.alpha, "momentum": o.momentum}
-    return options | {"momentum": o.momentum}
 
 
 def build_update(cfg: Config, loss: PolicyGradientLoss) -> Update:

@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from rlcli.builders.row_forms import frame_stacks
+from rlcli.builders.row_schema import schema_of
 from rlcli.collectors import Collector
-from rlcli.config.build_learning import slices_of
 from rlcli.config.schemas import Config
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler, SliceSampler
 from rlcli.data.storages import LazyTensorStorage, Storage
-from rlcli.jobs.plan_tensors import rows_of
-from rlcli.jobs.row_forms import frame_stacks
 from rlcli.keys import Key
-from rlcli.training.run_folder import Run
+from rlcli.training.run import Run
 from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
 
 
@@ -45,7 +44,7 @@ def build_buffer(
     buffer = kind(
         storage=build_storage(cfg, run), sampler=build_sampler(cfg), batch_size=s.batch_size, device=device,
         next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
-        frame_stack=frame_stacks(cfg, rows_of(collector, 1, 1)) or None, codes=cfg.storage.codes,
+        frame_stack=frame_stacks(cfg, schema_of(collector, 1, 1)) or None, codes=cfg.storage.codes,
     )  # fmt: skip
     if cfg.memory.next_obs == "delta":
         buffer.append_transform(NextObservationDelta())
@@ -68,6 +67,13 @@ def build_sampler(cfg: Config) -> Sampler:
             seed=cfg.seed,
         )  # fmt: skip
     return RandomSampler(seed=cfg.seed)
+
+
+def slices_of(cfg: Config) -> tuple[int, int]:
+    """Number and length of the slices of a sample; what is not given follows from the batch size."""
+    s = cfg.sampler
+    length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
+    return s.num_slices or s.batch_size // length, length
 
 
 def clear_rows(folder: Path) -> None:
@@ -94,7 +100,7 @@ def build_storage(cfg: Config, run: Run) -> Storage:
     return LazyTensorStorage(s.max_size, ndim=s.ndim)
 
 
-def load_compiler(cfg: Config) -> None:
+def load_buffer_compiler(cfg: Config) -> None:
     """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
     one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
     following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}

@@ -1,4 +1,4 @@
-"""How rows lie in the buffer of an off-policy run: one frame of a stack, small keys in few bytes."""
+"""How rows lie in the buffer of a run: one frame of a stack, small keys in few bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcli.builders.row_schema import RowSchema
 from rlcli.data.codes.choice import choose
 from rlcli.data.codes.coded import CodedRows
 from rlcli.data.fields import Field
 from rlcli.data.index.markers import Markers
-from rlcli.jobs.plan_tensors import Rows
 from rlcli.keys import Key, under_next
 
 
-def frame_stacks(cfg: Any, rows: Rows) -> dict[Key, int]:
+def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
     """Observations of which a row stores its newest frame, and how many frames a stack has.
 
     A transform behind the stacking may give them another form: those are stored as they are.
@@ -28,7 +28,7 @@ def frame_stacks(cfg: Any, rows: Rows) -> dict[Key, int]:
     return {key: frames for key, field in found.items() if len(field.shape) > 1 and field.shape[0] == frames}
 
 
-def packed(cfg: Any, rows: Rows, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
+def packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
     """The codes that a buffer of these fields comes to, once every action was seen.
 
     Whole numbers of which no bound is known are counted in full.

@@ -1,0 +1,96 @@
+"""Where a stopped collecting run can go on.
+
+A state stands beside the segments for each of the last two commits, and the journal names it in the record of the last
+segment before it. Going on from an older one, or from none, means collecting the segments after it once more and
+comparing: what is on the disk is never written again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlcli.data.segments import SegmentReader
+from rlcli.data.segments.layout import JOURNAL
+from rlcli.data.state_tree import restore
+from rlcli.data.tensor_file import decode
+from rlcli.keys import DONE
+from rlcli.training.fitting import fitting
+from rlcli.training.run import Run
+
+SEGMENTS = "data"
+TREE = "@tree"  # the name of the state's JSON among its tensors; no path in a state begins with "@"
+
+
+class Found(NamedTuple):
+    """Where a collecting run stands.
+
+    Attributes
+    ----------
+    segments : SegmentReader or None
+        What is acknowledged; None before the first commit.
+    first : int
+        Segments before the state.
+    frames : int
+        Frames in them.
+    state : dict
+        Empty where there is none.
+    skipped : list of str
+        One sentence for each newer state that is damaged.
+    """
+
+    segments: SegmentReader | None
+    first: int
+    frames: int
+    state: dict[str, Any]
+    skipped: list[str]
+
+    @property
+    def total(self) -> int:
+        """Frames on the disk."""
+        return 0 if self.segments is None else self.segments.frames
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer said that nothing is missing."""
+        return self.segments is not None and self.segments.closed
+
+
+def find_state(run: Run) -> Found:
+    """The newest state of a collecting run that verifies, and what is on the disk.
+
+    Raises
+    ------
+    DamagedDataError
+        The journal or a segment is not as it was written.
+    """
+    folder = run.path / SEGMENTS
+    if not _has_header(folder / JOURNAL):  # killed before it was written
+        return Found(None, 0, 0, {}, [])
+    segments = SegmentReader(folder)
+    first, content, skipped = segments.newest_state()
+    state: dict[str, Any] = {}
+    if content is not None:
+        with fitting(folder):
+            tensors = decode(content, str(folder))
+            state = restore(json.loads(tensors.pop(TREE).numpy().tobytes()), tensors)
+    frames = sum(segments.record(i)["frames"] for i in range(first))
+    return Found(segments, first, frames, state, skipped)
+
+
+def _has_header(journal: Path) -> bool:
+    if not journal.is_file():
+        return False
+    with open(journal, "rb") as file:
+        return file.readline().endswith(b"\n")
+
+
+def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
+    """Those of the lanes whose episode is open after the last row on the disk."""
+    if not lanes:
+        return []
+    done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]
+    return [lane for lane in lanes if not done[lane]]

@@ -1,0 +1,67 @@
+"""Where a run's bytes go (RAM, the disk, a GPU), and what is free there."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import torch
+
+from rlcli.config.schemas import CollectConfig
+from rlcli.jobs.plan_buffer import BUFFER
+from rlcli.report.ledger import LEARNER
+from rlcli.report.plan import Place, Plan, at_once, held
+
+
+def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
+    """RAM, the disk under the run folder, and every GPU that the run uses."""
+    found = [Place("RAM", plan.total, *_ram())]
+    folder = _existing(Path(cfg.run.dir or "runs"))
+    usage = shutil.disk_usage(folder)
+    found.append(Place("disk", disk_need(cfg, plan), usage.free, usage.total))
+    for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
+        if device.startswith("cuda") and torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info(device)
+            found.append(Place(device, held(plan.entries, device) + at_once(plan.peaks, device), free, total))
+    return found
+
+
+def disk_need(cfg: CollectConfig, plan: Plan) -> int:
+    """Bytes that the run folder will grow to: frames where they are collected, checkpoints and a memmap else."""
+    if plan.verb == "collect":
+        return math.ceil(plan.component("rollout") / max(plan.frames, 1) * cfg.total_frames)
+    kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
+    ram = sum(e.bytes for e in plan.entries if e.component == BUFFER and e.device != "disk")
+    return (cfg.run.keep + 1) * (kept + ram) + held(plan.entries, "disk")
+
+
+def _ram() -> tuple[int, int]:
+    """Bytes that this process may still take beside what it has, and all there are; a container's limit counts."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    mine = psutil.Process().memory_info().rss
+    free, total = memory.available + mine, memory.total
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        numbers = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
+        if numbers[0] is not None and numbers[0] < total:
+            total, free = numbers[0], min(free, numbers[0] - (numbers[1] or 0) + mine)
+    return max(free, 0), total
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

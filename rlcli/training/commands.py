@@ -1,0 +1,34 @@
+"""What to type next about a run: the command lines that reports and errors name."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.config import registry
+
+if TYPE_CHECKING:
+    from rlcli.training.run import Run
+
+
+def resume_command(run: Path | str) -> str:
+    """What continues a run, typed in this directory: `rlcli resume runs/train/...`."""
+    path = Path(run).absolute()
+    here = Path.cwd()
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    words = ["rlcli", "resume", f"./{shown}" if shown.startswith("-") else shown]
+    for package in registry.imported:  # without it the run's own env or policy has no name
+        words += ["--import", package]
+    return shlex.join(words)
+
+
+def start_command(run: Run) -> str:
+    """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`."""
+    words = [word for word in run.info.get("overrides", []) if not word.startswith("run.dir=")]
+    given = [str(word) for word in run.info.get("command", [])]
+    for flag in ("--import", "--recipe-dir"):
+        words += [word for name, value in itertools.pairwise(given) if name == flag for word in (name, value)]
+        words += [word for word in given if word.startswith(f"{flag}=")]
+    return shlex.join(["rlcli", str(run.info.get("verb")), *words])
