@@ -51,7 +51,8 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
     c = cfg.collector
     if cfg.storage.kind == "none":
         yield Problem(
-            "sampler=slice draws from stored rows, and storage=none keeps none", "use storage=tensor | memmap"
+            "sampler=slice draws from stored rows, and storage=none keeps none",
+            "use storage=tensor | memmap | compressed",
         )
     yield from _room(cfg)
     for name in ("split_trajs", "trajs_per_batch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlcli.config import installed
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, is_off_policy
 from rlcli.config.schemas_learn import OFF_POLICY, POLICY_GRADIENTS
@@ -17,8 +18,6 @@ def check_learning(cfg: Config) -> Iterator[Problem]:
         yield from _values(cfg)
         yield from _batches(cfg)
     yield from _no_meaning(cfg)
-    if cfg.value.num_chunks is not None and cfg.value.value_chunk_size is not None:
-        yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
     yield from _optim(cfg)
 
 
@@ -55,16 +54,27 @@ def _values(cfg: Config) -> Iterator[Problem]:
     v = cfg.value
     if v.shifted and v.two_calls:
         yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
+    if v.num_chunks is not None and v.value_chunk_size is not None:
+        yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
     if not v.shifted and v.shifted_budget != 1:
         yield Problem("value.shifted_budget has no meaning without value.shifted", "use value.shifted=true")
+    if v.backend == "triton" and (cfg.device.kind == "cpu" or not installed.torch_has_cuda()):
+        yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
     if v.kind == "vtrace" and v.c_thresh > v.rho_thresh:
         yield Problem(
             f"value.c_thresh={v.c_thresh} is more than value.rho_thresh={v.rho_thresh}",
             "use value.c_thresh <= value.rho_thresh",
         )
     if cfg.loss.kind == "reinforce" and not cfg.loss.baseline:
-        if v.kind == "vtrace" or v.shifted or v.normaliser != "none":
-            yield Problem("loss.baseline=false has no value net for value options to act on", "use loss.baseline=true")
+        if v.kind != "td1":
+            yield Problem(
+                f"loss.baseline=false learns from whole returns, and value={v.kind} gives others", "use value=td1"
+            )
+        acting = {"shifted": v.shifted, "normaliser": v.normaliser != "none", "two_calls": v.two_calls,
+                  "num_chunks": v.num_chunks, "value_chunk_size": v.value_chunk_size,
+                  "compute_dtype": v.compute_dtype != "float32"}  # fmt: skip
+        for name in (name for name, given in acting.items() if given):
+            yield Problem(f"value.{name} acts on a value net, and loss.baseline=false has none", "leave it out")
         if cfg.policy.shared:
             yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
 

@@ -15,8 +15,6 @@ from rlcli.report.closing_view import to_markdown
 from rlcli.report.whole_file import write_whole
 
 if TYPE_CHECKING:  # `rlcli ls` reads summaries, and must not wait for torch
-    from rlcli.report.facts import Expected
-    from rlcli.report.ledger import Ledger
     from rlcli.report.stages import Spent
 
 SUMMARY, REPORT = "summary.json", "report.md"
@@ -29,44 +27,6 @@ def throughput(spent: Spent) -> dict:
         "seconds": spent.seconds,
         "frames_per_second": spent.rate,
         "stages": {name: {"seconds": seconds, "parts": spent.parts(name)} for name, seconds in spent.stages().items()},
-    }
-
-
-def memory(
-    ledger: Ledger,
-    process: tuple[int, int],
-    devices: Mapping[str, int] | None = None,
-    expected: Expected | None = None,
-    values: int | None = None,
-) -> dict:
-    """The ledger for the summary: every entry, sums by component, the process, and what the plan said of it.
-
-    Parameters
-    ----------
-    process : (int, int)
-        Resident bytes now and at the peak.
-    devices : mapping from device to bytes, optional
-        The most each has held.
-    values : int, optional
-        What the value stage was seen to hold for a moment.
-    """
-    planned = {} if expected is None else {"planned": expected.total, "imported": expected.imported}
-    stage = {"planned": None if expected is None else expected.values, "measured": values}
-    return {
-        "entries": [entry.as_dict() for entry in ledger.entries],
-        "components": {
-            name: {
-                "bytes": total.bytes,
-                "peak": total.peak,
-                "per_frame": total.per_frame,
-                "saved": total.saved,
-            }
-            for name, total in ((name, ledger.component(name)) for name in ledger.components())
-        },
-        "saved": ledger.saved,
-        **({"value_stage": stage} if any(x is not None for x in stage.values()) else {}),
-        "process": {"now": process[0], "peak": process[1]} | planned,
-        "devices": dict(devices or {}),
     }
 
 

@@ -18,20 +18,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-import torch
 from tensordict import TensorDictBase
 
 from rlcli.keys import DONE, REWARD
 from rlcli.report import closing
-from rlcli.report.counted import counted
-from rlcli.report.devices import DevicePeaks
 from rlcli.report.episodes import EpisodeStats
 from rlcli.report.facts import Expected, Facts, Watched
 from rlcli.report.largest_peak import LargestPeak
-from rlcli.report.ledger import Entry, Ledger
+from rlcli.report.ledger import Entry
+from rlcli.report.memory import Memory
 from rlcli.report.metrics import MetricsWriter, plain
-from rlcli.report.process import process_memory
-from rlcli.report.snapshot import Snapshot, memory_rows, shown
+from rlcli.report.snapshot import Snapshot, shown
 from rlcli.report.stages import OTHER, Clock, Spent
 from rlcli.report.tally import Figure, Tally
 from rlcli.report.value_rows import ValueRows
@@ -69,8 +66,8 @@ class Reporter:
     Attributes
     ----------
     clock : Clock
-    values : LargestPeak
-        A context for the value stage: what it holds for a moment is measured at its largest batch.
+    tally : Tally
+    memory : Memory
     """
 
     def __init__(
@@ -86,19 +83,13 @@ class Reporter:
         self.facts = facts
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
-        self.values = LargestPeak()
-        self.tally = Tally()
-        self.ledger = Ledger()
+        self.tally, self.memory = Tally(), Memory(facts)
         self._view: View = open_view(console, stream)
         self._metrics = (
             None
             if self.folder is None
             else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
         )
-        self._watched: Watched | None = None
-        self._peaks: DevicePeaks | None = None
-        self._process = (0, 0)
-        self._expected: Expected | None = None
         self._next_ledger = 0.0
 
     @property
@@ -107,27 +98,30 @@ class Reporter:
         return self.tally.episodes
 
     @property
+    def values(self) -> LargestPeak:
+        """A context for the value stage: what it holds for a moment is measured at its largest batch."""
+        return self.memory.values
+
+    @property
     def redraws(self) -> bool:
         """Whether a live view is drawn on the terminal."""
         return self._view.redraws
 
     def watch(self, watched: Watched) -> None:
         """Show a learner's parameters, optimizer state and, on CUDA, its device's peaks."""
-        self._watched = watched
-        self.values = LargestPeak(watched.device)
-        if torch.device(watched.device).type == "cuda":
-            self._peaks = self.clock.watch = DevicePeaks(watched.device)
+        if peaks := self.memory.watch(watched):
+            self.clock.watch = peaks
 
     def expect(self, expected: Expected) -> None:
         """Show what the plan said beside what the process takes."""
-        self._expected = expected
+        self.memory.expected = expected
 
     def start(self, *lines: str) -> None:
         """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
         for text in lines:
             self._view.say(text)
         self.clock.start()
-        self._process = process_memory()
+        self.memory.ask_process()
         if self._view.redraws:
             self._view.show(self.snapshot())
 
@@ -168,7 +162,7 @@ class Reporter:
             now = time.monotonic()
             if due or now >= self._next_ledger:
                 self._next_ledger = now + LEDGER_EVERY
-                self._read_ledger(batch, others)
+                self.memory.read(batch, others)
         spent = self.clock.lap(frames)
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
@@ -206,15 +200,7 @@ class Reporter:
             total_frames=facts.total_frames,
             elapsed=self.clock.elapsed(),
             spent=self.clock.total(),
-            memory=memory_rows(
-                self.ledger,
-                facts.obs_keys,
-                next_obs=facts.next_obs,
-                process=self._process,
-                devices=self._device_rows(),
-                planned=self._expected.total if self._expected else None,
-                stage=(self._expected.values if self._expected else None, self.values.bytes),
-            ),
+            memory=self.memory.rows(),
             learning=shown(tally.learning),
             returns=tally.curve.points,
             mean_return=episodes.mean_return,
@@ -269,12 +255,6 @@ class Reporter:
         self.tally.load_state_dict(state)
         self.clock.load_state_dict(state["clock"])
 
-    def _read_ledger(self, batch: TensorDictBase, others: Iterable[Entry]) -> None:
-        watched, facts = self._watched, self.facts
-        modules, optimizer = (watched.modules, watched.optimizer) if watched else (None, None)
-        self.ledger.read(counted(batch, facts.obs_keys, modules=modules, optimizer=optimizer, others=others))
-        self._process = process_memory()
-
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
         """One line of metrics.jsonl."""
         tally, episodes = self.tally, self.episodes
@@ -294,17 +274,12 @@ class Reporter:
             "approximated": tally.valued.approximated,
             **({} if tally.valued.dropped is None else {"dropped": tally.valued.dropped}),
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
-            "memory": {
-                **{name: self.ledger.component(name).bytes for name in self.ledger.components()},
-                "saved": self.ledger.saved,
-                "rss": self._process[0],
-                **self._value_stage(),
-            },
+            "memory": self.memory.record(),
         }
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
         facts, tally, episodes = self.facts, self.tally, self.episodes
-        self._process = process_memory()
+        self.memory.ask_process()
         learning = {
             "return": episodes.mean_return,
             "length": episodes.mean_length,
@@ -312,7 +287,6 @@ class Reporter:
             "episodes": episodes.episodes,
             **tally.learning,
         }
-        devices = self._device_rows() | {f"  {stage}": peak for stage, peak in self._stage_peaks().items()}
         return plain(
             {
                 "status": status,
@@ -323,7 +297,7 @@ class Reporter:
                 "total_frames": facts.total_frames,
                 "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "throughput": closing.throughput(self.clock.total()),
-                "memory": closing.memory(self.ledger, self._process, devices, self._expected, self.values.bytes),
+                "memory": self.memory.summary(),
                 "learning": learning,
                 "boundary_rows": tally.boundary,
                 "valued_rows": tally.valued.rows,
@@ -335,14 +309,3 @@ class Reporter:
                 "commands": dict(commands),
             }
         )
-
-    def _value_stage(self) -> dict[str, int]:
-        planned = None if self._expected is None else self._expected.values
-        found = {"value_stage": self.values.bytes, "value_stage_planned": planned}
-        return {name: nbytes for name, nbytes in found.items() if nbytes is not None}
-
-    def _device_rows(self) -> dict[str, int]:
-        return {} if self._peaks is None else {f"{self._peaks.device} peak": self._peaks.peak}
-
-    def _stage_peaks(self) -> dict[str, int]:
-        return {} if self._peaks is None else self._peaks.by_stage

@@ -164,3 +164,21 @@ def test_every_key_has_a_meaning_and_an_accepted_default():
 )
 def test_a_wrapper_is_a_name_or_a_name_with_arguments(entry, call):
     assert wrapper_call(entry) == call
+
+
+def test_whole_returns_are_not_damped_by_an_estimator_of_values():
+    bare = {"loss__kind": "reinforce", "loss__baseline": False}
+    returns, chunks = texts(changed(**bare, value__num_chunks=2))
+    assert "value=gae gives others" in returns and "use value=td1" in returns
+    assert "value.num_chunks acts on a value net" in chunks
+    assert texts(changed(**bare, value__kind="td1")) == []
+
+
+def test_triton_is_refused_where_torch_is_a_cpu_build(monkeypatch):
+    from rlcli.config import installed
+
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: False)
+    assert "value.backend=triton" in texts(changed(value__backend="triton"))[0]
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
+    assert texts(changed(value__backend="triton", device__kind="cuda")) == []
+    assert "device=cuda" in texts(changed(value__backend="triton", device__kind="cpu"))[0]

@@ -33,7 +33,7 @@ LANES, STEPS, WIDE = 6, 16, 5
         ["memory=exact", "loss=a2c", "value=td0", "policy.shared=true"],
         ["memory=exact", "loss=ppo_kl", "value=td_lambda", "value.value_chunk_size=3"],
         ["memory=exact", "value.compute_dtype=bfloat16", "value.num_chunks=2"],
-        ["memory=compact", "loss=reinforce", "loss.baseline=false"],
+        ["memory=compact", "loss=reinforce", "value=td1", "loss.baseline=false"],
         [*PONG, "optim.epochs=1", "memory=exact", "value.shifted=true", "value.num_chunks=2"],
         [*PONG, "optim.epochs=1", "memory=exact", "value.compute_dtype=bfloat16"],
     ],
