@@ -34,7 +34,7 @@ from rlcli.report.tally import Figure, Tally
 from rlcli.report.value_rows import ValueRows
 from rlcli.report.view import View, open_view
 
-LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first batch is always read
+LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
 
 class Reporter:
@@ -160,7 +160,7 @@ class Reporter:
             ended = self.tally.batch(frames, reward, done, learning, valued)
             due = self._view.due()
             now = time.monotonic()
-            if due or now >= self._next_ledger:
+            if due or now >= self._next_ledger or self.tally.frames >= self.facts.total_frames:
                 self._next_ledger = now + LEDGER_EVERY
                 self.memory.read(batch, others)
         spent = self.clock.lap(frames)

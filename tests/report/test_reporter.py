@@ -15,6 +15,7 @@ from rlcli.report import closing, closing_view
 from rlcli.report.curve import Curve
 from rlcli.report.devices import DevicePeaks
 from rlcli.report.facts import Expected
+from rlcli.report.ledger import Entry
 from rlcli.report.metrics import read_metrics
 from rlcli.report.reporter import Facts, Reporter, Watched
 from rlcli.report.value_rows import ValueRows
@@ -278,3 +279,12 @@ def test_closing_twice_does_no_harm(tmp_path):
     with Reporter(FACTS, folder=tmp_path, console="off", logger="auto") as reporter:
         reporter.batch(batch())
         reporter.close("done")
+
+
+def test_the_last_batch_is_read_though_nothing_is_due(tmp_path):
+    with Reporter(Facts("a", "CartPole-v1", 3 * N * T, next_obs="full"), folder=tmp_path, console="off") as reporter:
+        for size in (10, 20, 30):  # within one second
+            reporter.batch(batch(), others=[Entry("buffer", "rows", size)])
+        summary = reporter.close()
+    (entry,) = [entry for entry in summary["memory"]["entries"] if entry["component"] == "buffer"]
+    assert entry["bytes"] == 30
