@@ -9,6 +9,7 @@ from rlcli.config.option import option
 ESTIMATORS = ("gae", "td0", "td1", "td_lambda", "vtrace")
 POLICY_GRADIENTS = ("ppo_clip", "ppo_kl", "a2c", "reinforce")
 OFF_POLICY = ("dqn", "sac")
+ONE_PASS = ("a2c", "reinforce")  # no ratio of policies: a second pass learns from another policy's actions
 LOSSES = (*POLICY_GRADIENTS, *OFF_POLICY)
 
 

@@ -13,6 +13,7 @@ from rlcli.builders.restore import copy_transforms
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config, is_off_policy
+from rlcli.config.schemas_learn import ONE_PASS
 from rlcli.errors import ConfigError
 from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.foresee import Learning, expected
@@ -103,6 +104,12 @@ class Learner:
             given = self.loop.given
             self.reporter.expect(expected(cfg, "train", collector, learning, self.imported, given=given))
         self.reporter.start(*lines)
+        if cfg.loss.kind in ONE_PASS and cfg.optim.epochs > 1:
+            self.reporter.warn(
+                "epochs",
+                f"loss={cfg.loss.kind} has no ratio of policies: after the first of {cfg.optim.epochs} epochs it "
+                "learns from another policy's actions (optim.epochs=1 is usual)",
+            )
         if self.given is not None and self.given.left_out:
             self.reporter.warn("storage.init_from", self.given.left_out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rlcli
 from rlcli.cli.compose import configure
 from rlcli.collectors import Collector
 from rlcli.errors import EnvError, ResourceError
@@ -64,3 +65,16 @@ def test_a_report_that_cannot_be_written_takes_no_errors_place(start, monkeypatc
     with pytest.raises(EnvError) as caught:
         start(error)
     assert caught.value is error and len(start.shut) == 1
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(2, True), (1, False)])
+def test_passes_that_a_loss_cannot_weigh_are_warned_of(tmp_path, epochs, warned):
+    overrides = [
+        "loss=a2c",
+        f"optim.epochs={epochs}",
+        "total_frames=256",
+        "collector.frames_per_batch=256",
+        "env.num=2",
+    ]
+    run = rlcli.train([*overrides, "console=off", "logger=none", "run.eval_episodes=0", f"run.dir={tmp_path / 'run'}"])
+    assert any("ratio of policies" in warning["text"] for warning in run.summary["warnings"]) is warned
