@@ -138,7 +138,7 @@ def foresee(
 
 
 def _unknown(peaks: list[Peak]) -> list[str]:
-    return [f"what {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
+    return [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
 
 
 def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
@@ -160,6 +160,8 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
 
 def _values(cfg: Any, estimator: ValueEstimator, rows: RowSchema, device: str) -> Peak:
     """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
+    if cfg.collector.split_trajs or cfg.collector.trajs_per_batch:
+        return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
     mode, keep = cfg.memory.next_obs, keeps_overflows(cfg)
     flat = unknown = False
     if _draws(cfg):

@@ -66,7 +66,8 @@ def _tables(plan: Plan) -> Iterator:
     process.add_row("tensors that stay", figures.size(sum(e.bytes for e in plan.entries if e.device in ("", "cpu"))))
     for peak in plan.peaks:
         where = "" if peak.device == "cpu" else f", on {peak.device}"
-        process.add_row(f"{peak.stage} for a moment, {figures.count(peak.rows)} rows{where}", figures.size(peak.bytes))
+        held = "not known" if peak.unknown else figures.size(peak.bytes)
+        process.add_row(f"{peak.stage} for a moment, {figures.count(peak.rows)} rows{where}", held)
     process.add_row("= stages together", figures.size(at_once(plan.peaks)))
     process.add_row("= RAM", figures.size(plan.total), style="bold")
     yield process

@@ -204,3 +204,9 @@ def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monke
     assert not loaded
     rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])
     assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("cut", ["collector.split_trajs=true", "collector.trajs_per_batch=2"])
+def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
+    planned = rlcli.plan([cut])
+    assert any("stage values holds for a moment is not known" in text for text in planned.warnings)
