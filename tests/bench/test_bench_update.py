@@ -23,7 +23,7 @@ def test_all_sides_end_with_the_same_weights(action):
 
 
 def test_a_side_that_does_something_else_is_an_error(monkeypatch):
-    monkeypatch.setattr(update.Update, "_step", lambda self, *a: {})
+    monkeypatch.setattr("rlcli.training.step.Step.__call__", lambda self, figures: {})
     with pytest.raises(NumericsError, match="does not do the same update"):
         update.run([*SMALL, "peers=False"])
 

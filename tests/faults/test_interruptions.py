@@ -27,7 +27,7 @@ from rlcli.data import open_segments
 from rlcli.jobs.learner import Learner
 from rlcli.training import checkpoint
 from rlcli.training.run import open_run
-from rlcli.training.update import Update
+from rlcli.training.step import Step
 
 CHECKOUT = Path(__file__).parents[2]
 STOPS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
@@ -60,7 +60,7 @@ def whole(tmp_path_factory):
 PLACES = {
     "while envs and nets are built": (Learner, "__init__", 1),
     "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
-    "between two steps of an update": (Update, "_step", 20),
+    "between two steps of an update": (Step, "__call__", 20),
     "while a checkpoint is written": ("rlcli.training.saver.checkpoint", "save", 2),
 }
 
