@@ -110,6 +110,26 @@ def test_gradients_of_estimates_too(kept, options):
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
+@pytest.mark.parametrize("kept", ["full", "exact"])
+@pytest.mark.parametrize("budget", [None, 1, 3])
+def test_gradients_change_no_estimate(kept, budget):
+    net, options = critic(), {} if budget is None else {"shifted": True, "shifted_budget": budget}
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        td = batch(None, spoil=False)
+        td["mask"] = torch.rand(B, T, generator=g) < 0.6
+        td["next", "done"] = torch.rand(B, T, 1, generator=g) < 0.4
+        td["next", "terminated"] = td["next", "done"] & (torch.rand(B, T, 1, generator=g) < 0.5)
+        td = as_exact(td) if kept == "exact" else td
+        plain, flowing = (
+            GAE(gamma=0.9, lmbda=0.8, value_network=net, differentiable=flows, **options)(td.copy())
+            for flows in (False, True)
+        )
+        count = td["mask"] if budget is None else td["mask"] & plain["shifted_valid"]
+        assert budget is None or torch.equal(plain["shifted_valid"], flowing["shifted_valid"])
+        torch.testing.assert_close(plain["advantage"][count], flowing["advantage"][count])
+
+
 @pytest.mark.parametrize("kind", ACTORS)
 def test_v_trace_asks_the_actor_about_rows_that_count_alone(kind):
     actor = ACTORS[kind]()

@@ -23,6 +23,7 @@ from rlcli.keys import (
     ADVANTAGE,
     APPROXIMATED,
     DONE,
+    IS_INIT,
     REWARD,
     SHIFTED_VALID,
     STATE_VALUE,
@@ -214,10 +215,12 @@ class ValueEstimator(KeyedModule, ABC):
         mask = mask_of(_masks(td))
         if mask is None or mask.numel() != td.numel() or not (self.reads_batch or torch.is_grad_enabled()):
             return td
-        source, states = td.copy(), [] if self._net is None else list(self._net.state_keys)
+        source, k = td.copy(), self.tensor_keys
+        states = () if self._net is None else self._net.state_keys
+        layout = (k.reward, k.done, k.terminated, IS_INIT)  # where rows lie: masked ones too
         for key in (*self.in_keys, *states):
             x = td.get(key, None)
-            if x is not None:
+            if x is not None and key not in layout:
                 source.set(key, filled(x, mask.reshape(td.shape)))
         return source
 
