@@ -11,7 +11,7 @@ from rlcli.errors import ArgumentError
 from rlcli.modules import ProbabilisticActor
 from rlcli.modules.distributions import IndependentNormal, TanhNormal
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss
-from rlcli.objectives.value import GAE, TD1Estimator, VTrace
+from rlcli.objectives.value import GAE, TD1Estimator, VTrace, observations
 
 B, T, D = 3, 6, 4
 
@@ -100,7 +100,10 @@ def test_losses_and_their_gradients_are_those_of_the_rows_that_count(kind, loss)
 
 @pytest.mark.parametrize("options", [{}, {"shifted": True, "shifted_budget": 3}, {"two_calls": True}], ids=str)
 @pytest.mark.parametrize("kept", ["full", "exact"])
-def test_gradients_of_estimates_too(kept, options):
+@pytest.mark.parametrize("asks", [True, False], ids=["numbers are read", "as on a GPU"])
+def test_gradients_of_estimates_too(kept, options, asks, monkeypatch):
+    if not asks:
+        monkeypatch.setattr(observations, "may_ask", lambda x: False)
     net = critic()
     td = batch(None)
     td["next", "observation"][td["next", "terminated"].squeeze(-1)] = float("nan")  # of no use, whatever the mask

@@ -74,10 +74,10 @@ class Observations:
         """The rows that next observations are gathered from beside the batch's own (a common gather only)."""
         return {k: x.extra for k, x in self.following.items()}
 
-    def holds_nan(self) -> bool:
-        """Whether an extra row holds NaN (where the host may ask)."""
+    def may_hold_nan(self) -> bool:
+        """Whether an extra row holds NaN, or may, where the host must not ask."""
         extra = self.extra().values()
-        return any(x.is_floating_point() and may_ask(x) and bool(x.sum().isnan()) for x in extra)
+        return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
 
     def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
         """Next observations as rows ``[N, *shape]``, and which of them ``[N]`` are not known (None: all are).

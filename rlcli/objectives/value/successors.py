@@ -53,7 +53,7 @@ def evaluate(
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
     gather = None if two_calls or target is not None else seen.common_gather()
-    if gather is not None and not (unused is not None and seen.holds_nan()):
+    if gather is not None and not (unused is not None and seen.may_hold_nan()):
         pool, extra = value.reshape(-1, value.shape[-1]), seen.extra()
         if next(iter(extra.values())).shape[0]:
             pool = torch.cat([pool, net(extra, chunk_rows)])
