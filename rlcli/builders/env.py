@@ -22,7 +22,6 @@ def build_env(
     *,
     gamma: float = 0.99,
     num: int | None = None,
-    scale_rewards: bool = True,
 ) -> EnvBase:
     """The envs of a run with their transforms.
 
@@ -32,13 +31,10 @@ def build_env(
         Discount, for the running scale of rewards.
     num : int, optional
         Instead of `cfg.num`.
-    scale_rewards : bool
-        False leaves rewards as the env gives them (evaluation).
     """
     lanes = cfg.num if num is None else num
     base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
-    transforms = build_transforms(cfg, base, gamma, scale_rewards)
-    for transform in transforms:
+    for transform in build_transforms(cfg, base, gamma):
         base = TransformedEnv(base, transform)
     return base
 
@@ -116,7 +112,7 @@ def _atari(cfg: EnvConfig) -> Callable[[gym.Env], gym.Env]:
     return wrap
 
 
-def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float, scale_rewards: bool) -> list[Transform]:
+def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transform]:
     """What the configuration does to observations and rewards, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     floats: list[Key] = [key for key in keys if env.observation_spec[key].dtype.is_floating_point]
@@ -130,14 +126,13 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float, scale_rewards: 
         for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
             alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
             found.append(FrameStack(cfg.frame_stack, ndim, alike))
-    found += [_transform(*wrapper_call(entry)) for entry in cfg.transforms if scale_rewards or not _scales(entry)]
-    if scale_rewards:
-        if cfg.kind == "atari" and cfg.atari.clip_reward:
-            found.append(SignTransform())
-        if cfg.reward_scale != 1.0:
-            found.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
-        if cfg.normalize_reward:
-            found.append(RewardNorm(gamma))
+    found += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
+    if cfg.kind == "atari" and cfg.atari.clip_reward:
+        found.append(SignTransform())
+    if cfg.reward_scale != 1.0:
+        found.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
+    if cfg.normalize_reward:
+        found.append(RewardNorm(gamma))
     return found
 
 
@@ -146,8 +141,3 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
         return registry.find("transform", name)(**arguments)
     except TypeError as error:
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
-
-
-def _scales(entry: Any) -> bool:
-    """Whether a configured transform changes rewards, which an evaluation leaves alone."""
-    return wrapper_call(entry)[0] in ("RewardScaling", "RewardClipping", "RewardNorm", "SignTransform")

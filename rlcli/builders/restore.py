@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from rlcli.builders.policy import build_policy
@@ -10,7 +11,7 @@ from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ConfigError
 from rlcli.modules import ActorCritic
-from rlcli.transforms import Transform
+from rlcli.transforms import Transform, by_name, saved_by_name
 
 
 def config_of(data: dict[str, Any]) -> Config:
@@ -29,22 +30,21 @@ def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCr
 
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
-    """Put saved statistics into an env's transforms, and freeze them."""
-    saved = state["collector"]["engine"].get("transforms", [])
-    _freeze([(t, s) for t, s in zip(_transforms(env), saved, strict=False)])
+    """Have an env's transforms use what those of a saved run had learned."""
+    transforms = _transforms(env)
+    _adopt(transforms, saved_by_name(state["collector"]["engine"].get("transforms", {}), transforms))
 
 
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:
-    """The same from a live env; observation transforms come first in both."""
-    _freeze([(t, s.state_dict()) for t, s in zip(_transforms(target), _transforms(source), strict=False)])
+    """The same from a live env."""
+    _adopt(_transforms(target), {name: t.state_dict() for name, t in by_name(_transforms(source)).items()})
 
 
 def _transforms(env: EnvBase) -> list[Transform]:
     return env.transforms if isinstance(env, TransformedEnv) else []
 
 
-def _freeze(pairs: list[tuple[Any, Any]]) -> None:
-    for transform, saved in pairs:
-        if hasattr(transform, "freeze"):
-            transform.load_state_dict(saved)
-            transform.freeze()
+def _adopt(transforms: list[Transform], saved: Mapping[str, Any]) -> None:
+    for name, transform in by_name(transforms).items():
+        if name in saved:  # a run that collects may scale rewards otherwise than the one that trained
+            transform.adopt(saved[name])

@@ -27,7 +27,7 @@ from rlcli.envs.contract import BatchStart
 from rlcli.envs.lanes import Lanes
 from rlcli.envs.outcome import reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
-from rlcli.transforms import Faces, RowOp, Transform
+from rlcli.transforms import Faces, RowOp, Transform, by_name, saved_by_name
 from rlcli.transforms.base import RAW
 
 BOOL, SINGLE, LONG = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
@@ -177,7 +177,7 @@ class Engine:
             "ids": self.current_ids.copy(),
             "carrier": {show(key): array.copy() for key, array in self.carrier.items()},
             "fresh": self.fresh.copy(),
-            "transforms": [transform.state_dict() for transform in self.transforms],
+            "transforms": {name: transform.state_dict() for name, transform in by_name(self.transforms).items()},
             "lanes": self.lanes.state_dict(),
             "program": self.program.state_dict(),
             "waiting": list(self._waiting),
@@ -195,8 +195,9 @@ class Engine:
         self.fresh = np.asarray(state["fresh"], np.bool_)
         for key, array in self.carrier.items():
             array[...] = np.asarray(state["carrier"][show(key)])
-        for transform, saved in zip(self.transforms, state["transforms"], strict=True):
-            transform.load_state_dict(saved)
+        saved = saved_by_name(state["transforms"], self.transforms)
+        for name, transform in by_name(self.transforms).items():
+            transform.load_state_dict(saved[name])
         self.program.load_state_dict(state["program"])
         self.lanes.bounds.load_state_dict(state.get("bounds", {}))
         self._waiting = [int(lane) for lane in state["waiting"]]

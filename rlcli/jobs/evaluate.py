@@ -46,7 +46,7 @@ def evaluate(
     cfg = config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
     state = saved.state
     told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds  # nothing is learned from or kept
-    env = build_env(dataclasses.replace(cfg.env, out_of_bounds=told), num=episodes, scale_rewards=False)
+    env = build_env(dataclasses.replace(cfg.env, out_of_bounds=told), gamma=cfg.value.gamma, num=episodes)
     try:
         with fitting(saved.path):
             policy = restored_policy(cfg, env, state)
@@ -60,7 +60,7 @@ def evaluate(
 
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
         serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
-        shown = build_env(serial, num=1, scale_rewards=False)
+        shown = build_env(serial, gamma=cfg.value.gamma, num=1)
         try:
             restored_transforms(shown, state)
             record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)

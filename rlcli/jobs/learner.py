@@ -119,7 +119,7 @@ class Learner:
         None if the run was asked to stop meanwhile.
         """
         with random_streams.kept():  # an evaluation that is cut short must not move them
-            env = build_env(self.cfg.env, num=episodes, scale_rewards=False)
+            env = build_env(self.cfg.env, gamma=self.cfg.value.gamma, num=episodes)
             copy_transforms(self.env, env)
             try:
                 found = evaluate(env, self.policy.actor, stop=lambda: self.stop.requested)

@@ -96,7 +96,7 @@ def evaluate(
     longest: int = LONGEST,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Play one episode in every lane of `env`.
+    """Play one episode in every lane of `env`; returns are of the env's own rewards, before any transform.
 
     Parameters
     ----------
@@ -126,7 +126,8 @@ def evaluate(
             return None
         with one_thread():
             batch = collector.rollout(min(STEPS_A_BATCH, longest - collector.frames // lanes))
-        reward = batch.get(REWARD).numpy()[..., 0].astype(np.float64)  # [N, T]
+        raw = collector.raw_reward  # the env's own: what transforms make of rewards is for learning
+        reward = (batch.get(REWARD).numpy() if raw is None else raw)[..., 0].astype(np.float64)  # [N, T]
         done = batch.get(DONE).numpy()[..., 0]
         before = np.cumsum(done, 1) - done  # ends before this step; the first episode's steps have none
         first = playing[:, None] & (before == 0)

@@ -65,7 +65,8 @@ class Transform(nn.Module):
     in_keys : sequence of keys
         What is read, by root name: `"reward"` is `("next", "reward")` in a batch.
     out_keys : sequence of keys, optional
-        What is written, one for each of `in_keys`; the same keys by default.
+        What is written, one for each of `in_keys`; the same keys by default. With `"reward"` among them it changes
+        rewards: reported returns are then those of the env, before any transform.
     """
 
     has_batch_pass = False  # whether `batch_pass` exists
@@ -107,6 +108,21 @@ class Transform(nn.Module):
 
     def check_later(self, later: Sequence[Transform]) -> None:
         """Refuse transforms that an env applies after this one and that would make what it wrote wrong."""
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Use what a transform of this kind has learned in other envs, without learning on: for an evaluation.
+
+        By default parameters and buffers. What `get_extra_state` gives, the state of those envs (step counts, sums),
+        stays behind: a transform that keeps what it has learned there overrides this.
+
+        Parameters
+        ----------
+        state : mapping
+            The other transform's `state_dict()`.
+        """
+        own = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
+        if own:
+            self.load_state_dict(own, strict=False)
 
     def transform_fake_tensordict(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The layout `[*B]` of a step, `next` included, after this transform; changed in place."""

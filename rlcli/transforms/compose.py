@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from rlcli.transforms.base import Transform
+
+
+def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
+    """Transforms under the names that their states are saved by: the class, and a number from its second one on."""
+    found: dict[str, Transform] = {}
+    counts: Counter[str] = Counter()
+    for transform in transforms:
+        kind = type(transform).__name__
+        counts[kind] += 1
+        found[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = transform
+    return found
+
+
+def saved_by_name(saved: Mapping[str, Any] | Sequence[Any], transforms: Iterable[Transform]) -> Mapping[str, Any]:
+    """Saved states by name; older checkpoints hold a list of them, in the order of `transforms`."""
+    return saved if isinstance(saved, Mapping) else dict(zip(by_name(transforms), saved, strict=False))
 
 
 class Compose(Transform):

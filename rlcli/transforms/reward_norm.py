@@ -41,6 +41,11 @@ class RewardNorm(Transform):
         self.frozen = frozen
         return self
 
+    def adopt(self, state):
+        self.load_state_dict(state)
+        self.returns = Carry(np.float64)  # of the other envs
+        self.freeze()
+
     def _step(self, tensordict, next_tensordict):
         reward = self._need(next_tensordict, "reward")
         if not self.frozen:

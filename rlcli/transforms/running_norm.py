@@ -52,6 +52,10 @@ class RunningNorm(Transform):
         self.frozen = frozen
         return self
 
+    def adopt(self, state):
+        self.load_state_dict(state)
+        self.freeze()
+
     def refresh(self) -> None:
         """Scale by everything counted so far from now on."""
         for tally in self.tallies:
