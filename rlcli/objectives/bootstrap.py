@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
-from rlcli.objectives.loss import Loss, one_of
+from rlcli.objectives.arguments import one_of
+from rlcli.objectives.loss import Loss
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.reduction import MASK_KEYS, reduce
 from rlcli.objectives.targets import Pair

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
+from rlcli.objectives.arguments import one_of
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
@@ -85,12 +85,6 @@ class Loss(KeyedModule, ABC):
         if x is None:
             raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))
         return x
-
-
-def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
-    """Refuse a word that is not among those allowed."""
-    if given not in allowed:
-        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
 
 
 def _remedy(key: Key) -> str:

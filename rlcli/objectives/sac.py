@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -23,6 +22,7 @@ from rlcli.modules.distributions.family import Params
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
 from rlcli.objectives.density import Density
+from rlcli.objectives.frozen import frozen
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.lowered import Columns, Lowered
 from rlcli.objectives.targets import Pair, target_of
@@ -137,7 +137,7 @@ class SACLoss(BootstrappedLoss):
         values = self._values(self.critics, columns, batch_dims)
         error = sum(value_error(q, target, self.loss_function) for q in values)
         action, log_prob = self._draw(columns, batch_dims)
-        with _frozen(self.qvalue_network):  # the action gets a gradient through the critics, their weights none
+        with frozen(self.qvalue_network.parameters()):  # the action gets a gradient through the critics
             drawn = self._values(self.critics, {**columns, self.tensor_keys.action: action}, batch_dims)
         least = torch.stack(drawn).amin(0)
         entropy = -log_prob.detach()
@@ -190,18 +190,6 @@ def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple
         return family.rsample_and_log_prob(params, generator)
     action = family.rsample(params, generator)
     return action, family.log_prob(params, action)
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    trained = [p for p in module.parameters() if p.requires_grad]
-    for p in trained:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in trained:
-            p.requires_grad_(True)
 
 
 def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count: int) -> list[TensorDictModuleBase]:

@@ -64,7 +64,7 @@ def test_an_outer_autocast_still_has_gradients():
 
 def test_gradients_flow_where_they_are_asked_for():
     net = critic()
-    estimated(torch.bfloat16, net, differentiable=True)["value_target"].sum().backward()
+    estimated(torch.bfloat16, net, differentiable=True, network_gradient=True)["value_target"].sum().backward()
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in net.parameters())
 
 

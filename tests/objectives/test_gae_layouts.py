@@ -1,5 +1,7 @@
 """GAE over the ways a batch may keep its next observation, and around masks, seams, chunks and keys."""
 
+from functools import partial
+
 import pytest
 import torch
 from actor_critic_batches import OBS, as_exact, make_actor, make_critic, rollout
@@ -9,7 +11,7 @@ from torch import nn
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.objectives.value import GAE
+from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 
 WRITTEN = ("advantage", "value_target", "state_value")
 
@@ -212,9 +214,43 @@ def test_a_critic_of_several_nested_observations():
 def test_gradients_reach_the_critic_only_when_asked_for():
     critic = make_critic()
     assert not gae(critic)(rollout(make_actor()))["advantage"].requires_grad
-    out = gae(critic, differentiable=True)(rollout(make_actor()))
+    out = gae(critic, differentiable=True, network_gradient=True)(rollout(make_actor()))
     out["value_target"].sum().backward()
     assert all(p.grad is not None for p in critic.parameters())
+    with pytest.raises(ArgumentError, match="network_gradient=True needs differentiable=True"):
+        gae(critic, network_gradient=True)
+
+
+STORED = {
+    "gae": partial(GAE, gamma=0.9, lmbda=0.8),
+    "td0": partial(TD0Estimator, gamma=0.9),
+    "td1": partial(TD1Estimator, gamma=0.9),
+    "td_lambda": partial(TDLambdaEstimator, gamma=0.9, lmbda=0.8),
+    "vtrace": partial(VTrace, gamma=0.9),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_without_a_network_the_values_of_the_batch_are_used_and_kept(kind):
+    actor, critic = make_actor(), make_critic()
+    options = {"actor_network": actor} if kind == "vtrace" else {}
+    td = rollout(actor)
+    full = STORED[kind](value_network=critic, **options)(td.copy())
+    for step in (td, td["next"]):
+        step["state_value"] = critic(step.copy())["state_value"].detach()
+    estimator = STORED[kind](value_network=None, **options)
+    assert {"state_value", ("next", "state_value")} <= set(estimator.in_keys)
+    out = estimator(td.copy())
+    for key in WRITTEN:
+        torch.testing.assert_close(out[key], full[key])
+    assert torch.equal(out["next", "state_value"], td["next", "state_value"])
+    for lost in ("state_value", ("next", "state_value")):
+        with pytest.raises(MissingKeyError, match=r"no (next\.)?state_value.*no value network"):
+            estimator(td.exclude(lost))
+    none = STORED[kind](value_network=None, zero_values=True, **options)(td.copy())
+    assert not none["state_value"].any() and not torch.equal(none["advantage"], out["advantage"])
+    with pytest.raises(ArgumentError, match="excludes a value_network"):
+        STORED[kind](value_network=critic, zero_values=True, **options)
 
 
 def test_existing_values_are_used_on_request():

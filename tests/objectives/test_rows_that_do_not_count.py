@@ -108,7 +108,7 @@ def test_gradients_of_estimates_too(kept, options, asks, monkeypatch):
     td = batch(None)
     td["next", "observation"][td["next", "terminated"].squeeze(-1)] = float("nan")  # of no use, whatever the mask
     td = as_exact(td) if kept == "exact" else td
-    out = GAE(gamma=0.9, lmbda=0.8, value_network=net, differentiable=True, **options)(td)
+    out = GAE(gamma=0.9, lmbda=0.8, value_network=net, differentiable=True, network_gradient=True, **options)(td)
     out["advantage"][td["mask"]].square().sum().backward()
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
@@ -124,9 +124,9 @@ def test_gradients_change_no_estimate(kept, budget):
         td["next", "done"] = torch.rand(B, T, 1, generator=g) < 0.4
         td["next", "terminated"] = td["next", "done"] & (torch.rand(B, T, 1, generator=g) < 0.5)
         td = as_exact(td) if kept == "exact" else td
+        named = {"gamma": 0.9, "lmbda": 0.8, "value_network": net, **options}
         plain, flowing = (
-            GAE(gamma=0.9, lmbda=0.8, value_network=net, differentiable=flows, **options)(td.copy())
-            for flows in (False, True)
+            GAE(differentiable=flows, network_gradient=flows, **named)(td.copy()) for flows in (False, True)
         )
         count = td["mask"] if budget is None else td["mask"] & plain["shifted_valid"]
         assert budget is None or torch.equal(plain["shifted_valid"], flowing["shifted_valid"])
@@ -163,4 +163,4 @@ def test_an_estimate_replaces_what_an_earlier_one_said_of_its_rows():
 def test_sums_of_rewards_keep_the_precision_of_the_rewards():
     td = batch(None, spoil=False).exclude("mask")
     td["next", "reward"] = td["next", "reward"].double()
-    assert TD1Estimator(gamma=1.0, value_network=None)(td)["value_target"].dtype is torch.float64
+    assert TD1Estimator(gamma=1.0, value_network=None, zero_values=True)(td)["value_target"].dtype is torch.float64

@@ -98,3 +98,32 @@ def test_target_parameters_value_the_next_observations_alone():
     )
     assert torch.allclose(out["value_target"], expected, atol=1e-6)
     assert torch.allclose(out["state_value"], critic(td.clone())["state_value"])
+
+
+@pytest.mark.parametrize("kind", ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator"])
+def test_gradients_pass_rewards_and_observations_and_leave_the_network_alone(kind):
+    options = {"gamma": 0.97, "differentiable": True}
+    options |= {"lmbda": 0.9} if kind in ("GAE", "TDLambdaEstimator") else {}
+    found = []
+    for library in (value, upstream):
+        critic, td = make_critic(), rollout(make_actor(), (4, 25))
+        reads = [td[key].requires_grad_() for key in ("observation", ("next", "observation"), ("next", "reward"))]
+        out = getattr(library, kind)(value_network=critic, **options)(td)
+        (out["advantage"] ** 2).sum().backward()
+        assert all(p.grad is None and p.requires_grad for p in critic.parameters())
+        found.append([torch.zeros_like(x) if x.grad is None else x.grad for x in reads])
+    (observation, following, reward), theirs = found
+    assert not following.any() and not theirs[1].any()
+    assert close(observation, theirs[0], 1e-5) and close(reward, theirs[2], 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["GAE", "TD0Estimator", "TD1Estimator", "TDLambdaEstimator"])
+def test_values_of_the_batch_stand_for_those_of_a_network(kind):
+    td = rollout(make_actor(), (4, 25))
+    for step in (td, td["next"]):
+        step["state_value"] = torch.randn(4, 25, 1)
+    options = {"gamma": 0.97, "value_network": None}
+    options |= {"lmbda": 0.9} if kind in ("GAE", "TDLambdaEstimator") else {}
+    a, b = getattr(value, kind)(**options)(td.clone()), getattr(upstream, kind)(**options)(td.clone())
+    for key in ("advantage", "value_target", "state_value", ("next", "state_value")):
+        assert close(a[key], b[key], 1e-5), key

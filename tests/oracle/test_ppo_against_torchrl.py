@@ -65,7 +65,7 @@ def test_effective_sample_size_and_explained_variance_agree_on_flat_batches():
     ours, theirs, td, _ = pair(ClipPPOLoss, upstream.ClipPPOLoss, "categorical")
     a, b = ours(td.reshape(-1)), theirs(td.reshape(-1))
     for key in ("ESS", "explained_variance"):
-        assert torch.allclose(a[key], b[key].squeeze(), rtol=1e-5)
+        assert torch.allclose(a[key], b[key].squeeze(), rtol=1e-5, atol=1e-6)  # one less a ratio near one
 
 
 @pytest.mark.parametrize("kind", ["categorical", "normal"])

@@ -38,7 +38,7 @@ def make_estimator(
     kind : ValueEstimators or str
         "gae", "td0", "td1", "td_lambda" or "vtrace".
     value_network : TensorDictModule, optional
-        None: every value is 0, so that targets are sums of rewards.
+        None: every value is 0, so that targets are sums of rewards (`zero_values`).
     actor_network : ProbabilisticTensorDictSequential, optional
         V-trace alone reads it.
     options : dict
@@ -54,7 +54,7 @@ def make_estimator(
     except ValueError as error:
         names = ", ".join(x.value for x in ValueEstimators)
         raise ArgumentError(f"unknown value estimator {kind!r}", fix=f"Choose one of {names}") from error
-    given = {"gamma": 0.99, "value_network": value_network, **options}
+    given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
     if kind in (ValueEstimators.GAE, ValueEstimators.TDLambda):
         given = {"lmbda": 0.95, **given}
         return GAE(**given) if kind is ValueEstimators.GAE else TDLambdaEstimator(**given)

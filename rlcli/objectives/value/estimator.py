@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
     ADVANTAGE,
@@ -32,8 +32,11 @@ from rlcli.keys import (
     TRUNCATED,
     VALUE_TARGET,
     Key,
+    show,
     under_next,
 )
+from rlcli.objectives.arguments import either
+from rlcli.objectives.frozen import frozen
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
 from rlcli.objectives.value.chunks import Chunks
@@ -41,10 +44,11 @@ from rlcli.objectives.value.compute import need_compute_dtype
 from rlcli.objectives.value.ends import ends_of
 from rlcli.objectives.value.fit import check_columns, check_features, need
 from rlcli.objectives.value.guard import check_numbers
+from rlcli.objectives.value.network import RowValues
 from rlcli.objectives.value.normaliser import PopArt, ValueNorm
 from rlcli.objectives.value.parts import Ends, Read, Values
 from rlcli.objectives.value.rates import need_rate
-from rlcli.objectives.value.recurrent import values_of
+from rlcli.objectives.value.recurrent import SequenceValues, values_of
 from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget, refuse_what_one_call_cannot
 from rlcli.objectives.value.successors import evaluate
 
@@ -58,7 +62,9 @@ class ValueEstimator(KeyedModule, ABC):
         Discount; a tensor that broadcasts to the reward gives one for every step.
     value_network : TensorDictModule, optional
         Any in_keys, nested too. Its value key is `state_value`, or else its last out_key. A recurrent one is called on
-        sequences (`SequenceValues`). None: every value is 0, so that targets are sums of rewards.
+        sequences (`SequenceValues`). None: the batch holds the values, at the root and under `next`.
+    zero_values : bool
+        Every value is 0, so that targets are sums of rewards; only without a network.
     shifted : bool
         One pass of the network over the rows of a batch with the next observations of their ends inserted. A row
         that has no room for all drops its last steps: `shifted_valid` tells which count.
@@ -69,7 +75,10 @@ class ValueEstimator(KeyedModule, ABC):
     average_rewards : bool
         Standardise the rewards of the batch before anything else (over the same rows).
     differentiable : bool
-        Let gradients flow from advantage and target to the network.
+        Let gradients flow from advantage and target to rewards and observations. The values of next observations have
+        none, and the network's parameters learn nothing by them, as upstream has it.
+    network_gradient : bool
+        With `differentiable`: let them flow to the network's parameters and to next observations as well.
     skip_existing : bool, optional
         Use the values that the batch already holds (root and `next`) instead of calling the network.
     time_dim : int, optional
@@ -104,11 +113,13 @@ class ValueEstimator(KeyedModule, ABC):
         *,
         gamma: Rate,
         value_network: TensorDictModuleBase | None,
+        zero_values: bool = False,
         shifted: bool = False,
         shifted_budget: int = 1,
         average: bool = False,
         average_rewards: bool = False,
         differentiable: bool = False,
+        network_gradient: bool = False,
         skip_existing: bool | None = None,
         time_dim: int | None = None,
         num_chunks: int | None = None,
@@ -120,8 +131,6 @@ class ValueEstimator(KeyedModule, ABC):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if num_chunks is not None and num_chunk is not None:
-            raise ArgumentError("num_chunk is another name of num_chunks", fix="Give one of them")
         if backend not in BACKENDS:
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         if differentiable and isinstance(value_norm, PopArt):
@@ -130,19 +139,23 @@ class ValueEstimator(KeyedModule, ABC):
                 why="it rescales the network that a gradient would still have to pass",
                 fix="Use ValueNorm.",
             )
+        if network_gradient and not differentiable:
+            raise ArgumentError("network_gradient=True needs differentiable=True", why="no gradient flows without it")
+        if zero_values and value_network is not None:
+            raise ArgumentError("zero_values=True excludes a value_network", why="its values would not be used")
         if shifted and two_calls:
             raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
-        self.value_network = value_network
+        self.value_network, self.zero_values = value_network, zero_values
         dtype = need_compute_dtype(compute_dtype)
         self._net = None if value_network is None else values_of(value_network, dtype)
         if self._net is not None:
             self.tensor_keys.value = self._net.key
         self.shifted, self.shifted_budget = shifted, need_budget(shifted_budget)
         self.average, self.average_rewards = average, average_rewards
-        self.differentiable, self.two_calls = differentiable, two_calls
+        self.differentiable, self.network_gradient, self.two_calls = differentiable, network_gradient, two_calls
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend
-        self.chunks = Chunks(num_chunk if num_chunks is None else num_chunks, value_chunk_size)
+        self.chunks = Chunks(either("num_chunks", num_chunks, "num_chunk", num_chunk), value_chunk_size)
         self.value_norm = value_norm
         self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
@@ -151,7 +164,9 @@ class ValueEstimator(KeyedModule, ABC):
     @property
     def in_keys(self) -> list[Key]:
         """What a full batch must hold; `compact` and `exact` ones store less under `next`."""
-        own, k = [] if self._net is None else self._net.in_keys, self.tensor_keys
+        k = self.tensor_keys
+        stored = [] if self.zero_values else [k.value]
+        own = stored if self._net is None else self._net.in_keys
         return [*own, k.reward, k.done, k.terminated, *(under_next(key) for key in own)]
 
     @property
@@ -271,7 +286,9 @@ class ValueEstimator(KeyedModule, ABC):
         )
 
     def _using(self, params: TensorDictBase | None) -> AbstractContextManager[Any]:
-        return nullcontext() if params is None or self.value_network is None else params.to_module(self.value_network)
+        if params is None or self.value_network is None:
+            return nullcontext()
+        return (params if self.network_gradient else params.detach()).to_module(self.value_network)
 
     def _time(self, td: TensorDictBase) -> int:
         if self.time_dim is not None:
@@ -282,20 +299,43 @@ class ValueEstimator(KeyedModule, ABC):
         return names.index("time") if "time" in names else td.ndim - 1
 
     def _values(self, td: TensorDictBase, ends: Ends, time: int, target_params: TensorDictBase | None) -> Values:
-        key, chunk_rows = self.tensor_keys.value, self.chunks.rows(td.shape)
-        if self.skip_existing:
+        key = self.tensor_keys.value
+        if self.zero_values:
+            reward = need(td, self.tensor_keys.reward)
+            nothing = torch.zeros_like(reward if reward.is_floating_point() else reward.to(torch.get_default_dtype()))
+            return Values(nothing, nothing, None)
+        if self.skip_existing or self._net is None:
             value, next_value = td.get(key, None), td.get(under_next(key), None)
             if value is not None and next_value is not None:
                 return Values(value, next_value, None)
         if self._net is None:
-            reward = need(td, self.tensor_keys.reward)
-            nothing = torch.zeros_like(reward if reward.is_floating_point() else reward.to(torch.get_default_dtype()))
-            return Values(nothing, nothing, None)
+            raise MissingKeyError(
+                f"the batch has no {show(key if value is None else under_next(key))}",
+                where=type(self).__name__,
+                why="there is no value network to write it",
+                fix="Give value_network, or zero_values=True for sums of rewards.",
+            )
+        if not torch.is_grad_enabled() or self.network_gradient:
+            return self._evaluated(self._net, td, ends, time, target_params)
+        assert self.value_network is not None
+        with frozen(self.value_network.parameters()):
+            values = self._evaluated(self._net, td, ends, time, target_params)
+        return values._replace(next_value=values.next_value.detach())
+
+    def _evaluated(
+        self,
+        net: RowValues | SequenceValues,
+        td: TensorDictBase,
+        ends: Ends,
+        time: int,
+        target_params: TensorDictBase | None,
+    ) -> Values:
+        chunk_rows = self.chunks.rows(td.shape)
         if self.shifted:
             refuse_what_one_call_cannot(td, target_params)
-            return evaluate_shifted(td, self._net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
-        target = None if target_params is None else self._net.with_parameters(target_params)
-        return evaluate(td, self._net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
+            return evaluate_shifted(td, net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+        target = None if target_params is None else net.with_parameters(target_params)
+        return evaluate(td, net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
 
     def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
         keys = [] if self._net is None else self._net.in_keys

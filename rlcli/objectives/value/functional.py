@@ -132,7 +132,7 @@ def td1_return_estimate(
 ) -> Tensor:
     """The whole rest of a trajectory: `G_t = r_t + gamma_t G_{t+1}`, with `V'` in place of `G` where it is cut.
 
-    `rolling_gamma=False`, the discount of a step for all that follows it, is refused: it is not a recursion.
+    `rolling_gamma=False` is refused as in `td_lambda_return_estimate`.
     """
     return td_lambda_return_estimate(
         gamma, 1.0, next_state_value, reward, done, terminated, rolling_gamma, time_dim=time_dim, backend=backend
@@ -169,7 +169,12 @@ def td_lambda_return_estimate(
     time_dim: int = -2,
     backend: str = "auto",
 ) -> Tensor:
-    """`G_t = r_t + gamma ((1 - lmbda) V'_t + lmbda G_{t+1})` (Sutton and Barto 2018, eq. 12.20), `V'` where cut."""
+    """`G_t = r_t + gamma ((1 - lmbda) V'_t + lmbda G_{t+1})` (Sutton and Barto 2018, eq. 12.20), `V'` where cut.
+
+    `rolling_gamma` is True or None: the discount of a step is that step's own. False, one step's discount for all that
+    follows it (upstream's other choice, which differs only where `gamma` is a tensor), is refused: a return would then
+    not be made of the next one, so that the cost would grow with the square of the number of steps.
+    """
     if rolling_gamma is False:
         raise ArgumentError(
             "rolling_gamma=False is not available",

@@ -22,8 +22,8 @@ class GAE(ValueEstimator):
     ----------
     gamma, lmbda : float or Tensor
         Discount and decay; a tensor that broadcasts to the reward gives one for every step.
-    value_network : TensorDictModule
-        See `ValueEstimator`, which also documents the other options.
+    value_network : TensorDictModule, optional
+        None: the batch holds the values. See `ValueEstimator`, which also documents the other options.
     average_gae : bool
         Standardise the advantages of the batch (over the rows that a mask lets through).
     """
