@@ -8,7 +8,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, RlcliError, told
-from rlcli.keys import SAMPLE_LOG_PROB, Key, show, unravel
+from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, Key, show, unravel
 from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.stages import Stage, take_apart
@@ -97,6 +97,12 @@ class Density:
             shape = torch.Size([self.mc_samples])
             sample = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
             return -dist.log_prob(sample).mean(0)
+
+
+def also_called(key: Key) -> tuple[Key, ...]:
+    """The other name under which a batch may hold the log-probability that is looked for under `key`."""
+    names = (SAMPLE_LOG_PROB, ACTION_LOG_PROB)
+    return tuple(name for name in names if name != key) if key in names else ()
 
 
 def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:

@@ -8,6 +8,7 @@ Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimize
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from tensordict import TensorDict, TensorDictBase
@@ -16,8 +17,10 @@ from torch import Tensor, no_grad
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key
+from rlcli.objectives.arguments import either, one_of
 from rlcli.objectives.density import Density
-from rlcli.objectives.loss import Loss, Terms, one_of
+from rlcli.objectives.frozen import frozen, shared_parameters
+from rlcli.objectives.loss import Loss, Terms
 from rlcli.objectives.lowered import Columns, Lowered, value_key
 from rlcli.objectives.reduction import MASK_KEYS, reduce, standardise
 from rlcli.objectives.value.choice import ValueEstimators, make_estimator
@@ -31,9 +34,9 @@ class PolicyGradientLoss(Loss):
     Parameters
     ----------
     actor_network : ProbabilisticTensorDictSequential
-        Gives the action distribution.
+        Gives the action distribution. `actor` is another name.
     critic_network : TensorDictModule, optional
-        Writes `state_value`. A stage that it shares with the actor is run once.
+        Writes `state_value`. A stage that it shares with the actor is run once. `critic` is another name.
     entropy_bonus : bool
         Add `loss_entropy`.
     samples_mc_entropy : int
@@ -47,7 +50,8 @@ class PolicyGradientLoss(Loss):
     clip_value : float, optional
         Limit of a value's move away from the old one.
     separate_losses : bool
-        Keep the critic's gradient out of shared stages.
+        Keep the critic's gradient out of every parameter that the actor has too, and out of what the actor's stages
+        wrote.
     reduction : {"mean", "sum", "none"}
         Of the loss terms, over the rows that masks let through.
     log_explained_variance : bool
@@ -71,9 +75,11 @@ class PolicyGradientLoss(Loss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModuleBase | None = None,
         *,
+        actor: ProbabilisticTensorDictSequential | None = None,
+        critic: TensorDictModuleBase | None = None,
         entropy_bonus: bool = True,
         samples_mc_entropy: int = 1,
         entropy_coeff: float = 0.01,
@@ -87,6 +93,10 @@ class PolicyGradientLoss(Loss):
     ) -> None:
         super().__init__(reduction)
         one_of("loss_critic_type", loss_critic_type, DISTANCES)
+        actor_network = either("actor_network", actor_network, "actor", actor)
+        critic_network = either("critic_network", critic_network, "critic", critic)
+        if actor_network is None:
+            raise ArgumentError("a policy-gradient loss needs an actor", fix="Give it as actor_network.")
         self.actor_network, self.critic_network = actor_network, critic_network
         self.entropy_bonus, self.entropy_coeff = entropy_bonus, entropy_coeff
         self.critic_coeff = critic_coeff if critic_network is not None else None
@@ -199,9 +209,12 @@ class PolicyGradientLoss(Loss):
 
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
+        taught: AbstractContextManager[None] = nullcontext()
         if self.separate_losses:
             values = {k: x.detach() for k, x in values.items()}
-        out = self.critic(values, like.ndim, skip=self.density.stages)
+            taught = frozen(shared_parameters(self.density.actor, self.critic.module))
+        with taught:
+            out = self.critic(values, like.ndim, skip=self.density.stages)
         value = per_row(self.need(out, self.tensor_keys.value), like, "state_value")
         target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
         terms: Terms = {}

@@ -29,7 +29,7 @@ class ReinforceLoss(PolicyGradientLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModuleBase | None = None,
         *,
         entropy_bonus: bool = False,

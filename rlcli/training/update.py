@@ -144,7 +144,7 @@ class Update:
     def columns(self, batch: TensorDictBase) -> Minibatch:
         """What the loss reads, `[N, ...]` over all batch dims, of the rows that masks let through."""
         columns: Minibatch = {}
-        for key in (*self.loss.in_keys, *MASK_KEYS):
+        for key in (*self.loss.in_keys, *self.loss.optional_keys):
             x = batch.get(key, None)
             if x is not None:
                 columns[key] = x.detach().reshape(-1, *x.shape[batch.ndim :])

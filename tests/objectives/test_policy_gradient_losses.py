@@ -3,10 +3,13 @@
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, ValueEstimators
-from rlcli.objectives.value import GAE, TD1Estimator
+from rlcli.objectives.value import GAE, TD1Estimator, VTrace
 
 LOSSES = {"ppo": ClipPPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
 
@@ -50,7 +53,8 @@ def test_reinforce_without_a_baseline_weighs_actions_by_their_returns():
     loss.make_value_estimator(gamma=0.9)
     assert "value_target" not in loss.in_keys and loss.out_keys == ["loss_actor"]
     out = loss(td)
-    returns = TD1Estimator(gamma=0.9, value_network=None)(rollout(actor, (4, 15)))["advantage"].squeeze(-1)
+    sums = TD1Estimator(gamma=0.9, value_network=None, zero_values=True)
+    returns = sums(rollout(actor, (4, 15)))["advantage"].squeeze(-1)
     expected = -(actor.get_dist(td).log_prob(td["action"]) * returns).mean()
     torch.testing.assert_close(out["loss_actor"], expected)
     reward, done = td["next", "reward"].squeeze(-1), td["next", "done"].squeeze(-1)
@@ -72,6 +76,79 @@ def test_a_loss_completes_a_batch_with_the_estimator_it_was_told(kind):
     assert len(names) == len(set(names)) == len([*actor.parameters(), *critic.parameters()])
     expected = made(rollout(actor))
     torch.testing.assert_close(dict(A2CLoss(actor, critic)(expected).items()), dict(loss(rollout(actor)).items()))
+
+
+BOTH_NAMES = [
+    lambda a, c: {"actor_network": a, "critic_network": c},
+    lambda a, c: {"actor": a, "critic": c},
+    lambda a, c: {"actor_network": a, "critic": c},
+]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_networks_have_two_names(kind):
+    actor, critic = make_actor(), make_critic()
+    td = ready(actor, critic)
+    expected = dict(LOSSES[kind](actor, critic)(td).items())
+    for names in BOTH_NAMES:
+        torch.testing.assert_close(dict(LOSSES[kind](**names(actor, critic))(td).items()), expected, rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=r"actor is another name of actor_network\. Give one of them"):
+        LOSSES[kind](actor, critic, actor=actor)
+    with pytest.raises(ArgumentError, match="critic is another name of critic_network"):
+        LOSSES[kind](actor, critic, critic=critic)
+    with pytest.raises(ArgumentError, match="needs an actor"):
+        LOSSES[kind](critic=critic)
+
+
+class Trunk(nn.Sequential):
+    """Written anew by each network that holds it: nothing but its parameters is the same."""
+
+
+@pytest.mark.parametrize("general", [False, True], ids=["on tensors", "on tensordicts"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_separate_losses_keep_the_critic_out_of_shared_parameters_wherever_they_are_held(kind, general):
+    trunk = Trunk(nn.Linear(4, 8), nn.Tanh())
+    actor_net = TensorDictModule(nn.Sequential(trunk, nn.Linear(8, 3)), ["observation"], ["logits"])
+    actor = ProbabilisticActor(actor_net, ["logits"], distribution_class=Categorical, return_log_prob=True)
+    critic = ValueOperator(nn.Sequential(trunk, nn.Linear(8, 1)))
+    td = ready(actor, critic)
+    loss = LOSSES[kind](actor, critic, separate_losses=True)
+    if general and kind != "kl":  # that one needs a family
+        loss.density.family, loss.density.stages, loss.critic.stages = None, (), None
+    out = loss(td)
+    out[loss.critic_term].backward(retain_graph=True)
+    assert trunk[0].weight.grad is None and critic.module[1].weight.grad.any()
+    out[loss.actor_term].backward()
+    assert trunk[0].weight.grad.any() and trunk[0].weight.requires_grad
+    joint = LOSSES[kind](actor, critic)(td)
+    torch.testing.assert_close(joint[loss.critic_term], out[loss.critic_term])
+    assert torch.autograd.grad(joint[loss.critic_term], trunk[0].weight)[0].any()
+
+
+LOG_PROBS = ("sample_log_prob", "action_log_prob")
+
+
+@pytest.mark.parametrize("written", LOG_PROBS)
+@pytest.mark.parametrize("kind", ["ppo", "kl", "vtrace"])
+def test_the_old_log_probability_is_read_under_either_name(kind, written):
+    actor, critic = make_actor(), make_critic()
+    td = ready(actor, critic)
+    actor = ProbabilisticActor(
+        actor.module[0], ["logits"], distribution_class=Categorical, return_log_prob=True, log_prob_key=written
+    )
+    if kind == "vtrace":
+        stage, result = VTrace(gamma=0.9, value_network=critic, actor_network=actor), "advantage"
+    else:
+        stage, result = LOSSES[kind](actor, critic), "loss_objective"
+    assert stage.tensor_keys.sample_log_prob == written
+    old = td.pop("sample_log_prob")
+    results = [stage(td.copy().set(name, old))[result] for name in LOG_PROBS]
+    assert torch.equal(*results)
+    both = td.copy().set(written, old).set(next(x for x in LOG_PROBS if x != written), torch.zeros_like(old))
+    assert torch.equal(stage(both)[result], results[0])  # that of its own name goes first
+    stage.set_keys(sample_log_prob="mine")
+    with pytest.raises(MissingKeyError, match="no mine"):
+        stage(td.set(written, old))
 
 
 def test_what_no_estimator_is_is_refused():

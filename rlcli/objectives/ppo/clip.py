@@ -34,7 +34,7 @@ class ClipPPOLoss(PPOLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModuleBase | None = None,
         *,
         clip_epsilon: float | tuple[float, float] = 0.2,

@@ -42,7 +42,7 @@ class KLPENPPOLoss(PPOLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModuleBase | None = None,
         *,
         dtarg: float = 0.01,

@@ -5,6 +5,7 @@ Reads the old log-probability as well. Reports how far the policy moved: `kl_app
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 
 from rlcli.keys import SAMPLE_LOG_PROB, Key
-from rlcli.objectives.density import log_prob_key
+from rlcli.objectives.density import also_called, log_prob_key
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
@@ -27,27 +28,37 @@ class PPOLoss(PolicyGradientLoss):
     ----------
     actor_network, critic_network, **options
         See `PolicyGradientLoss`.
+
+    Notes
+    -----
+    The old log-probability is where the actor writes it (its `log_prob_key`). A batch that has it under the other of
+    the two names in use, `sample_log_prob` and `action_log_prob`, is read all the same.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {**PolicyGradientLoss.default_keys, "sample_log_prob": SAMPLE_LOG_PROB}
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModuleBase | None = None,
         **options: Any,
     ) -> None:
         super().__init__(actor_network, critic_network, **options)
-        self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
+        self.tensor_keys.sample_log_prob = log_prob_key(self.actor_network)
 
     @property
     def extra_keys(self) -> list[Key]:
         return [self.tensor_keys.sample_log_prob]
 
+    @property
+    def optional_keys(self) -> Sequence[Key]:
+        return [*super().optional_keys, *also_called(self.tensor_keys.sample_log_prob)]
+
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
     ) -> Terms:
-        old = self.need(columns, self.tensor_keys.sample_log_prob)
+        key = self.tensor_keys.sample_log_prob
+        old = self.need(columns, next((k for k in (key, *also_called(key)) if k in columns), key))
         log_ratio = log_prob - per_row(old, log_prob, "sample_log_prob")
         terms = self.surrogate(log_ratio, advantage, mask)
         with torch.no_grad():

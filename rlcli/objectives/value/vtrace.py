@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, SAMPLE_LOG_PROB, Key, show
-from rlcli.objectives.density import Density, log_prob_key
+from rlcli.objectives.density import Density, also_called, log_prob_key
 from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.fit import need
@@ -33,6 +33,10 @@ class VTrace(ValueEstimator):
         Upper limits of the importance weights; `c_thresh` at most `rho_thresh`.
     average_adv : bool
         Standardise the advantages of the batch.
+
+    Notes
+    -----
+    The log-probability of the policy that acted is read as `PPOLoss` reads it, under either of its two names.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {
@@ -78,7 +82,8 @@ class VTrace(ValueEstimator):
         k = self.tensor_keys
         with torch.no_grad():
             log_pi = self._log_prob(td)
-        log_mu, rows = need(td, k.sample_log_prob), td.shape
+        names = (k.sample_log_prob, *also_called(k.sample_log_prob))
+        log_mu, rows = need(td, next((x for x in names if td.get(x, None) is not None), names[0])), td.shape
         for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu)):
             if x.numel() != rows.numel():
                 raise ArgumentError(f"{name} is not one number a row", why=f"{tuple(x.shape)} in a batch {tuple(rows)}")
