@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.cli.job import Flags
+from rlcli.cli.loading import loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
@@ -35,7 +36,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     from rlcli.cli.runs import run_folder
 
     path = run_folder(args.path, "eval")
-    from rlcli.jobs import evaluate
+    with loading():
+        from rlcli.jobs import evaluate
 
     result = evaluate(path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video)
     if result is not None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlcli.cli.job import Flags
+from rlcli.cli.loading import loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
@@ -36,7 +37,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     from rlcli.cli.runs import run_folder
 
     path = run_folder(args.path, "inspect")
-    from rlcli.cli.api import inspect
+    with loading():
+        from rlcli.jobs.inspect import inspect
 
     found = inspect(path, trajectory=args.trajectory)
     if args.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.cli.job import Flags
+from rlcli.cli.loading import loading
 
 USAGE = """\
 usage: rlcli resume RUN [key=value ...] [--force]
@@ -31,7 +32,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     from rlcli.cli.runs import run_folder
 
     path = run_folder(args.path, "resume")
-    from rlcli.jobs import resume
+    with loading():
+        from rlcli.jobs import resume
 
     resume(path, args.overrides, force=args.force)
     return 0

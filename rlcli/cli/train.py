@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcli.cli.job import run_job
+from rlcli.cli.loading import loading
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -15,6 +16,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 def start(cfg: Any, overrides: list[str]) -> Any:
     """Train as a configuration says."""
-    from rlcli.jobs import train
+    with loading(quiet=cfg.console.kind == "off"):
+        from rlcli.jobs import train
 
     return train(cfg, overrides)
