@@ -79,7 +79,7 @@ def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
         ids = ids.reshape(lanes, steps).cpu()
         starts[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     if done is not None:
-        starts[:, 1:] |= done.reshape(lanes, steps)[:, :-1].cpu()
+        starts[:, 1:] |= done.reshape(lanes, steps)[:, :-1].bool().cpu()
     if ids is None and done is None:
         raise MissingKeyError(
             "split_trajectories needs trajectory ids or done flags", fix="Collect with track_traj_ids=True."

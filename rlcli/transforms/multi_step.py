@@ -148,7 +148,8 @@ class MultiStepTransform(Transform):
         for key, value in last.items():
             name, value = unravel(as_tuple(key)[1:]), value.to(device)
             flag = flags.get(name)  # type: ignore[arg-type]
-            nested.set(name, value if flag is None else value | flag)  # a slice that was cut here goes on being cut
+            # a slice that was cut here goes on being cut
+            nested.set(name, value if flag is None else torch.maximum(value, flag))
         for name in (DELTA, SCALE, KEPT):
             nested.pop(name, None)
         return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
@@ -222,11 +223,11 @@ def _goes_on(tensordict: TensorDictBase) -> Tensor:
     goes_on = torch.ones(shape, dtype=torch.bool, device=(ids if done is None else done).device)
     here, below = goes_on[..., :-1], (..., slice(1, None))
     if done is not None:
-        here &= ~done.reshape(shape)[..., :-1]
+        here &= ~done.reshape(shape)[..., :-1].bool()
     if ids is not None:
         here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
     if first is not None:
-        here &= ~first.reshape(shape)[below]
+        here &= ~first.reshape(shape)[below].bool()
     return goes_on
 
 

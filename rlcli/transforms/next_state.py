@@ -140,11 +140,11 @@ class NextStateReconstructor(Transform):
         if ids is not None:
             here &= ids[below] == ids[..., :-1]
         if done is not None:
-            here &= ~done[..., :-1]
+            here &= ~done[..., :-1].bool()
         if count is not None:
             here &= count[below] == count[..., :-1] + 1
         if first is not None:
-            here &= ~first.reshape(tensordict.shape)[below]
+            here &= ~first.reshape(tensordict.shape)[below].bool()
         goes_on[..., -1:] = False
         return goes_on
 

@@ -173,14 +173,87 @@ def test_flags_that_are_not_stored_are_made_up_from_those_that_are(flags, termin
 
 
 def test_marks_in_one_compiled_pass_are_those_of_plain_indexing(monkeypatch):
-    from rlcli.data.samplers.slice_marks import SliceMarks
+    from rlcli.data.samplers import slice_marks
 
     def marked():
         return filled(SliceSampler(num_slices=40, slice_len=4, strict_length=False, seed=5), None).sample()
 
     fast = marked()
-    monkeypatch.setattr(SliceMarks, "_compiled", lambda *_: False)
+    monkeypatch.setattr(slice_marks, "_compiled", lambda *_: False)
     assert (fast == marked()).all()
+
+
+DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float32, torch.bfloat16)
+
+
+def marked_plainly(sample, lengths, padded):
+    """Marks of slices in plain Python, from rows as they are stored; lists of 0 and 1, a row each."""
+    rows = {key: sample["next"].get(key, None) for key in ("done", "terminated", "truncated")}
+    rows = {key: None if flag is None else [int(any(x)) for x in flag.reshape(len(sample), -1).tolist()]
+            for key, flag in rows.items()}  # fmt: skip
+    rows["is_init"] = [int(x) for x in sample["is_init"].flatten().tolist()] if "is_init" in sample else None
+    done, terminated, truncated, init = (rows[key] for key in ("done", "terminated", "truncated", "is_init"))
+    known = terminated if terminated is not None else done
+    ended = [0] * len(sample) if known is None else list(known)
+    if terminated is None and done is not None and truncated is not None:
+        ended = [int(d and not t) for d, t in zip(done, truncated, strict=True)]
+    out = {key: list(flag or [0] * len(sample)) for key, flag in rows.items() if flag or key != "terminated"}
+    at = 0
+    for n in lengths:
+        out["is_init"][at] = out["done"][at + n - 1] = 1
+        out["truncated"][at + n - 1] |= 1 - ended[at + n - 1]
+        for flag in out.values():
+            flag[at + n : at + max(n, padded)] = [0] * max(0, padded - n)
+        at += max(n, padded)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("padded", [0, 4])
+def test_flags_of_any_dtype_and_shape_are_marked_alike(shape, padded):
+    rng = np.random.default_rng(0)
+    for trial in range(60):
+        held = [key for key in ("done", "terminated", "truncated") if rng.random() < 0.7]
+        stored = episodes(LENGTHS, flags=(), ids=True)
+        ends = episodes(LENGTHS)["next", "done"]
+        kinds = {"terminated": ends & torch.from_numpy(rng.random((30, 1)) < 0.5)}
+        kinds |= {"done": ends, "truncated": ends & ~kinds["terminated"]}
+        for key in held:
+            dtype = DTYPES[rng.integers(len(DTYPES))]
+            stored["next", key] = kinds[key].to(dtype).reshape(30, *shape)
+        if rng.random() < 0.5:
+            init = torch.from_numpy(rng.random(30) < 0.2)
+            stored["is_init"] = init.to(DTYPES[rng.integers(len(DTYPES))]).reshape(30, *shape)
+        sampler = SliceSampler(num_slices=20, slice_len=4, strict_length=False, pad_output=bool(padded), seed=trial)
+        rb = filled(sampler, None, batch=stored)
+        sample = rb.sample()
+        before = rb[sample["index"]]
+        starts = [0, *(np.flatnonzero(np.diff(sample["index"].numpy()) != 1) + 1)]
+        lengths = np.diff([*starts, len(sample)]).tolist()
+        if padded:
+            lengths = sample["collector", "mask"].reshape(-1, padded).sum(1).tolist()
+        elif len(lengths) != 20:
+            continue  # two slices that happen to follow each other: where they meet cannot be told
+        for key, flag in marked_plainly(before, lengths, padded).items():
+            ours = sample["is_init"] if key == "is_init" else sample["next", key]
+            assert [int(x) for x in ours.flatten().tolist()] == flag, (key, held, trial)
+            given = before.get(key if key == "is_init" else ("next", key), None)
+            assert ours.dtype is (torch.bool if given is None else given.dtype)
+            assert ours.shape == (len(sample), *(shape if held or given is not None else (1,)))
+        assert ("next", "terminated") in sample.keys(True) or "terminated" not in held
+
+
+def test_many_values_a_row_are_marked_one_by_one():
+    batch = episodes([6], flags=("done",))
+    batch["next", "terminated"] = torch.zeros(6, 2, dtype=torch.bool)
+    batch["next", "terminated"][5, 0] = True
+    batch["next", "truncated"] = torch.zeros(6, 2, dtype=torch.bool)
+    sample = filled(SliceSampler(num_slices=1, slice_len=6), None, batch=batch).sample()
+    assert sample["next", "truncated"][5].tolist() == [False, True] and not sample["next", "truncated"][:5].any()
+    one = batch.exclude(("next", "truncated"))
+    one["next", "truncated"] = torch.zeros(6, 1, dtype=torch.bool)
+    sample = filled(SliceSampler(num_slices=1, slice_len=6), None, batch=one).sample()
+    assert sample["next", "truncated"].flatten().tolist() == [False] * 5 + [True]
 
 
 def test_flags_stay_as_stored_without_a_truncated_key():
@@ -201,7 +274,9 @@ def test_padding_repeats_the_last_row_and_masks_it():
         slices_of(slice_[:n], [n])
         assert (slice_["observation"][n:] == slice_["observation"][n - 1]).all()
         assert slice_["is_init"].squeeze(1).tolist() == [True, False, False, False]
-        assert slice_["next", "done"].squeeze(1).tolist() == [False] * (n - 1) + [True] * (5 - n)
+        assert slice_["next", "done"].squeeze(1).tolist() == [False] * (n - 1) + [True] + [False] * (4 - n)
+    ends = [sample["next", key].sum() for key in ("done", "terminated", "truncated")]
+    assert ends[0] == 50 == ends[1] + ends[2]  # one end a slice can be counted
 
 
 def test_one_draw_of_slices_without_replacement_shows_no_row_twice():

@@ -83,6 +83,13 @@ def test_every_layout_holds_what_was_cut_by_hand(drawn):
                 assert torch.equal(got, rows[key])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_done_flags_of_any_dtype_cut(dtype):
+    batch = lanes_of([[0, 0, 0, 1]], [[False, True, False, False]])
+    batch[DONE] = batch[DONE].to(dtype)
+    assert split_trajectories(batch)["mask"].sum(-1).tolist() == [2, 1, 1]
+
+
 @pytest.mark.parametrize("layout", [True, *LAYOUTS])
 def test_a_nested_batch_padded_is_the_padded_batch(layout):
     batch = lanes_of([[0, 0, 0, 1], [1, 1, 2, 2]], [[False, True, False, False], [False] * 4])

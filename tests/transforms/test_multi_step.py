@@ -100,6 +100,29 @@ def test_every_stored_row_gets_what_the_oracle_says(seed, n, size, ids, mode, pa
             assert sample[ORIGINAL_REWARD][i].item() == pytest.approx(rows[first]["reward"], rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_flags_of_any_dtype_give_the_same_steps(dtype):
+    def sampled(kind, *, buffer):
+        batch = batch_of(steps_of(30, 3), ids=False)
+        batch["is_init"] = (torch.arange(30) == 7)[:, None].to(kind)
+        for name in ("done", "terminated", "truncated"):
+            batch["next", name] = batch["next", name].to(kind)
+        if not buffer:
+            return MultiStepTransform(3, GAMMA)(batch)
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(30), sampler=SliceSampler(num_slices=9, slice_len=3, strict_length=False, seed=0),
+            transform=MultiStepTransform(3, GAMMA),
+        )  # fmt: skip
+        rb.extend(batch)
+        return rb.sample(27)
+
+    for buffer in (True, False):
+        got, want = sampled(dtype, buffer=buffer), sampled(torch.bool, buffer=buffer)
+        assert got["next", "done"].dtype is dtype
+        assert set(got.keys(True, True)) == set(want.keys(True, True))
+        assert all(torch.equal(got[key].float(), want[key].float()) for key in want.keys(True, True))
+
+
 @pytest.mark.parametrize("mode", ["full", "exact"])
 def test_lanes_are_walked_each_for_itself(mode):
     lanes = [steps_of(12, 1), steps_of(12, 2)]

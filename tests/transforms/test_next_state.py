@@ -198,6 +198,16 @@ def test_each_marker_alone_cuts(marker):
     assert got.isnan().all(-1).nonzero().squeeze(-1).tolist() == [2, 5]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_flags_of_any_dtype_cut(dtype):
+    batch = episodes([3, 4])
+    batch["is_init"] = (torch.arange(7) == 1)[:, None]
+    want = NextStateReconstructor(source="sample")(batch.copy())[NEXT_OBS]
+    batch["is_init"], batch["next", "done"] = batch["is_init"].to(dtype), batch["next", "done"].to(dtype)
+    got = NextStateReconstructor(source="sample")(batch)[NEXT_OBS]
+    assert got.isnan().any() and torch.equal(got.nan_to_num(-1), want.nan_to_num(-1))
+
+
 def test_batches_with_lanes_end_with_each_lane():
     batch = torch.stack([episodes([6], ends=False), episodes([6], ends=False)])
     got = NextStateReconstructor(source="sample")(batch)[NEXT_OBS]

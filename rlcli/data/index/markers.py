@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -21,7 +22,7 @@ class Markers:
     traj_key : key or None
         Ids, int ``[]`` or ``[1]`` a row.
     end_keys : tuple of keys
-        Flags, bool ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
+        Flags of any dtype, ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
     """
 
     traj_key: Key | None
@@ -63,16 +64,16 @@ class Markers:
         """
         ids = np.empty(0, np.int64)
         if self.traj_key is not None:
-            column = _one_a_row(self.traj_key, columns[self.traj_key], count)
-            if column.dtype.kind not in "iub":
+            column = columns[self.traj_key]
+            if column.is_floating_point() or column.is_complex():
                 raise ArgumentError(
                     "trajectory ids are whole numbers", where=show(self.traj_key), why=f"got {column.dtype}"
                 )
-            ids = column.astype(np.int64, copy=False)
+            ids = _one_a_row(self.traj_key, column, count).astype(np.int64, copy=False)
         ends = np.zeros(count, bool) if not self.end_keys else None
         for key in self.end_keys:
-            flag = _one_a_row(key, columns[key], count)
-            flag = flag if flag.dtype == bool else flag != 0
+            column = columns[key]
+            flag = _one_a_row(key, column if column.dtype is torch.bool else column != 0, count)
             ends = flag if ends is None else ends | flag
         assert ends is not None
         return ids, ends

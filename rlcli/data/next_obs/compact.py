@@ -41,7 +41,7 @@ def with_next(
     ArgumentError
         An integer observation without a fill value, or one that its dtype cannot hold.
     """
-    known = ~batch.get(DONE).squeeze(-1)
+    known = ~batch.get(DONE).reshape(batch.shape).bool()
     ids = batch.get(TRAJ_IDS, None)
     theirs = None if after is None else after.get(TRAJ_IDS, None)
     goes_on = torch.zeros_like(known[..., -1])

@@ -39,54 +39,56 @@ class SliceMarks:
     def write(self, columns: dict[Key, Tensor], draw: Draw) -> None:
         """Mark the slices of a draw in its columns, new tensors `[M, ...]`, in place."""
         assert draw.lengths is not None
-        if not draw.padded and self._compiled(columns, draw.lengths, len(draw.rows)):
-            return
-        if draw.padded:
-            starts, lasts = self._pad(columns, draw.lengths, draw.padded)
-        else:
-            stops = draw.lengths.cumsum()
-            starts, lasts = stops - draw.lengths, stops - 1
-        _put(_flag(columns, IS_INIT, len(draw.rows)), starts, True)
-        if self.truncated is not None:
-            self._cut(columns, self.truncated, lasts, len(draw.rows))
-
-    def _compiled(self, columns: dict[Key, Tensor], lengths: np.ndarray, rows: int) -> bool:
-        """Mark in one compiled pass, if all three flags are plain bytes in memory."""
+        rows = len(draw.rows)
         if self.truncated is None:
-            return False
-        terminated, truncated, done = (columns.get(key) for key in (self.terminated, self.truncated, self.done))
-        if terminated is None or truncated is None or done is None:
-            return False
-        init, shape = columns.get(IS_INIT), terminated.shape
-        for flag in (terminated, truncated, done, *(() if init is None else (init,))):
-            if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape:
-                return False
-        fresh, width = init is None, terminated.numel() // max(rows, 1)
-        if init is None:
-            init = columns[IS_INIT] = torch.empty_like(terminated)
-        at = (init.data_ptr(), terminated.data_ptr(), truncated.data_ptr(), done.data_ptr())
-        _kernels().mark(*at, width, fresh, lengths)
-        return True
-
-    def _cut(self, columns: dict[Key, Tensor], key: Key, lasts: np.ndarray, rows: int) -> None:
-        terminated = columns.get(self.terminated)
-        if terminated is None:
-            terminated = _terminated(columns.get(self.done), columns.get(key))
-        truncated = _flag(columns, key, rows)
-        if terminated is None:
-            _put(truncated, lasts, True)
+            _mark(self._flag(columns, IS_INIT, rows), None, None, None, draw, rows)
         else:
-            flags, at = _view(truncated), _at(truncated, lasts)
-            flags[at] |= ~_view(terminated)[at].reshape(flags[at].shape)
-        _put(_flag(columns, self.done, rows), lasts, True)
+            terminated = columns.get(self.terminated)
+            if terminated is None:
+                terminated = _terminated(columns.get(self.done), columns.get(self.truncated))
+            truncated, done = (self._flag(columns, key, rows) for key in (self.truncated, self.done))
+            if terminated is None:
+                terminated = torch.zeros_like(truncated)
+            if draw.padded or not _compiled(columns, terminated, truncated, done, draw.lengths, rows):
+                _mark(self._flag(columns, IS_INIT, rows), terminated, truncated, done, draw, rows)
+        if draw.padded:
+            self._pad(columns, draw.lengths, draw.padded)
 
-    def _pad(self, columns: dict[Key, Tensor], lengths: np.ndarray, padded: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts, and last real rows with their repeats, which begin nothing; writes the mask."""
-        after = np.arange(padded) - lengths[:, None]  # [slices, padded]: 0 on the first repeat
+    def _pad(self, columns: dict[Key, Tensor], lengths: np.ndarray, padded: int) -> None:
+        """Write the mask; rows that repeat the last one begin nothing and end nothing."""
+        repeats = torch.from_numpy(np.arange(padded) >= lengths[:, None]).reshape(-1)  # [slices * padded]
         device = next(iter(columns.values())).device
-        columns[COLLECTOR_MASK] = torch.from_numpy((after < 0).reshape(-1)).to(device)
-        _put(_flag(columns, IS_INIT, after.size), np.flatnonzero(after >= 0), False)
-        return np.arange(len(lengths)) * padded, np.flatnonzero(after >= -1)
+        columns[COLLECTOR_MASK] = (~repeats).to(device)
+        ends = () if self.truncated is None else (self.truncated, self.done, self.terminated)
+        for key in (IS_INIT, *ends):
+            if key in columns:
+                columns[key][repeats.to(device)] = 0
+
+    def _flag(self, columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:
+        """The flag of this key; a new one is boolean, of the shape of the end flags that are stored or `[rows, 1]`."""
+        flag = columns.get(key)
+        if flag is None:
+            stored = (columns[end] for end in (self.terminated, self.truncated, self.done) if end in columns)
+            shape = next((end.shape for end in stored), (rows, 1))
+            device = next(iter(columns.values())).device
+            flag = columns[key] = torch.zeros(shape, dtype=torch.bool, device=device)
+        return flag
+
+
+def _compiled(
+    columns: dict[Key, Tensor], terminated: Tensor, truncated: Tensor, done: Tensor, lengths: np.ndarray, rows: int
+) -> bool:
+    """Mark in one compiled pass, if all flags are booleans in memory, one like the other."""
+    init, shape = columns.get(IS_INIT), terminated.shape
+    for flag in (terminated, truncated, done, *(() if init is None else (init,))):
+        if flag.dtype is not torch.bool or not flag.is_cpu or flag.shape != shape:
+            return False
+    fresh, width = init is None, terminated.numel() // max(rows, 1)
+    if init is None:
+        init = columns[IS_INIT] = torch.empty_like(terminated)
+    at = (init.data_ptr(), terminated.data_ptr(), truncated.data_ptr(), done.data_ptr())
+    _kernels().mark(*at, width, fresh, lengths)
+    return True
 
 
 @cache
@@ -96,28 +98,31 @@ def _kernels() -> Any:
     return cpu
 
 
-def _flag(columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:
-    """The flag of this key; a new one is `[rows, 1]`."""
-    flag = columns.get(key)
-    if flag is None:
-        device = next(iter(columns.values())).device
-        flag = columns[key] = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-    return flag
+def _mark(
+    init: Tensor, terminated: Tensor | None, truncated: Tensor | None, done: Tensor | None, draw: Draw, rows: int
+) -> None:
+    """Mark by plain indexing, flags of any dtype and shape on any device."""
+    assert draw.lengths is not None
+    starts = np.arange(len(draw.lengths)) * draw.padded if draw.padded else draw.lengths.cumsum() - draw.lengths
+    init[torch.from_numpy(starts).to(init.device)] = 1
+    if terminated is None or truncated is None or done is None:
+        return
+    lasts = torch.from_numpy(starts + draw.lengths - 1).to(done.device)
+    flat = truncated.reshape(rows, -1)
+    ended = _for_each(terminated[lasts] != 0, flat.shape[1])
+    flat[lasts] = torch.where(ended, flat[lasts], torch.ones((), dtype=flat.dtype, device=flat.device))
+    done[lasts] = 1
 
 
 def _terminated(done: Tensor | None, truncated: Tensor | None) -> Tensor | None:
     """The kind of end where it was not stored: an end that is not known to be a truncation is taken for a true one."""
-    return done if done is None or truncated is None else done & ~truncated
+    if done is None or truncated is None:
+        return done
+    ended = (done != 0).reshape(len(done), -1)
+    return (ended & ~_for_each(truncated != 0, ended.shape[1])).reshape(done.shape)
 
 
-def _view(flag: Tensor) -> Any:
-    """The flag's memory, as what indexes it fastest."""
-    return flag.numpy() if flag.device.type == "cpu" else flag
-
-
-def _at(flag: Tensor, places: np.ndarray) -> Any:
-    return places if flag.device.type == "cpu" else torch.from_numpy(places).to(flag.device)
-
-
-def _put(flag: Tensor, places: np.ndarray, value: bool) -> None:
-    _view(flag)[_at(flag, places)] = value
+def _for_each(flag: Tensor, width: int) -> Tensor:
+    """A flag `[N, ...]` for each of so many values a row, `[N, width or 1]`: set where all are if it has others."""
+    flag = flag.reshape(len(flag), -1)
+    return flag if flag.shape[1] in (1, width) else flag.all(1, keepdim=True)
