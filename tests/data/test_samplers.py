@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import chain
 
 import numpy as np
@@ -192,7 +193,7 @@ def marked_plainly(sample, lengths, padded):
     rows = {key: None if flag is None else [int(any(x)) for x in flag.reshape(len(sample), -1).tolist()]
             for key, flag in rows.items()}  # fmt: skip
     rows["is_init"] = [int(x) for x in sample["is_init"].flatten().tolist()] if "is_init" in sample else None
-    done, terminated, truncated, init = (rows[key] for key in ("done", "terminated", "truncated", "is_init"))
+    done, terminated, truncated = (rows[key] for key in ("done", "terminated", "truncated"))
     known = terminated if terminated is not None else done
     ended = [0] * len(sample) if known is None else list(known)
     if terminated is None and done is not None and truncated is not None:
@@ -254,6 +255,31 @@ def test_many_values_a_row_are_marked_one_by_one():
     one["next", "truncated"] = torch.zeros(6, 1, dtype=torch.bool)
     sample = filled(SliceSampler(num_slices=1, slice_len=6), None, batch=one).sample()
     assert sample["next", "truncated"].flatten().tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_of_several_end_keys_those_that_are_stored_count_and_ids_where_none_is(ids):
+    asked = [("next", "over"), ("next", "terminated"), ("next", "truncated")]
+    held = filled(SliceSampler(slice_len=3, end_keys=asked), batch=episodes(LENGTHS, ids=ids, flags=("terminated",)))
+    assert held.ring.markers.end_keys == (("next", "terminated"),)
+    assert (held.ring.markers.traj_key is not None) == ids and held.ring.index.count == 5
+    slices_of(held.sample(), [3] * 4)
+    bare = TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_keys=asked[:1]))
+    if ids:
+        bare.extend(episodes(LENGTHS))
+        slices_of(bare.sample(12), [3] * 4)
+    else:
+        with pytest.raises(MissingKeyError, match=r"next\.over is not in the batch"):
+            bare.extend(episodes(LENGTHS, ids=False))
+
+
+def test_padding_of_whole_slices_is_said_to_do_nothing():
+    with pytest.warns(UserWarning, match="strict_length=False"):
+        SliceSampler(slice_len=3, pad_output=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SliceSampler(slice_len=3, pad_output=True, strict_length=False)
+        SliceSampler(slice_len=3, pad_output=True, span=True)
 
 
 def test_flags_stay_as_stored_without_a_truncated_key():

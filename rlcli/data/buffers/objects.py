@@ -14,7 +14,6 @@ from tensordict import TensorDictBase
 from rlcli.data.storages import ListStorage
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key
 
 
 class ObjectRing:
@@ -61,7 +60,7 @@ class ObjectRing:
         self.storage.clear()
         self.cursor = 0
 
-    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> NoReturn:
+    def use_markers(self, *_: Any, **__: Any) -> NoReturn:
         raise ArgumentError(
             "a list of objects has no trajectories", fix="Use LazyTensorStorage, or a sampler that draws single rows."
         )

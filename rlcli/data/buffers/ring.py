@@ -89,7 +89,7 @@ class Ring:
             raise ArgumentError("next_obs is auto, exact or full", where="next_obs", why=f"got {next_obs!r}")
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
         self.packing = Packing(storage, codes)
-        self._asked: tuple[Key | None, tuple[Key, ...]] = (None, ())
+        self._asked: tuple[Key | None, tuple[Key, ...], bool] = (None, (), False)
         self._forget()
 
     def _forget(self) -> None:
@@ -128,19 +128,19 @@ class Ring:
         beside += self.sparse.nbytes
         return self.storage.nbytes + self.index.nbytes + beside + sum(s.nbytes for s in self.stacks.values())
 
-    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
+    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = (), *, some: bool = False) -> None:
         """Say by which keys trajectories are told apart; the index of rows that are stored already is made anew.
 
-        Without ids nothing that was apart before is joined.
+        Without ids nothing that was apart before is joined. `some`: see `Markers.among`.
         """
-        asked = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys))
+        asked = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys), some)
         if self.markers is not None:
             self._mark(Markers.among(self.fields, *asked))
         self._asked = asked
 
     def heed_markers(self) -> None:
         """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""
-        if self.markers is not None and self._asked != (None, ()):
+        if self.markers is not None and any(self._asked):
             self._mark(Markers.among(self.fields, *self._asked))
 
     def _mark(self, markers: Markers) -> None:

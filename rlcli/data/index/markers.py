@@ -29,14 +29,31 @@ class Markers:
     end_keys: tuple[Key, ...]
 
     @classmethod
-    def among(cls, keys: Collection[Key], traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> Markers:
+    def among(
+        cls,
+        keys: Collection[Key],
+        traj_key: Key | None = None,
+        end_keys: Sequence[Key] = (),
+        some: bool = False,
+    ) -> Markers:
         """What was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
+
+        Parameters
+        ----------
+        keys : collection of keys
+            Of the batch.
+        some : bool
+            Of `end_keys` those that are there will do; none is needed where there are ids.
 
         Raises
         ------
         MissingKeyError
             A key that was asked for is in no batch.
         """
+        present = [key for key in end_keys if unravel(key) in keys]
+        ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in keys]
+        if some and (present or ids):
+            end_keys = present
         for key in (*([traj_key] if traj_key is not None else []), *end_keys):
             if unravel(key) not in keys:
                 raise MissingKeyError(
@@ -44,12 +61,10 @@ class Markers:
                     why=f"it holds {', '.join(map(show, keys))}",
                     fix="Store it, or name another traj_key or end_key.",
                 )
-        if traj_key is None:
-            traj_key = next((key for key in (TRAJ_IDS, "episode") if key in keys), None)
         ends: Sequence[Key] = end_keys
         if not ends:
             ends = [DONE] if DONE in keys else [key for key in (TERMINATED, TRUNCATED) if key in keys]
-        return cls(None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in ends))
+        return cls(unravel(ids[0]) if ids else None, tuple(unravel(key) for key in ends))
 
     def __bool__(self) -> bool:
         return self.traj_key is not None or bool(self.end_keys)
@@ -62,18 +77,22 @@ class Markers:
         ArgumentError
             They are not one whole number, or one flag, a row.
         """
+        for key in (*self.end_keys, *(() if self.traj_key is None else (self.traj_key,))):
+            _need_one_a_row(key, columns[key], count)
         ids = np.empty(0, np.int64)
         if self.traj_key is not None:
             column = columns[self.traj_key]
             if column.is_floating_point() or column.is_complex():
                 raise ArgumentError(
-                    "trajectory ids are whole numbers", where=show(self.traj_key), why=f"got {column.dtype}"
+                    "trajectory ids are whole numbers",
+                    where=show(self.traj_key),
+                    why=f"got {str(column.dtype).removeprefix('torch.')}",
                 )
-            ids = _one_a_row(self.traj_key, column, count).astype(np.int64, copy=False)
+            ids = _flat(column).astype(np.int64, copy=False)
         ends = np.zeros(count, bool) if not self.end_keys else None
         for key in self.end_keys:
             column = columns[key]
-            flag = _one_a_row(key, column if column.dtype is torch.bool else column != 0, count)
+            flag = _flat(column if column.dtype is torch.bool else column != 0)
             ends = flag if ends is None else ends | flag
         assert ends is not None
         return ids, ends
@@ -91,12 +110,15 @@ class Markers:
         return cls(traj_key, tuple(unravel(tuple(key)) for key in state["end_keys"]))
 
 
-def _one_a_row(key: Key, column: Tensor, count: int) -> np.ndarray:
-    values = (column if column.is_cpu else column.cpu()).numpy()
-    if values.size != count:
+def _need_one_a_row(key: Key, column: Tensor, count: int) -> None:
+    if column.numel() != count:
         raise ArgumentError(
             "a key that tells trajectories apart holds one value a row",
             where=show(key),
-            why=f"got {values.size} values for {count} rows",
+            why=f"got {column.numel()} values for {count} rows",
         )
+
+
+def _flat(column: Tensor) -> np.ndarray:
+    values = (column if column.is_cpu else column.cpu()).numpy()
     return values if values.ndim == 1 and values.flags.c_contiguous else np.ascontiguousarray(values).reshape(-1)

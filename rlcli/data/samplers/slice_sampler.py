@@ -9,6 +9,7 @@ of them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from rlcli.data.index.drawing import check_request
 from rlcli.data.samplers.sampler import Draw, Sampler, need_size
 from rlcli.data.samplers.slice_marks import SliceMarks
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED, Key, show, unravel
+from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED, Key, show
 
 if TYPE_CHECKING:
     from rlcli.data.buffers.ring import Ring
@@ -31,15 +32,17 @@ class SliceSampler(Sampler):
     """Draw slices of consecutive rows that never cross the end of a trajectory.
 
     The batch is flat: slices lie end to end, `is_init` is set at the first row of each (beside stored ones), and the
-    last row is `truncated` and `done` where its trajectory was not terminated there.
+    last row is `truncated` and `done` where its trajectory was not terminated there. Unlike torchrl, samples hold
+    `is_init` even where it is not stored, and a terminated end is not `truncated` as well.
 
     Parameters
     ----------
     num_slices, slice_len : int, optional
         One of them, or both if their product is the batch size.
     end_key, end_keys : key, sequence of keys, optional
-        Flags that end a trajectory. By default trajectories are told apart by `("collector", "traj_ids")`, else by
-        `"episode"`, and end at `("next", "done")`, whichever are stored.
+        Flags that end a trajectory: the one that is named, or those of several that are stored. By default, or where
+        none of several is, trajectories are told apart by `("collector", "traj_ids")`, else by `"episode"`, and end at
+        `("next", "done")`, whichever are stored.
     traj_key : key, optional
         Trajectory ids; `trajectory_key` is the same.
     truncated_key : key or None
@@ -51,8 +54,9 @@ class SliceSampler(Sampler):
         Let slices begin before their trajectory and end after it, clipped there: True makes every row exactly equally
         likely, a number is how many rows may be missing. Such slices are shorter.
     pad_output : bool
-        Repeat the last row of short slices up to `slice_len` and mark real rows in `("collector", "mask")`.
-        Discouraged: nothing in rlcli needs it.
+        Repeat the last row of short slices up to `slice_len` and mark real rows in `("collector", "mask")`; repeats
+        carry no end flags. Only `strict_length=False` or `span` gives short slices. Discouraged: nothing in rlcli
+        needs it.
     weighting : str
         `"transition"`: a trajectory is drawn in proportion to its rows; `"trajectory"`: all are equally likely.
     seed : int, optional
@@ -88,7 +92,14 @@ class SliceSampler(Sampler):
         self.num_slices = None if num_slices is None else need_size("num_slices", num_slices)
         self.slice_len = None if slice_len is None else need_size("slice_len", slice_len)
         self.end_keys = _one_of("end_key", [end_key] if end_key is not None else None, "end_keys", end_keys)
+        self._some = end_keys is not None
         self.traj_key = _one_of("traj_key", traj_key, "trajectory_key", trajectory_key)
+        if pad_output and strict_length and not span:
+            warnings.warn(
+                "pad_output pads nothing where strict_length=True: every slice is whole. Set strict_length=False, or "
+                "leave pad_output out.",
+                stacklevel=2,
+            )
         check_request(self.slice_len or 1, 1, span if self.slice_len else bool(span), weighting)
         self.weighting, self.strict_length, self.span, self.pad_output = weighting, strict_length, span, pad_output
         self._marks = SliceMarks(truncated_key)
@@ -102,7 +113,7 @@ class SliceSampler(Sampler):
 
     def bind(self, ring: Ring) -> None:
         super().bind(ring)
-        ring.use_markers(unravel(self.traj_key) if self.traj_key else None, [unravel(k) for k in self.end_keys or ()])
+        ring.use_markers(self.traj_key or None, self.end_keys or (), some=self._some)
         if self.slice_len is not None:
             self._check_room(ring, self.slice_len)
 

@@ -88,12 +88,12 @@ class Region:
         beside.write_text(json.dumps(layout))
         os.replace(beside, self.folder / LAYOUT)
 
-    def lay_out(self, ring: Ring, asked: tuple[Any, tuple] = (None, ())) -> bool:
+    def lay_out(self, ring: Ring, asked: tuple[Any, ...] = ()) -> bool:
         """Lay another ring out alike; False where nothing is written down yet.
 
         Parameters
         ----------
-        asked : (key or None, tuple of keys)
+        asked : tuple
             By which it tells trajectories apart, see `Markers.among`.
         """
         try:
