@@ -23,9 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rlcli.cli.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config import registry
 from rlcli.config.problem import Problem, raise_all
-from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped
+from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
 from rlcli.config.schemas import VERBS, CollectConfig
-from rlcli.config.validate import validate
+from rlcli.config.tree import leaves
+from rlcli.config.validate import validate, value_at
 from rlcli.errors import ConfigError
 
 HYDRA_VERSION_BASE = "1.3"
@@ -92,14 +93,15 @@ def plan(
         Listing every problem.
     """
     schema, recipes = VERBS[verb], find_recipes(recipe_dirs)
-    checked, problems = check_overrides(schema, overrides, recipes, multirun=multirun)
+    checked, wrong = check_overrides(schema, overrides, recipes, multirun=multirun)
     chosen = [name for item in checked if item.key == "recipe" for name in item.values if name]
     contents, bad = _read(schema, chosen, recipes)
-    problems += bad
+    problems = list(bad)
     if bad:  # the rest can still be checked without the recipe
         checked = [item for item in checked if item.key != "recipe"]
         contents = {}
-    _store(schema, verb, contents)
+    # the sweeps that recipes ask for are in `Plan.sweep`, and Hydra is handed those
+    _store(schema, verb, {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents)
     ready = Plan(verb, tuple(checked), contents)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
@@ -111,6 +113,10 @@ def plan(
             problems += validate(job.cfg)
         except ConfigError as error:
             problems.append(Problem(str(error)))
+    if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
+        facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
+        _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, facts=facts)
+    problems = [*wrong, *problems]
     raise_all(problem for problem in problems if not (look and problem.only_here))
     return ready if multirun else replace(ready, job=job)
 
@@ -150,11 +156,16 @@ def _as_object(node: DictConfig) -> CollectConfig:
 
 def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
     """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
-    asked: dict[str, Any] = {}
-    for data in ready.contents.values():
-        asked |= (data.get("hydra", {}).get("sweeper", {}) or {}).get("params", {}) or {}
     typed_keys = {item.key for item in ready.checked}
-    texts = [f"{key}={value}" for key, value in asked.items() if key not in typed_keys]
+    asked = {name: _params(name, ready.contents) for item in ready.checked if item.key == "recipe"
+             for name in item.values if name}  # fmt: skip
+    if len(asked) > 1:
+        for name, wanted in asked.items():
+            if own := [f"{key}={value}" for key, value in wanted.items() if key not in typed_keys]:
+                what = f"a sweep over recipes leaves out the sweep of recipe {name}"
+                problems.append(Problem(what, f"add {' '.join(own)}"))
+        asked = {}
+    texts = [f"{key}={value}" for wanted in asked.values() for key, value in wanted.items() if key not in typed_keys]
     params, bad = check_overrides(VERBS[ready.verb], texts, recipes, multirun=True)
     problems += bad
     for item in ready.checked:
@@ -164,6 +175,19 @@ def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked,
         problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
         return ready.checked[:0]
     return (*params, *ready.checked)
+
+
+def _params(name: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The sweep that a recipe asks for, on top of those that it builds on."""
+    asked: dict[str, Any] = {}
+    for step in lineage(name, contents) if name in contents else ():
+        asked |= ((contents[step].get("hydra") or {}).get("sweeper") or {}).get("params") or {}
+    return asked
+
+
+def _without_sweeper(data: Mapping[str, Any]) -> dict[str, Any]:
+    hydra = {key: value for key, value in (data.get("hydra") or {}).items() if key != "sweeper"}
+    return {**{key: value for key, value in data.items() if key != "hydra"}, **({"hydra": hydra} if hydra else {})}
 
 
 def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[dict[str, Any], list[Problem]]:
@@ -181,7 +205,7 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
             problems.append(Problem(str(error)))
             continue
         problems += check_recipe(schema, recipes[name], data, recipes)
-        contents[name] = data
+        contents[name] = with_whole_numbers(schema, data)
         waiting += [parent for parent in parents(data) if parent in recipes]
     if not problems:
         for name in chosen:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,13 +16,16 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Over
 from hydra.errors import HydraException
 
 from rlcli.config import guard
+from rlcli.config.other_names import choice_instead, facts_of, instead
 from rlcli.config.problem import Problem
 from rlcli.config.recipes import unknown_recipe
-from rlcli.config.resolved import check_type, unknown_key
-from rlcli.config.suggest import unknown
+from rlcli.config.resolved import as_whole, check_type, unknown_key
+from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import branches, choices, find, groups, leaves, verbs_with
 
 MAX_JOBS = 10_000
+FLAGS = ("--help", "--multirun", "--cfg", "--resolve", "--package", "--import", "--recipe-dir", "--debug")
+_SHOWN = 200  # characters of an override that cannot be read
 
 
 class Checked(NamedTuple):
@@ -35,7 +38,12 @@ class Checked(NamedTuple):
 
 
 def check_overrides(
-    schema: type, overrides: Sequence[str], recipes: Iterable[str], *, multirun: bool = False
+    schema: type,
+    overrides: Sequence[str],
+    recipes: Iterable[str],
+    *,
+    multirun: bool = False,
+    facts: Mapping[str, Any] | None = None,
 ) -> tuple[list[Checked], list[Problem]]:
     """The overrides that can be used, and what is wrong with the others.
 
@@ -49,22 +57,28 @@ def check_overrides(
         Names that `recipe=` accepts.
     multirun : bool
         Whether sweeps are allowed (`-m`).
+    facts : mapping, optional
+        Dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
+        units is converted with them.
     """
     usable: list[Checked] = []
     problems: list[Problem] = []
     recipes = list(recipes)
+    facts = facts_of(schema, [text.partition("=") for text in overrides], facts or {})
     waiting = list(overrides)
     while waiting:
         text = waiting.pop(0)
-        try:
-            (override,) = OverridesParser.create().parse_overrides([text])
-        except HydraException:
+        if text.startswith("-"):
+            problems.append(_flag(schema, text, facts))
+            continue
+        override = _parsed(text)
+        if override is None:
             problems.append(_unreadable(text, recipes))
             continue
         if parts := _spread(schema, override):
             waiting = [*parts, *waiting]
             continue
-        result = _check_one(schema, override, recipes, multirun)
+        result = _check_one(schema, override, recipes, multirun, facts)
         if isinstance(result, Checked):
             usable.append(result)
         else:
@@ -102,17 +116,62 @@ def _spread(schema: type, override: Override) -> list[str]:
     return [f"{override.key_or_group}.{_plain(name)}={_spell(_plain(entry))}" for name, entry in value.items()]
 
 
+def _parsed(text: str) -> Override | None:
+    """An override as Hydra's grammar reads it; None where it cannot be read."""
+    if _depth(text) > guard.MAX_DEPTH:  # Hydra's parser would end at Python's own limit
+        return None
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+    except (HydraException, ValueError):  # the latter of a number of too many digits
+        return None
+    value = override.value()
+    if isinstance(value, str) and not isinstance(value, QuotedString):
+        typed = text.partition("=")[2]
+        if typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
+            return _parsed(f"{text.partition('=')[0]}={_quoted(typed)}")
+    return override
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "[{(") - (character in "]})")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _flag(schema: type, text: str, facts: Mapping[str, Any]) -> Problem:
+    """A flag that rlcli has not, `--seed=3`: values are written without dashes."""
+    name, _, value = text.partition("=")
+    key = name.lstrip("-").replace("-", "_")
+    if find(schema, key) is not None or key in (*groups(schema), "recipe"):
+        hint = f"write {key}={value or '...'}"
+    else:
+        hint = instead(schema, name, value, facts) or did_you_mean(name, (*FLAGS, *leaves(schema)))
+    return Problem(f"rlcli has no flag {name}", hint or "(--help lists flags and keys)")
+
+
 def _unreadable(text: str, recipes: list[str]) -> Problem:
     key, equals, value = text.partition("=")
     if text in recipes:
         return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
+    if _depth(text) > guard.MAX_DEPTH:
+        return Problem(f"cannot read {_shown(text)}", f"it is nested deeper than {guard.MAX_DEPTH} levels")
+    if len(text) > _SHOWN:
+        return Problem(f"cannot read {_shown(text)}", f"it has {len(text):,} characters")
     if equals and value and re.fullmatch(r"[+~]{0,2}[\w/]+([.@][\w/]+)*", key):
         shown = value if value.isprintable() and not set(value) & set("'\"\\") else "TEXT"
         return Problem(f"cannot read {text!r}", f"if its value is a text, quote it twice: '{key}=\"{shown}\"'")
     return Problem(f"cannot read {text!r}", "write key=value")
 
 
-def _check_one(schema: type, override: Override, recipes: list[str], multirun: bool) -> Checked | list[Problem]:
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def _check_one(
+    schema: type, override: Override, recipes: list[str], multirun: bool, facts: Mapping[str, Any]
+) -> Checked | list[Problem]:
     key, text = override.key_or_group, override.input_line
     assert text is not None
     if override.package is not None:
@@ -134,15 +193,20 @@ def _check_one(schema: type, override: Override, recipes: list[str], multirun: b
             return [Problem(f"{text!r} sweeps over more than {MAX_JOBS} values")]
     else:
         values = (_plain(value),)
+    leaf = find(schema, key)
+    if repr(whole := tuple(as_whole(leaf, v) for v in values)) != repr(values):
+        values, text = whole, f"{_key_of(text)}={','.join(map(_spell, whole))}"
     problems = [p for v in values for p in guard.check_override(key, v)]
     if not problems:
-        problems = [p for v in values for p in _check_value(schema, override, key, v, names)]
+        problems = [p for v in values for p in _check_value(schema, key, v, names, facts)]
     if problems:
         return problems
-    return Checked(_retyped(schema, override, key, text), key, values, override.is_sweep_override())
+    return Checked(_retyped(schema, key, text), key, values, override.is_sweep_override())
 
 
-def _check_value(schema: type, override: Override, key: str, value: Any, names: tuple[str, ...]) -> Iterator[Problem]:
+def _check_value(
+    schema: type, key: str, value: Any, names: tuple[str, ...], facts: Mapping[str, Any]
+) -> Iterator[Problem]:
     if key.partition(".")[0].partition("/")[0] == "hydra":
         return
     if key == "recipe":
@@ -152,34 +216,29 @@ def _check_value(schema: type, override: Override, key: str, value: Any, names: 
         if isinstance(value, dict):
             yield Problem(f"{key} is one of {', '.join(names)}", f"set its keys one by one: {key}.<key>=...")
         elif value not in names:
-            yield unknown(key, str(value), names)
+            hint = choice_instead(schema, key, str(value))
+            yield Problem(f"unknown {key} {value!r}", hint) if hint else unknown(key, str(value), names)
     elif key.endswith(".kind") and key.removesuffix(".kind") in groups(schema):
         yield Problem(f"{key} follows from the choice", f"write {key.removesuffix('.kind')}={value}")
     elif key in branches(schema):
         for name, entry in value.items() if isinstance(value, dict) else ():
-            yield from _check_value(schema, override, f"{key}.{name}", entry, ())
+            yield from _check_value(schema, f"{key}.{name}", entry, (), facts)
         if not isinstance(value, dict):
             yield Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=...")
     elif find(schema, key) is None:
-        if override.is_add() or override.is_force_add():
-            return
         verbs = verbs_with(key)
         if verbs:
             yield Problem(f"{key} belongs to rlcli {' and '.join(verbs)}", "leave it out here")
         else:
-            yield unknown_key(schema, key, override.get_value_element_as_str())
+            yield unknown_key(schema, key, value if isinstance(value, dict) else _spell(value), facts=facts)
     elif not (isinstance(value, str) and "${" in value):
         yield from check_type(schema, key, value)
 
 
-def _retyped(schema: type, override: Override, key: str, text: str) -> str:
-    """The text that Hydra needs: `+` only for what is new, `++` below a mapping with free keys."""
+def _retyped(schema: type, key: str, text: str) -> str:
+    """The text that Hydra needs: `++` below a mapping with free keys, and no `+` elsewhere, since no key is new."""
     leaf, bare = find(schema, key), text.lstrip("+")
-    if key in groups(schema):
-        return bare
-    if leaf is None:
-        return text
-    return bare if key in leaves(schema) else f"++{bare}"
+    return bare if leaf is None or leaf.key == key else f"++{bare}"
 
 
 def _presets(usable: list[Checked]) -> list[Checked]:

@@ -31,7 +31,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
 
     task = _Task(start)
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlcli", "--multirun", *ready.overrides]
+    sys.argv = ["rlcli", "--multirun", *(item.text for item in ready.sweep)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
     try:
         hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()

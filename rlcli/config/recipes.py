@@ -15,7 +15,7 @@ from typing import Any
 
 from rlcli.config import guard, registry
 from rlcli.config.problem import Problem
-from rlcli.config.resolved import check_type, unknown_key
+from rlcli.config.resolved import as_whole, check_type, unknown_key
 from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import branches, choices, find, groups, verbs_with
 from rlcli.errors import ConfigError
@@ -112,7 +112,7 @@ def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
 def unknown_recipe(name: str, recipes: Iterable[str]) -> Problem:
     """The sentence for a recipe that no folder holds."""
     hint = did_you_mean(name, recipes)
-    return Problem(f"unknown recipe {name!r}", f"{hint} (rlcli ls lists them)".lstrip())
+    return Problem(f"unknown recipe {name!r}", f"{hint} (rlcli ls recipes lists them)".lstrip())
 
 
 def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: dict[str, Recipe]) -> list[Problem]:
@@ -121,6 +121,16 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     found = list(_check_defaults(schema, data.get("defaults", []), recipes, where))
     body = {key: value for key, value in data.items() if key not in ("defaults", "hydra", "recipe")}
     return found + list(_check_body(schema, body, "", where))
+
+
+def with_whole_numbers(schema: type, node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A recipe's contents with `1e5` as the whole number that it is wherever a key wants one."""
+    return {
+        name: with_whole_numbers(schema, value, f"{prefix}{name}.")
+        if f"{prefix}{name}" in branches(schema) and isinstance(value, Mapping)
+        else as_whole(find(schema, f"{prefix}{name}"), value)
+        for name, value in node.items()
+    }
 
 
 def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], where: str) -> Iterator[Problem]:
@@ -158,7 +168,7 @@ def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> 
             yield (
                 Problem(f"this recipe is for rlcli {' or '.join(verbs)}: it sets {key.split('.')[0]}", where=where)
                 if verbs
-                else unknown_key(schema, key, where=where)
+                else unknown_key(schema, key, value, where)
             )
         elif not (isinstance(value, str) and "${" in value):
             yield from check_type(schema, key, value, where)

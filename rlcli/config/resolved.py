@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from rlcli.config import guard
+from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.suggest import did_you_mean
@@ -19,7 +20,7 @@ C = TypeVar("C", bound=CollectConfig)
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
-    """Nested plain data of a configuration, keys added with `+` included."""
+    """Nested plain data of a configuration."""
     return {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in vars(cfg).items()}
 
 
@@ -67,11 +68,25 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> li
     from omegaconf.errors import OmegaConfBaseException
 
     leaf = find(schema, key)
+    if leaf is None:
+        return [unknown_key(schema, key, value, where)]
     try:
-        OmegaConf.update(node, key, value, merge=False, force_add=leaf is None or leaf.key != key)
+        OmegaConf.update(node, key, as_whole(leaf, value), merge=False, force_add=leaf.key != key)
     except OmegaConfBaseException:
         return [wrong_type(leaf, key, value, where)]
     return []
+
+
+def as_whole(leaf: Leaf | None, value: Any) -> Any:
+    """`1e5` as the whole number that it is, where the key's type is one; everything else as it came."""
+    if leaf is None or leaf.is_free:
+        return value
+    hints = (leaf.hint, *get_args(leaf.hint))
+    if isinstance(value, float) and value.is_integer() and int in hints and float not in hints:
+        return int(value)
+    if isinstance(value, list) and list[int] in hints:
+        return [int(entry) if isinstance(entry, float) and entry.is_integer() else entry for entry in value]
+    return value
 
 
 def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Problem]:
@@ -86,21 +101,31 @@ def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Prob
 _scratch: dict[type, Any] = {}
 
 
-def wrong_type(leaf: Leaf | None, key: str, value: Any, where: str = "") -> Problem:
+def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
     """The sentence for a value that does not fit its key's type."""
-    if leaf is None:
-        return Problem(f"{key} cannot be {value!r}", where=where)
     allowed = leaf.option.allowed()
     return Problem(f"{key} must be {leaf.type_name}, not {value!r}", f"allowed: {allowed}" if allowed else "", where)
 
 
-def unknown_key(schema: type, key: str, value: str = "...", where: str = "") -> Problem:
-    """The sentence for a key that the schema lacks, with the nearest ones that it has."""
-    legal = (*leaves(schema), *groups(schema), "recipe")
-    hint = did_you_mean(key, legal)
-    if where:
-        return Problem(f"unknown key {key!r}", hint, where)
-    return Problem(f"unknown key {key!r}", f"{hint} (add on purpose: +{key}={value})".lstrip())
+def unknown_key(
+    schema: type, key: str, value: Any = None, where: str = "", facts: Mapping[str, Any] | None = None
+) -> Problem:
+    """The sentence for a key that the schema lacks: what other libraries mean by it, or the nearest keys that it has.
+
+    Parameters
+    ----------
+    value
+        What it was given, to be written after the key that is meant.
+    facts : mapping, optional
+        Every key's value in the rest of the command; see `other_names.facts_of`.
+    """
+    text = "" if value is None or isinstance(value, Mapping) else str(value)
+    hint = instead(schema, key, text, facts or facts_of(schema, (), {}))
+    hint = hint or did_you_mean(key, (*leaves(schema), *groups(schema), "recipe"))
+    free = [leaf.key for leaf in leaves(schema).values() if leaf.is_free and leaf.key == f"{key.split('.')[0]}.kwargs"]
+    for mapping in free if "." in key else ():
+        hint += f" (an argument of its own: {mapping}.{key.split('.', 1)[1]}={text or '...'})"
+    return Problem(f"unknown key {key!r}", (hint or "(--help of the verb lists all keys)").lstrip(), where)
 
 
 def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -129,12 +154,11 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
                     f"its keys can: {key}.<key>=...",
                 )
             )
-        elif find(schema, key) is None and not key.startswith("+"):
-            problems.append(unknown_key(schema, key, value))
+        elif (leaf := find(schema, key.lstrip("+"))) is None:
+            problems.append(unknown_key(schema, key.lstrip("+"), value))
         else:
-            leaf = find(schema, key.lstrip("+"))
             plain = guard.parse_yaml(f"value: {value}", f"override {key}")["value"]
-            if leaf is not None and value in leaf.option.choices:
+            if value in leaf.option.choices:
                 plain = value  # YAML reads the choice `off` as false
             problems += guard.check_override(key.lstrip("+"), plain)
             pairs.append((key.lstrip("+"), plain))

@@ -23,8 +23,7 @@ def complaints(*overrides: str) -> str:
     [
         (
             "collector.frames_per_bacth=3",
-            "unknown key 'collector.frames_per_bacth'; did you mean collector.frames_per_batch? "
-            "(add on purpose: +collector.frames_per_bacth=3)",
+            "unknown key 'collector.frames_per_bacth'; did you mean collector.frames_per_batch?",
         ),
         ("lr=1", "did you mean optim.lr?"),
         ("recipe=ppo_exat", "unknown recipe 'ppo_exat'; did you mean ppo_exact?"),
@@ -48,6 +47,15 @@ def complaints(*overrides: str) -> str:
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
         ("env..num=3", "cannot read 'env..num=3'; write key=value"),
         ("~env", "give it another value: env=..."),
+        ("+learning_rate=3e-2", "unknown key 'learning_rate'; write optim.lr=0.03"),
+        ("++mine.a=1", "unknown key 'mine.a'"),
+        ("env.render_mode=human", "an argument of its own: env.kwargs.render_mode=human"),
+        ("env=CartPole-v1", "unknown env 'CartPole-v1'; write env.id=CartPole-v1"),
+        ("env=ALE/Pong-v5", "write env=atari env.id=ALE/Pong-v5"),
+        ("policy=MlpPolicy", "write policy=mlp"),
+        ("loss=DQN", "write loss=dqn storage=tensor sampler=random"),
+        ("seed=" + "9" * 100_000, "...'; it has 100,005 characters"),
+        ("env.kwargs.a=" + "[" * 3_000 + "]" * 3_000, "nested deeper than 16 levels"),
         ("collector=multi_sync", "unknown collector 'multi_sync' (choices: sync)"),
     ],
 )
@@ -77,8 +85,31 @@ def test_arguments_of_the_env_need_no_plus():
     assert cfg.env.kwargs == {"render_mode": "rgb_array", "nested": {"a": 1}} and cfg.env.num == 3
 
 
-def test_a_key_can_be_added_on_purpose():
-    assert configure("train", ["+mine.a=1"]).mine == {"a": 1}
+def test_a_key_that_nothing_reads_is_refused_however_it_is_spelled():
+    text = complaints("+learning_rate=3e-2", "+n_steps=64", "++mine=1", "env.num=4")
+    assert text.startswith("3 problems") and "write collector.frames_per_batch=256" in text and "+" not in text
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e5", 100_000), ("2.0", 2), ("1_000", 1000)])
+def test_a_whole_number_may_be_written_with_an_exponent(text, value):
+    cfg = configure("train", [f"total_frames={text}", "policy.hidden=[64.0,1e2]", "storage.max_size=1e6"])
+    assert repr(cfg.total_frames) == repr(value)
+    assert repr(cfg.policy.hidden) == "[64, 100]" and repr(cfg.storage.max_size) == "1000000"
+
+
+@pytest.mark.parametrize("text", ["1.5e0", "1e-3", "nan", "inf", "1e400"])
+def test_a_number_that_is_not_whole_is_none(text):
+    assert "total_frames must be a whole number" in complaints(f"total_frames={text}")
+
+
+def test_a_sweep_over_whole_numbers_may_be_written_with_exponents():
+    checked, problems = check_overrides(Config, ["total_frames=1e3,2e3"], [], multirun=True)
+    assert problems == [] and expand(checked) == [["total_frames=1000"], ["total_frames=2000"]]
+
+
+def test_a_space_at_the_edge_of_a_name_is_part_of_it():
+    cfg = configure("train", ["run.dir= lead", "seed= 3 "])
+    assert (cfg.run.dir, cfg.seed) == (" lead", 3)
 
 
 def test_wrappers_are_written_by_name_with_arguments():

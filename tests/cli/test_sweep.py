@@ -145,3 +145,39 @@ def test_ctrl_c_in_a_real_sweep(tmp_path):
 def test_a_sweep_of_more_jobs_than_anyone_runs_is_refused_at_once(rlcli, started):
     code, _, err = rlcli("train -m seed=range(0,300) env.num=range(1,300) env.nmu=3")
     assert (code, started) == (2, []) and "89,700 jobs" in err and "env.nmu" in err
+
+
+def test_a_child_recipe_wins_over_its_parent_in_what_is_run_and_in_what_is_left(started, monkeypatch, tmp_path, capsys):
+    from rlcli.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "a_child.yaml").write_text(
+        "defaults: [parent]\nhydra: {sweeper: {params: {seed: '1,2,3'}}}"
+    )
+    (tmp_path / "recipes" / "parent.yaml").write_text(
+        "hydra: {sweeper: {params: {seed: '7,8', total_frames: '1e3,2e3'}}}"
+    )
+    ran = []
+
+    def train(cfg, overrides):
+        ran.append((cfg.seed, cfg.total_frames))
+        if len(ran) == 2:
+            raise StoppedSafely("saved")
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    with pytest.raises(SystemExit):
+        main(["train", "-m", "recipe=a_child"])
+    err = capsys.readouterr().err
+    for command in re.findall(r"^  rlcli (train -m .*)$", err, re.M):
+        assert main(shlex.split(command)) == 0
+    assert sorted(ran) == [(seed, frames) for seed in (1, 2, 3) for frames in (1000, 2000)]
+
+
+def test_a_sweep_over_recipes_says_that_it_leaves_out_theirs(rlcli, started, tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "three.yaml").write_text("hydra: {sweeper: {params: {seed: '1,2,3'}}}")
+    code, _, err = rlcli("train -m recipe=three,ppo_exact")
+    assert (code, started) == (2, []) and "leaves out the sweep of recipe three; add seed=1,2,3" in err
+    assert rlcli("train -m recipe=three,ppo_exact seed=5")[0] == 0
+    assert [cfg.seed for _, (cfg, _), _ in started] == [5, 5]

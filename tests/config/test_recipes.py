@@ -82,6 +82,7 @@ def test_a_package_announces_recipes_without_being_imported(tmp_path, monkeypatc
     [
         ("env: {nmu: 3}", "unknown key 'env.nmu'; did you mean env.num?"),
         ("env: {num: many}", "env.num must be a whole number, not 'many'"),
+        ("n_steps: 64", "unknown key 'n_steps'; write collector.frames_per_batch=512"),
         ("env: gym", "env holds keys, not 'gym'"),
         ("enve: {num: 3}", "unknown key 'enve'"),
         ("defaults: [ppo_exactt]", "unknown recipe 'ppo_exactt'; did you mean ppo_exact"),
@@ -95,6 +96,12 @@ def test_a_mistake_in_a_recipe_is_a_sentence(text, words, tmp_path):
     with pytest.raises(ConfigError) as refusal:
         configure("train", ["recipe=wrong"], [tmp_path])
     assert words in str(refusal.value)
+
+
+def test_whole_numbers_of_a_recipe_may_be_written_with_an_exponent(tmp_path):
+    write(tmp_path, "long", "total_frames: 1e5\nstorage: {max_size: 2e4}\npolicy: {hidden: [6.4e1]}\n")
+    cfg = configure("train", ["recipe=long"], [tmp_path])
+    assert repr((cfg.total_frames, cfg.storage.max_size, cfg.policy.hidden)) == "(100000, 20000, [64])"
 
 
 def test_a_recipe_of_another_verb_says_so():

@@ -32,10 +32,13 @@ def test_numbers_come_back_bit_for_bit(seed, lr, hidden, anneal):
     assert from_dict("train", through_json(cfg)) == cfg
 
 
-def test_keys_added_on_purpose_come_back():
-    cfg = Config()
-    cfg.mine = {"a": 1}
-    assert from_dict("train", through_json(cfg)).mine == {"a": 1}
+def test_a_saved_key_that_nothing_reads_is_refused():
+    with pytest.raises(ConfigError, match=r"config\.json: unknown key 'mine'"):
+        from_dict("train", {**through_json(Config()), "mine": {"a": 1}}, where="config.json")
+
+
+def test_whole_numbers_may_be_written_with_an_exponent():
+    assert repr(from_dict("train", {"seed": 3.0}, ["total_frames=1e5"]).total_frames) == "100000"
 
 
 def test_overrides_change_what_was_saved():
@@ -48,6 +51,8 @@ def test_overrides_change_what_was_saved():
     ("override", "words"),
     [
         ("optim.rl=1", "did you mean optim.lr"),
+        ("+learning_rate=1", "write optim.lr=1"),
+        ("+mine=1", "unknown key 'mine'"),
         ("env=atari", "was chosen when the run began"),
         ("total_frames=many", "total_frames must be a whole number, not 'many'"),
         ("total_frames", "write key=value"),
