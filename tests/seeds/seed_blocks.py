@@ -79,15 +79,23 @@ def read_seed(number: str) -> str:
 
 def cut(text: str, starts: str, after: str = "", until: str = "") -> tuple[str, str]:
     """A block's code, without prompts and indentation, and the text below it."""
-    lines = text[text.index(after) :].splitlines()
-    first = next((i for i, line in enumerate(lines) if _code(line).startswith(starts)), None)
+    first, last = span(text, starts, after, until)
+    lines = text.splitlines()
+    return _source(lines[first:last]), "\n".join(lines[last:])
+
+
+def span(text: str, starts: str, after: str = "", until: str = "") -> tuple[int, int]:
+    """The lines of a block: the first one's number, and that of the first one below."""
+    lines = text.splitlines()
+    here = text[: text.index(after)].count("\n")
+    first = next((i for i, line in enumerate(lines) if i >= here and _code(line).startswith(starts)), None)
     assert first is not None, f"no line begins with {starts!r} after {after!r}"
     last = next(
         (i for i, line in enumerate(lines) if until and i > first and _code(line).startswith(until)), len(lines)
     )
     ends = [end for end in range(first + 1, last + 1) if _is_code(lines[first:end])]
     assert ends, f"the text at {starts!r} is not Python"
-    return _source(lines[first : ends[-1]]), "\n".join(lines[ends[-1] :])
+    return first, ends[-1]
 
 
 def _code(line: str) -> str:

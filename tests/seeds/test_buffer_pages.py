@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
 import torch
 from seed_blocks import Block, run
 
@@ -12,7 +13,7 @@ from rlcli.keys import TRAJ_IDS
 
 N = 60
 WORLD = f"""
-from rlcli.collectors import Collector
+from rlcli.collectors import Collector, SyncDataCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 import torch
@@ -33,20 +34,23 @@ def consecutive(sample, slices):
     return True
 
 
-def test_seed_001_single_transitions_from_any_collector():
-    memory = run(Block("001", "memory = ReplayBuffer(", preamble=WORLD + COLLECTOR)).names["memory"]
+@pytest.mark.parametrize("seed", ["001", "002"])
+def test_single_transitions_from_any_collector(seed):
+    memory = run(Block(seed, "memory = ReplayBuffer(", preamble=WORLD + COLLECTOR)).names["memory"]
     assert len(memory) == N and memory.sample(7).shape == (7,)
 
 
-def test_seed_001_slices_of_a_single_env():
-    block = Block("001", "memory = ReplayBuffer(", after="# Single environment", until="# Batched", preamble=WORLD)
+@pytest.mark.parametrize("seed", ["001", "002"])
+def test_slices_of_a_single_env(seed):
+    block = Block(seed, "memory = ReplayBuffer(", after="# Single environment", until="# Batched", preamble=WORLD)
     memory = run(block).names["memory"]
     assert len(memory) == N and consecutive(memory.sample(20), 4)
 
 
-def test_seed_001_slices_of_a_batched_env():
+@pytest.mark.parametrize("seed", ["001", "002"])
+def test_slices_of_a_batched_env(seed):
     block = Block(
-        "001", "memory = ReplayBuffer(", after="# Batched environments", until="# MultiSync", preamble=WORLD,
+        seed, "memory = ReplayBuffer(", after="# Batched environments", until="# MultiSync", preamble=WORLD,
         swap=("ParallelEnv", "SerialEnv"),
     )  # fmt: skip
     memory = run(block).names["memory"]
@@ -65,6 +69,29 @@ def test_seed_001_whole_trajectories_in_the_background():
     rows = rb[:]
     last = torch.cat((rows[TRAJ_IDS].diff() != 0, torch.tensor([True])))
     assert torch.equal(rows["next", "done"].squeeze(1), last)  # trajectories lie whole, end to end
+
+
+def test_seed_002_a_collector_in_the_background():
+    buffer = """
+rb = ReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=32)
+optim_steps = 3
+class time:  # ten seconds of the document are as long here as the first 200 rows take
+    def sleep(_):
+        import time
+        while len(rb) < 200:
+            time.sleep(0.01)
+"""
+    names = run(
+        Block(
+            "002", "collector = SyncDataCollector(...,", preamble=WORLD + buffer,
+            ellipsis="env, policy, frames_per_batch=50, total_frames=-1",
+        )
+    ).names  # fmt: skip
+    assert names["data"].shape == (32,) and len(names["rb"]) >= 200
+    names["collector"].async_shutdown()
+    rows = len(names["rb"])
+    time.sleep(0.1)
+    assert len(names["rb"]) == rows
 
 
 def test_seed_003_one_buffer_per_worker():
