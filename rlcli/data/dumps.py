@@ -43,6 +43,7 @@ class Ring(Protocol):
     def cursor(self) -> int: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None: ...
+    def clear(self, *, fields: bool = False) -> None: ...
 
 
 def dump(
@@ -85,13 +86,17 @@ def dump(
     return FOLDERS.write(Path(folder), fill, about, needed=files.needed + sum(map(len, state)), keep=keep, disk=disk)
 
 
-def load(ring: Ring, folder: Path | str, *, cut: bool = True) -> dict[str, Any]:
+def load(
+    ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Fill a ring with the newest dump that verifies; a damaged one is passed over with a warning.
 
     Parameters
     ----------
     cut : bool
         What is written next is of another process: it goes on with no trajectory that has no id.
+    take : callable, optional
+        Is given `extra` while the ring is as it was, and may refuse it: nothing is loaded then.
 
     Returns
     -------
@@ -123,9 +128,20 @@ def load(ring: Ring, folder: Path | str, *, cut: bool = True) -> dict[str, Any]:
             fix=f"Make the storage with max_size={manifest['max_size']}, ndim={manifest['ndim']}.",
         )
     state = decode_state((path / STATE).read_bytes(), str(path / STATE))
-    ring.load_state_dict(state["ring"], cut=cut)
-    SavedRows(path, manifest).fill(storage)
+    if take is not None:
+        take(state["extra"])
+    take_rows(ring, state["ring"], lambda: SavedRows(path, manifest).fill(storage), cut=cut)
     return state["extra"]
+
+
+def take_rows(ring: Ring, state: Mapping[str, Any], write: Callable[[], None], *, cut: bool = False) -> None:
+    """Give a ring another one's state, then its rows, which `write` writes: if it cannot, the ring holds none."""
+    ring.load_state_dict(state, cut=cut)
+    try:
+        write()
+    except BaseException:
+        ring.clear(fields=True)
+        raise
 
 
 def resume(ring: Ring) -> None:

@@ -385,6 +385,83 @@ def test_dumps_and_loads_bring_back_rows_priorities_and_random_stream(tmp_path, 
     assert (rb[:] == other[:]).all() and all((rb.sample() == other.sample()).all() for _ in range(3))
 
 
+class Counting(Transform):
+    """Has a state: how many samples passed."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passed", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, td):
+        self.passed += 1
+        return td
+
+
+def by_priority(size=30):
+    return PrioritizedSampler(size, 0.7, 0.4, seed=0)
+
+
+REFUSED = {  # what the saved one and this one are made of, and what is said
+    "another sampler": (
+        {},
+        {"sampler": by_priority},
+        "this state is of another sampler (PrioritizedSampler): it lacks",
+    ),
+    "priorities lost": ({"sampler": by_priority}, {}, "it holds base, beta, given, largest, priorities"),
+    "no epochs": ({}, {"sampler": lambda: SamplerWithoutReplacement(seed=0)}, "it lacks left, ran_out"),
+    "other priorities": ({"sampler": lambda: by_priority(40)}, {"sampler": by_priority}, "expected 30, got 40"),
+    "more transforms": ({}, {"transform": lambda: Compose(Counting(), Counting())}, "expected 2, got 1"),
+    "another transform": ({}, {"transform": lambda: Halved()}, "other transforms (Halved)"),
+    "trajectories": ({}, {"sampler": lambda: SliceSampler(slice_len=2, traj_key="episode", seed=0)}, "episode is not"),
+    "another size": ({"storage": lambda: LazyTensorStorage(29)}, {}, "29"),
+}
+
+
+@pytest.mark.parametrize("way", ["loads", "load_state_dict"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_load_that_is_refused_changes_nothing(case, way, tmp_path):
+    usual = {
+        "storage": lambda: LazyTensorStorage(30), "sampler": lambda: RandomSampler(seed=3), "transform": Counting,
+    }  # fmt: skip
+
+    def made(options):
+        return TensorDictReplayBuffer(**{name: make() for name, make in (usual | options).items()}, batch_size=8)
+
+    theirs, mine, text = REFUSED[case]
+    saved, ours, twin = made(theirs), made(mine), made(mine)
+    saved.extend(episodes([4, 5]))
+    for _ in range(3):
+        saved.sample()
+    for rb in (ours, twin):
+        rb.extend(episodes([3, 3], first=7).set("episode", torch.arange(6) // 3))
+        rb.sample()
+    saved.dumps(tmp_path)
+    with pytest.raises((ArgumentError, MissingKeyError)) as caught:
+        ours.loads(tmp_path) if way == "loads" else ours.load_state_dict(saved.state_dict())
+    assert text in str(caught.value)
+    assert ours._sides.state_dict() == twin._sides.state_dict()
+    assert (ours[:] == twin[:]).all() and all((ours.sample() == twin.sample()).all() for _ in range(3))
+
+
+def test_rows_that_cannot_be_written_when_loaded_leave_an_empty_buffer(tmp_path, monkeypatch):
+    saved, rb = (buffer(30, sampler=PrioritizedSampler(30, 1.0, 1.0)) for _ in range(2))
+    saved.extend(episodes([9]))
+    saved.dumps(tmp_path)
+    rb.extend(episodes([5]))
+
+    def full(*_):
+        raise MemoryError
+
+    for load in (lambda: rb.loads(tmp_path), lambda: rb.load_state_dict(saved.state_dict())):
+        with monkeypatch.context() as patched:
+            patched.setattr(LazyTensorStorage, "write", full)
+            with pytest.raises(MemoryError):
+                load()
+        assert len(rb) == 0
+        rb.extend(episodes([2]))
+        assert set(rb.sample()["index"].tolist()) == {0, 1}
+
+
 # ---- sentences ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("act", "text"),

@@ -477,6 +477,20 @@ def test_a_restored_sampler_goes_on_with_the_same_draws(make):
     assert (rb.sample() == other.sample()).all()
 
 
+def test_a_restored_epoch_leaves_out_what_was_overwritten_before_it_was_saved():
+    def going():
+        rb = filled(SamplerWithoutReplacement(shuffle=False), 2, size=10, batch=episodes([10]))
+        rb.sample()
+        rb.extend(episodes([5], first=1))  # rows 0 to 4, of which three had not come yet
+        return rb
+
+    rb, other = going(), going()
+    other.sample()
+    other.load_state_dict(rb.state_dict())
+    drawn = [other.sample()["index"].tolist() for _ in range(3)]
+    assert drawn == [rb.sample()["index"].tolist() for _ in range(3)] == [[5, 6], [7, 8], [9]]
+
+
 # ---- sentences ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("make", "text"),

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.data.buffers.ring import Ring
-from rlcli.data.dumps import restore_rows
+from rlcli.data.dumps import restore_rows, take_rows
 from rlcli.data.nesting import columns_of, nested
 from rlcli.data.row_files import SavedRows
 from rlcli.data.samplers.sampler import live_rows
@@ -29,11 +29,15 @@ def without_rows(ring: Ring) -> dict[str, Any]:
 def fill(ring: Ring, state: dict[str, Any]) -> None:
     """The inverse of `rows_of`, for a ring of the same size."""
     ring.storage.need_writable()
-    ring.load_state_dict(state["ring"])
-    if isinstance(state["columns"], SavedRows):
-        state["columns"].fill(ring.storage)
-    elif state["columns"]:
-        restore_rows(ring, state["columns"])
+    columns = state["columns"]
+
+    def write() -> None:
+        if isinstance(columns, SavedRows):
+            columns.fill(ring.storage)
+        elif columns:
+            restore_rows(ring, columns)
+
+    take_rows(ring, state["ring"], write)
 
 
 def plain(batch: TensorDictBase, info: dict[str, Any], last: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ It has the part of `Ring`'s face that samplers of single rows use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -67,6 +67,9 @@ class ObjectRing:
 
     def state_dict(self) -> NoReturn:
         raise ArgumentError("objects have no place in a file", fix="Use LazyTensorStorage, or another tensor storage.")
+
+    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> NoReturn:
+        self.state_dict()
 
 
 def items_of(batch: Any) -> list[Any]:

@@ -59,12 +59,14 @@ def restore(ring: Ring, state: Mapping[str, Any]) -> None:
                 why=f"this one has {mine}, that one {state[name]}",
                 fix=f"Make the buffer with {name}={state[name]}.",
             )
-    ring.clear(fields=True)
-    if not state["fields"]:
-        return
     fields = {
         unravel(tuple(key)): Field(getattr(torch, dtype), torch.Size(shape)) for key, dtype, shape in state["fields"]
     }
+    if fields:
+        Markers.among(fields, *ring._asked)  # what this ring is asked to tell trajectories apart by is there
+    ring.clear(fields=True)
+    if not fields:
+        return
     found = [unravel(tuple(key)) for key in state["observations"]]
     markers = Markers.of_state(state["markers"])
     stacked = {unravel(tuple(key)): frames for key, frames, _ in state["stacks"]}

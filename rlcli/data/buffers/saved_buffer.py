@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,10 +67,10 @@ class SavedBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of a buffer that was made alike."""
         self._forget_ahead()
-        with self._lock:
+        with self._lock, self._or_as_before():
+            self._take_over(state["rest"])
             fill(self.ring, state["rows"])
             self._heed_markers()
-            self._take_over(state["rest"])
         if self._ahead is not None and state["ahead"]:
             self._ahead.put_back([Sampled(*sampled(saved)) for saved in state["ahead"]], state["ahead_size"])
 
@@ -94,13 +96,13 @@ class SavedBuffer:
         Raises
         ------
         ResourceError, DamagedDataError, ArgumentError
-            There is no dump, none verifies, or it is of a buffer of another shape.
+            There is no dump, none verifies, or it is of a buffer of another shape, with another sampler or with other
+            transforms: this one is as it was.
         """
         self._forget_ahead()
-        with self._lock:
-            rest = load(self.ring, folder)
+        with self._lock, self._or_as_before():
+            load(self.ring, folder, take=self._take_over)
             self._heed_markers()
-            self._take_over(rest)
 
     def _heed_markers(self) -> None:
         """Loaded rows may have been told apart by other keys than this buffer's sampler asked for."""
@@ -110,6 +112,18 @@ class SavedBuffer:
     def _rest(self) -> dict[str, Any]:
         """What a buffer knows beside its rows."""
         return {"sampler": self.sampler.state_dict(), "transforms": self._sides.state_dict()}
+
+    @contextmanager
+    def _or_as_before(self) -> Iterator[None]:
+        """Whatever fails in here, what the buffer knows beside its rows fits the rows that it then holds."""
+        before = deepcopy(self._rest())  # a transform's state is its live tensors
+        try:
+            yield
+        except BaseException:
+            self._take_over(before)
+            if not len(self.ring):
+                self.sampler.empty()
+            raise
 
     def _take_over(self, rest: dict[str, Any]) -> None:
         self._sides.load_state_dict(rest["transforms"])

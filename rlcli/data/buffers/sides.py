@@ -104,6 +104,13 @@ class Sides:
                 "this state is of a buffer with other transforms", why=f"expected {len(self)}, got {len(state)}"
             )
         for (part, _), saved in zip(self._parts, state, strict=True):
+            if saved.keys() != (part.state_dict().keys() if isinstance(part, Transform) else {}.keys()):
+                raise ArgumentError(
+                    "this state is of a buffer with other transforms",
+                    where=type(part).__name__,
+                    why=f"got the state of another one, which holds {', '.join(saved) or 'nothing'}",
+                )
+        for (part, _), saved in zip(self._parts, state, strict=True):
             if isinstance(part, Transform):
                 part.load_state_dict(saved)
 

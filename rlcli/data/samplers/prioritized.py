@@ -203,12 +203,12 @@ class PrioritizedSampler(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        priorities = np.asarray(state["priorities"], np.float64)
+        priorities = np.asarray(state.get("priorities", np.empty(self.max_capacity)), np.float64)
         if len(priorities) != self.max_capacity:
             raise ArgumentError(
                 "these priorities are of another sampler", why=f"expected {self.max_capacity}, got {len(priorities)}"
             )
+        super().load_state_dict(state)
         self._tree = SumTree(self.max_capacity)
         self._tree.set(np.arange(self.max_capacity), priorities)
         self._given, self._largest = bool(state["given"]), float(state["largest"])

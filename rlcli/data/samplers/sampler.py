@@ -118,7 +118,23 @@ class Sampler:
         return {"random": self.random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`.
+
+        Raises
+        ------
+        ArgumentError
+            It is of a sampler of another kind or size.
+        """
+        mine = self.state_dict().keys()
+        if state.keys() != mine:
+            told = (("lacks", mine - state.keys()), ("holds", state.keys() - mine))
+            raise ArgumentError(
+                "this state is of another sampler",
+                where=type(self).__name__,
+                why="; ".join(f"it {word} {', '.join(sorted(keys))}" for word, keys in told if keys),
+                fix="Make the buffer with the sampler that it was saved with, or open its rows alone: "
+                "rlcli.data.open_buffer(folder, sampler=...).",
+            )
         self.random.load_state_dict(state["random"])
 
 

@@ -40,7 +40,7 @@ class SamplerWithoutReplacement(Sampler):
         super().__init__(seed)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._left = np.empty(0, np.int64)  # writes of this epoch that are still to come
-        self._base = 0
+        self._base = -1  # the oldest write when `_left` was last looked through
 
     @property
     def ragged(self) -> bool:  # type: ignore[override]
@@ -77,3 +77,4 @@ class SamplerWithoutReplacement(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._left, self.ran_out = np.asarray(state["left"]).astype(np.int64), bool(state["ran_out"])
+        self._base = -1  # what is overwritten by now was not looked for yet
