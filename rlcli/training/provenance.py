@@ -6,12 +6,17 @@ that only help a person to understand a difference. Which of them matter, `decid
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import select
+import shutil
+import signal
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -40,7 +45,9 @@ IF_LOADED = {
 LISTED = ("safetensors", "hydra-core", "omegaconf", "rich", "psutil", "tensorboard")  # named, and harmless
 _HARMLESS = {*LISTED, "platform", "cores"}
 DIFF_LIMIT = 1 << 20
-_GIT_SECONDS = 5.0
+_GIT_SECONDS = 5.0  # for everything that git is asked
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
+_SETTINGS = r"^core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eol)$"
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
@@ -118,62 +125,100 @@ def _installed(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def differences(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Each version that changed, as `torch 2.12.0 -> 2.13.0`."""
-    names = dict.fromkeys([*was, *now])
-    return [
-        f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}"
-        for name in names
-        if was.get(name) != now.get(name)
-    ]
-
-
 def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dict | None, bytes]:
     """The commit `directory` is on, and the diff of its tracked files against it.
+
+    Git is a program that runs others where a repository's configuration says so: filters, diff drivers, hooks, file
+    system monitors, transports that fetch what a partial clone lacks, and whatever submodules name. So the diff is
+    made from a folder of our own that borrows the repository's objects and a copy of its index, and no configuration.
 
     Returns
     -------
     state : dict or None
-        `commit`, `dirty`, and `cut` (the diff is longer than `limit` bytes); None outside a repository,
-        without git, or before the first commit.
+        `commit`, `dirty` (None: the diff could not be had, or not in time), and `cut` (the diff is longer than `limit`
+        bytes); None outside a repository, without git, or before the first commit.
     diff : bytes
         At most `limit` bytes.
     """
-    commit, _ = _git(directory, 100, "rev-parse", "HEAD")
-    if commit is None:
+    until = time.monotonic() + _GIT_SECONDS
+    answer, _ = _git(
+        ["-C", str(directory), "rev-parse", "HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir",
+         "--git-path", "objects", "--git-path", "index"], until, 1 << 16,
+    )  # fmt: skip
+    lines = os.fsdecode(answer or b"").splitlines()
+    if len(lines) != 6:
         return None, b""
-    # drivers that a repository's configuration names are not run
-    diff, cut = _git(directory, limit, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
-    state = {"commit": commit.decode().strip(), "dirty": bool(diff), "cut": cut}
-    return state, diff or b""
+    commit, form, top, *places = lines
+    folder, objects, index = (Path(directory, place).absolute() for place in places)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rlcli-git-") as ours:
+            _borrow(Path(ours), folder, index, commit, form)
+            around = {"GIT_DIR": ours, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": str(objects)}
+            diff, cut = _git(
+                ["-C", top, *_settings(directory, until), "diff", "--no-ext-diff", "--no-textconv", "--no-color",
+                 "--ignore-submodules=all", "HEAD"], until, limit, around,
+            )  # fmt: skip
+    except OSError:
+        diff, cut = None, False
+    return {"commit": commit, "dirty": None if diff is None else bool(diff), "cut": cut}, diff or b""
 
 
-def _git(directory: Path | str, limit: int, *arguments: str) -> tuple[bytes | None, bool]:
-    """Up to `limit` bytes of git's answer and whether there was more; None when git refuses."""
-    command = ["git", "-C", str(directory), "-c", "core.fsmonitor=false", *arguments]
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+def _borrow(ours: Path, theirs: Path, index: Path, commit: str, form: str) -> None:
+    """A git folder at a commit, with another's index and no configuration but its object format."""
+    (ours / "refs").mkdir()
+    (ours / "HEAD").write_text(f"{commit}\n")
+    (ours / "config").write_text(f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {form}\n")
+    shutil.copy2(index, ours / "index")  # with its time, by which git tells which entries it has to look at again
+    for shared in theirs.glob("sharedindex.*"):
+        (ours / shared.name).symlink_to(shared)
+
+
+def _settings(directory: Path | str, until: float) -> list[str]:
+    """What a repository says about line ends and file modes: without it files seem to differ that do not."""
+    answer, _ = _git(["-C", str(directory), "config", "--get-regexp", _SETTINGS], until, 1 << 16)
+    pairs = [line.split(" ", 1) for line in os.fsdecode(answer or b"").splitlines()]
+    return [word for key, *value in pairs if value for word in ("-c", f"{key}={value[0]}")]
+
+
+def _git(
+    arguments: Sequence[str], until: float, limit: int, around: Mapping[str, str] | None = None
+) -> tuple[bytes | None, bool]:
+    """Up to `limit` bytes of git's answer and whether there was more; None when git refuses or is late.
+
+    Git is a session of its own, ended as a whole, and nothing is waited for longer than until the deadline.
+    """
+    environment = os.environ | _QUIET
+    if around is not None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _QUIET
+        environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, **around}
     try:
         process = subprocess.Popen(
-            command,
+            ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
+            start_new_session=True,
         )
-    except OSError:  # git is not installed, or not to be run here
+    except (OSError, ValueError):  # git is not installed, or not to be run here
         return None, False
     assert process.stdout is not None
-    deadline = threading.Timer(_GIT_SECONDS, process.kill)
-    deadline.start()
+    answer, ended = b"", False
     try:
-        answer = process.stdout.read(limit + 1)
-        cut = len(answer) > limit
-        if cut:
-            process.kill()
+        while len(answer) <= limit and not ended:
+            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                break
+            part = os.read(process.stdout.fileno(), limit + 1 - len(answer))
+            answer, ended = answer + part, not part
+        status = process.wait(max(0.0, until - time.monotonic())) if ended else None
+    except subprocess.TimeoutExpired:
+        status = None
     finally:
         process.stdout.close()
-        status = process.wait()
-        deadline.cancel()
-    if status and not cut:
-        return None, False
-    return answer[:limit], cut
+        if process.returncode is None:  # not waited for yet, so its number is still its own
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+    cut = len(answer) > limit
+    return (answer[:limit], cut) if cut or status == 0 else (None, False)

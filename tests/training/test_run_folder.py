@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from rlcli.errors import DamagedDataError, ResourceError
-from rlcli.training.provenance import differences, git_state, versions
 from rlcli.training.run import open_run
 from rlcli.training.run_folder import create
 from rlcli.training.run_lock import RunLock, read_holder
@@ -204,43 +203,6 @@ def test_status_follows_the_lock_and_the_summary(tmp_path):
     with holder(run.path) as process:
         process.kill()
     assert run.status == "interrupted"  # resumed after it was done, and killed
-
-
-def git(folder, *arguments: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def test_the_commit_and_what_differs_from_it_are_kept(tmp_path, monkeypatch):
-    repo = tmp_path / "repo"
-    repo.mkdir()
-    git(repo, "init")
-    assert git_state(repo) == (None, b"")
-    (repo / "policy.py").write_text("lr = 1\n")
-    git(repo, "add", ".")
-    git(repo, "commit", "-m", "first")
-    assert git_state(repo)[0]["dirty"] is False
-    (repo / "policy.py").write_text("lr = 2\n")
-    monkeypatch.chdir(repo)
-    run = made(tmp_path)
-    assert re.fullmatch("[0-9a-f]{40}", run.info["git"]["commit"]) and run.info["git"]["dirty"]
-    assert b"+lr = 2" in (run.path / "git.diff").read_bytes()
-    state, diff = git_state(repo, limit=20)
-    assert state["cut"] and len(diff) == 20
-
-
-def test_outside_a_repository_or_without_git_a_run_is_made_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert made(tmp_path).info["git"] is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert made(tmp_path).info["git"] is None
-
-
-def test_changed_versions_are_listed():
-    was, now = {"torch": "1", "numpy": "2", "mujoco": "3"}, {"torch": "2", "numpy": "2", "envpool": "1"}
-    assert differences(was, now) == ["torch 1 -> 2", "mujoco 3 -> absent", "envpool absent -> 1"]
-    assert differences(versions(), versions()) == []
 
 
 def test_listing_runs_imports_no_torch(tmp_path):
