@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 
 from rlcli.config import registry
-from rlcli.config.schemas import EnvConfig
+from rlcli.config.schemas import Config, EnvConfig
 from rlcli.config.wrapper_call import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
 from rlcli.errors import ConfigError
 from rlcli.keys import Key, unravel
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform
+
+# Episodes that an evaluation plays at a time: where one call steps all of them, and where each is an env of its own
+EPISODES_OF_ARRAYS, EPISODES_OF_ENVS = 1024, 32
 
 
 def build_env(
@@ -37,6 +41,23 @@ def build_env(
     for transform in build_transforms(cfg, base, gamma):
         base = TransformedEnv(base, transform)
     return base
+
+
+def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
+    """The envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
+
+    Observations out of bounds are counted at most: nothing is learned from an evaluation, and it need not end a run.
+    """
+    told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
+    env = dataclasses.replace(cfg.env, out_of_bounds=told)
+    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes))
+
+
+def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
+    """How many envs an evaluation steps together: as many as make it faster, whatever the machine."""
+    arithmetic = wants_native(cfg, episodes) and auto_prefers_native(cfg.id, episodes)
+    rounds = -(-episodes // (EPISODES_OF_ARRAYS if arithmetic else EPISODES_OF_ENVS))
+    return -(-episodes // rounds)
 
 
 def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:

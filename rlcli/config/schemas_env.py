@@ -39,7 +39,7 @@ class EnvConfig:
     normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
     reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
     out_of_bounds: str = option(
-        "refuse",
+        "count",
         "an observation outside the declared space: refuse: stop there; count: go on and report; ignore: do not look",
         choices=("refuse", "count", "ignore"),
     )

@@ -44,7 +44,11 @@ class Lanes(Episodes):
         Filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
     bounds : Bounds
         What observations must stay within; who hands them on looks at them first.
+    resets_running_lanes : bool
+        Whether an episode can be cut before it ends by itself, as `limit_frames` asks.
     """
+
+    resets_running_lanes = True
 
     def __init__(
         self, n: int, *, name: str, schema: Schema, actions: ActionFormat, limits: Sequence[int] | None = None

@@ -52,6 +52,7 @@ class NativeLanes(ReplayableLanes):
             actions=ActionFormat(engine.action_space, categorical),
         )  # fmt: skip
         self.engine = engine
+        self.resets_running_lanes = engine.resets_running_lanes
         self.bounds = Bounds(space_bounds(engine.observation_space, self.leaves), out_of_bounds)
         self._shown: Any = None  # what the last step returned,
         self._first: dict[int, Any] = {}  # and the first observations of the lanes that were reset since
@@ -61,7 +62,7 @@ class NativeLanes(ReplayableLanes):
         super().seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
     def limit_frames(self, steps):
-        if steps is not None and not self.engine.resets_running_lanes:
+        if steps is not None and not self.resets_running_lanes:
             raise ArgumentError(
                 f"episodes of {self.name} cannot be cut after {steps} steps",
                 why="its engine resets finished lanes by itself, and no others",

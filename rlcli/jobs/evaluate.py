@@ -6,7 +6,7 @@ import dataclasses
 from os import PathLike
 from pathlib import Path
 
-from rlcli.builders.env import build_env
+from rlcli.builders.env import build_evaluation_env
 from rlcli.builders.restore import config_of, restored_policy, restored_transforms
 from rlcli.errors import ConfigError
 from rlcli.jobs.saved import newest
@@ -45,13 +45,12 @@ def evaluate(
     saved = newest(run)
     cfg = config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
     state = saved.state
-    told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds  # nothing is learned from or kept
-    env = build_env(dataclasses.replace(cfg.env, out_of_bounds=told), gamma=cfg.value.gamma, num=episodes)
+    env = build_evaluation_env(cfg, episodes)
     try:
         with fitting(saved.path):
             policy = restored_policy(cfg, env, state)
         first = EVALUATION_SEED if seed is None else seed
-        found = play(env, policy.actor, seed=first, deterministic=deterministic)
+        found = play(env, policy.actor, episodes, seed=first, deterministic=deterministic)
         assert found is not None  # nobody asked it to stop
     finally:
         env.close()
@@ -60,7 +59,7 @@ def evaluate(
 
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
         serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
-        shown = build_env(serial, gamma=cfg.value.gamma, num=1)
+        shown = build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)
         try:
             restored_transforms(shown, state)
             record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from rlcli.builders.collector import devices
-from rlcli.builders.env import build_env
+from rlcli.builders.env import build_env, build_evaluation_env
 from rlcli.builders.policy import build_policy, choose_threads
 from rlcli.builders.restore import copy_transforms
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config, is_off_policy
 from rlcli.config.schemas_learn import ONE_PASS
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, RlcliError, told
 from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.given_rows import Given
@@ -24,7 +24,7 @@ from rlcli.report.process import process_memory
 from rlcli.report.reporter import Watched
 from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
-from rlcli.training.evaluation import Evaluation, PeriodicEvaluation, evaluate
+from rlcli.training.evaluation import Evaluation, FailedEvaluation, PeriodicEvaluation, Played, evaluate
 from rlcli.training.fitting import fitting
 from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
@@ -80,7 +80,7 @@ class Learner:
             every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter,
         )  # fmt: skip
         every = cfg.run.eval_every
-        play = None if every is None else PeriodicEvaluation(every, lambda: self.evaluation(cfg.run.eval_episodes))
+        play = None if every is None else PeriodicEvaluation(every, self.evaluation)
         self.loop = self.wiring.loop(self.reporter, self.saver, play)
         self.saver.parts["loop"] = self.loop
         self.replayable = remember_episodes(self.collector, cfg.run.max_replay_steps)
@@ -113,27 +113,39 @@ class Learner:
         if self.given is not None and self.given.left_out:
             self.reporter.warn("storage.init_from", self.given.left_out)
 
-    def evaluation(self, episodes: int) -> Evaluation | None:
+    def evaluation(self) -> Played | None:
         """Play episodes with the present weights, most likely actions, rewards as the env gives them.
 
-        None if the run was asked to stop meanwhile.
+        An error is reported, and ends nothing but the evaluation. None if the run was asked to stop meanwhile.
         """
-        with random_streams.kept():  # an evaluation that is cut short must not move them
-            env = build_env(self.cfg.env, gamma=self.cfg.value.gamma, num=episodes)
-            copy_transforms(self.env, env)
-            try:
-                found = evaluate(env, self.policy.actor, stop=lambda: self.stop.requested)
-            finally:
-                env.close()
+        try:
+            with random_streams.kept():  # an evaluation that is cut short must not move them
+                found = self._play(self.cfg.run.eval_episodes)
+        except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
+            failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else told(error))
+            self.reporter.warn("evaluation", f"an evaluation {failed}")
+            return failed
         if found is not None:
             self.reporter.out_of_bounds(found.outside.news(), "in evaluations ")
         return found
+
+    def _play(self, episodes: int) -> Evaluation | None:
+        env = build_evaluation_env(self.cfg, episodes)
+        try:
+            copy_transforms(self.env, env)
+            return evaluate(env, self.policy.actor, episodes, stop=lambda: self.stop.requested)
+        finally:
+            env.close()
 
     def final_evaluation(self) -> dict[str, Any]:
         """Facts for the closing report."""
         if not self.cfg.run.eval_episodes:
             return {}
-        found = self.evaluation(self.cfg.run.eval_episodes)
+        found = None
+        if self.loop.evaluation is not None:
+            found = self.loop.evaluation.played_at(self.collector.frames)
+        if found is None:
+            found = self.evaluation()
         if found is None:
             self.saver.stop_if_asked(self.collector.frames)
             return {}

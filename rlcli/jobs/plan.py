@@ -16,7 +16,7 @@ import torch
 from rlcli.builders import off_policy, on_policy
 from rlcli.builders.buffer import load_buffer_compiler
 from rlcli.builders.collector import build_collector
-from rlcli.builders.env import build_env, wants_native
+from rlcli.builders.env import build_env, evaluation_lanes, wants_native
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -104,7 +104,7 @@ def _one_more(cfg: CollectConfig) -> int:
 
 
 def _evaluation_envs(cfg: CollectConfig) -> int:
-    return cfg.run.eval_episodes if _trains(cfg) else 0
+    return evaluation_lanes(cfg.env, cfg.run.eval_episodes) if _trains(cfg) and cfg.run.eval_episodes else 0
 
 
 def _load_what_runs_load(cfg: CollectConfig) -> None:

@@ -105,6 +105,8 @@ def _rows_table(summary: Mapping) -> Table:
 
 
 def _evaluation_table(played: Mapping) -> Table:
+    if "error" in played:
+        return ["figure", "value"], [["failed", played["error"]]]
     returns, lengths = played["returns"], played["lengths"]
     rows = [["episodes", figures.count(len(returns))]]
     rows += [[name.replace("_", " "), figures.number(played[name])] for name in ("mean_return", "std_return")]

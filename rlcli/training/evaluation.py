@@ -1,4 +1,8 @@
-"""Playing whole episodes with a policy: one episode per lane, each on a seed of its own that training never uses."""
+"""Playing whole episodes with a policy, each on a seed of its own that training never uses.
+
+Episode k is played by env k modulo their number, on a seed that follows from k alone: how many envs play decides how
+fast, and neither which episodes are played nor which of them count.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +56,31 @@ class Evaluation:
             "out_of_bounds": self.outside.figures(),
         }
 
+    def figures(self) -> dict[str, float]:
+        """Among the figures of an iteration."""
+        return {"eval_return": float(self.returns.mean()), "eval_length": float(self.lengths.mean())}
+
+
+@dataclass(frozen=True)
+class FailedEvaluation:
+    """An evaluation that an error ended; the run that asked for it goes on."""
+
+    error: str
+
+    def __str__(self) -> str:
+        return f"failed: {self.error}"
+
+    def as_dict(self) -> dict:
+        """Plain values for a report."""
+        return {"error": self.error}
+
+    def figures(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+Played = Evaluation | FailedEvaluation
+
 
 class PeriodicEvaluation:
     """An evaluation every so many frames.
@@ -64,9 +93,10 @@ class PeriodicEvaluation:
         Plays the episodes with the present weights; None where it was asked to stop.
     """
 
-    def __init__(self, every: int, play: Callable[[], Evaluation | None]) -> None:
+    def __init__(self, every: int, play: Callable[[], Played | None]) -> None:
         self.every, self.play = every, play
         self._last = 0
+        self._found: Played | None = None  # of the last call of `after_batch`
 
     def due(self, frames: int) -> bool:
         """Whether `after_batch` would play."""
@@ -75,12 +105,12 @@ class PeriodicEvaluation:
     def after_batch(self, frames: int) -> dict[str, float]:
         """Figures for the report; empty when none is due."""
         due, self._last = self.due(frames), frames
-        if not due:
-            return {}
-        found = self.play()
-        if found is None:
-            return {}
-        return {"eval_return": float(found.returns.mean()), "eval_length": float(found.lengths.mean())}
+        self._found = self.play() if due else None
+        return {} if self._found is None else self._found.figures()
+
+    def played_at(self, frames: int) -> Played | None:
+        """What was found after this many frames, if episodes were played then."""
+        return self._found if frames == self._last else None
 
     def resumed_at(self, frames: int) -> None:
         """The run goes on after this many frames."""
@@ -90,20 +120,23 @@ class PeriodicEvaluation:
 def evaluate(
     env: EnvBase,
     policy,
+    episodes: int | None = None,
     *,
     seed: int = EVALUATION_SEED,
     deterministic: bool = True,
     longest: int = LONGEST,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Play one episode in every lane of `env`; returns are of the env's own rewards, before any transform.
+    """Play episodes; returns are of the env's own rewards, before any transform.
 
     Parameters
     ----------
     env : EnvBase
-        Batch size `(episodes,)`.
+        Batch size `(lanes,)`.
     policy : actor or None
         None plays random actions.
+    episodes : int, optional
+        One in every lane by default.
     seed : int
         Of the episodes.
     deterministic : bool
@@ -113,25 +146,37 @@ def evaluate(
     stop : callable
         Asked between batches; when it says so, the evaluation is given up and None returned.
     """
+    n = env.batch_size.numel()
+    episodes = n if episodes is None else episodes
     collector = Collector(
-        env, policy, frames_per_batch=STEPS_A_BATCH * env.batch_size.numel(), keep_keys=[REWARD, DONE],
+        env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE],
         exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
         next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
     )  # fmt: skip
-    lanes = env.batch_size.numel()
-    returns, lengths = np.zeros(lanes), np.zeros(lanes, np.int64)
-    playing = np.ones(lanes, np.bool_)
-    while playing.any() and collector.frames < longest * lanes:
+    rounds = -(-episodes // n)
+    if rounds > 1 and collector.lanes.resets_running_lanes:
+        collector.lanes.limit_frames(longest)
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    playing = np.arange(n)  # each lane's episode
+    steps = 0
+    while playing.min() < episodes and steps < longest * rounds:
         if stop():
             return None
         with one_thread():
-            batch = collector.rollout(min(STEPS_A_BATCH, longest - collector.frames // lanes))
+            batch = collector.rollout(min(STEPS_A_BATCH, longest * rounds - steps))
         raw = collector.raw_reward  # the env's own: what transforms make of rewards is for learning
-        reward = (batch.get(REWARD).numpy() if raw is None else raw)[..., 0].astype(np.float64)  # [N, T]
+        reward = (batch.get(REWARD).numpy() if raw is None else raw)[..., 0]  # [N, T]
         done = batch.get(DONE).numpy()[..., 0]
-        before = np.cumsum(done, 1) - done  # ends before this step; the first episode's steps have none
-        first = playing[:, None] & (before == 0)
-        returns += (reward * first).sum(1)
-        lengths += first.sum(1)
-        playing &= ~done.any(1)
-    return Evaluation(returns, lengths, cut=int(playing.sum()), outside=collector.lanes.bounds)
+        ended = np.cumsum(done, 1)  # a lane's next episode is the one `n` further on
+        episode = playing[:, None] + n * (ended - done)
+        wanted = episode < episodes
+        returns += np.bincount(episode[wanted], reward[wanted], episodes)
+        lengths += np.bincount(episode[wanted], minlength=episodes)
+        playing = playing + n * ended[:, -1]
+        steps += done.shape[1]
+    began = lengths > 0  # an engine that cannot be made to cut an episode may leave some unplayed
+    open_ended = np.zeros(episodes, np.bool_)
+    open_ended[playing[playing < episodes]] = True
+    if rounds > 1:
+        open_ended |= lengths >= longest
+    return Evaluation(returns[began], lengths[began], cut=int(open_ended[began].sum()), outside=collector.lanes.bounds)

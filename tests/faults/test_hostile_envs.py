@@ -39,7 +39,7 @@ STEPS = {
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, verb, name):
     for env in (f"{name}_at_once", name):  # in the first try of whether episodes repeat, and in the middle of a run
-        answer = hostile(verb, f"env.id={env}", "run.dir=r")
+        answer = hostile(verb, f"env.id={env}", "run.dir=r", "env.out_of_bounds=refuse")
         is_a_sentence(answer, 3, f"env {env}, lane ", ", step ", ", seed ", *STEPS[name])
         assert open_run("r").summary.get("status", "failed") == "failed"
         Path("r").rename(f"r_{env}")
@@ -86,9 +86,8 @@ def test_a_run_that_its_env_ended_goes_on_with_the_printed_command_to_the_same_e
 
 
 def test_a_run_refused_for_its_bounds_goes_on_counting_them(hostile):
-    answer = hostile(
-        "train", "env.id=too_high", "run.dir=r", "collector.frames_per_batch=64", "run.checkpoint_every=64"
-    )
+    size = ["collector.frames_per_batch=64", "run.checkpoint_every=64"]
+    answer = hostile("train", "env.id=too_high", "run.dir=r", "env.out_of_bounds=refuse", *size)
     is_a_sentence(answer, 3, "outside its declared bounds")
     run = open_run("r")
     saved = len(run.checkpoints)
@@ -109,7 +108,7 @@ def test_a_run_refused_for_its_bounds_goes_on_counting_them(hostile):
 
 
 def test_bounds_are_counted_in_frames_on_the_disk_too(hostile):
-    answer = hostile("collect", "env.id=too_high", "run.dir=r", "env.out_of_bounds=count")
+    answer = hostile("collect", "env.id=too_high", "run.dir=r")
     assert answer.code == 0 and "2 times" in answer.out
     assert open_run("r").summary["out_of_bounds"]["observation"]["observations"] == 2
     seen = [float(batch["observation"].max()) for batch in open_segments(Path("r/data"))]

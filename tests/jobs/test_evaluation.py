@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
-from rlcli.builders.env import build_env
+from rlcli.builders.env import build_env, evaluation_lanes
 from rlcli.builders.restore import config_of, restored_policy
 from rlcli.cli.compose import configure
 from rlcli.config import registry
 from rlcli.config.registry import register_transform
-from rlcli.jobs import collect, evaluate
+from rlcli.config.schemas import EnvConfig
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import EnvError
+from rlcli.jobs import collect, evaluate, learner
 from rlcli.keys import OBSERVATION
-from rlcli.training import checkpoint
+from rlcli.training import checkpoint, evaluation
+from rlcli.training.evaluation import evaluate as play
 from rlcli.transforms import RewardScaling, RunningNorm, Transform
 
 BRIEF = ["total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=4", "console=off", "logger=none"]
@@ -100,3 +106,113 @@ def test_what_a_users_transform_has_learned_acts_in_evaluations(run, monkeypatch
     del seen[:]
     evaluate("a", episodes=2)
     assert seen[0] == 7.0
+
+
+# ---- how many envs play ---------------------------------------------------------------------------------------------
+class Numbered(gym.Env):
+    """Episodes of lengths that their seed decides; every reward tells the seed."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.worth, self.left = seed % 1000, int(self.np_random.integers(1, 40))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(1, np.float32), float(self.worth), self.left == 0, False, {}
+
+
+def played(lanes, episodes, **options):
+    env = SerialEnv(lanes, lambda: GymEnv(Numbered()))
+    found = play(env, None, episodes, **options)
+    env.close()
+    return found
+
+
+def test_the_same_episodes_are_played_whatever_the_number_of_envs(monkeypatch):
+    """The first so many that begin, not the first that end: short episodes weigh no more than long ones."""
+    whole = played(23, 23)
+    assert whole.cut == 0 and len(set(whole.returns)) > 20
+    for lanes in (1, 2, 7, 16, 22):
+        for batch in (1, 5, 64):
+            monkeypatch.setattr(evaluation, "STEPS_A_BATCH", batch)
+            found = played(lanes, 23)
+            assert found.returns.tolist() == whole.returns.tolist() and found.lengths.tolist() == whole.lengths.tolist()
+
+
+def test_episodes_are_cut_alike_whatever_the_number_of_envs():
+    whole = played(9, 9, longest=20)
+    assert whole.cut == (whole.lengths == 20).sum() > 0
+    for lanes in (1, 2, 5):
+        found = played(lanes, 9, longest=20)
+        assert found.cut == whole.cut and found.returns.tolist() == whole.returns.tolist()
+
+
+def test_many_episodes_do_not_make_many_emulators():
+    assert evaluation_lanes(EnvConfig(kind="atari", id="ALE/Pong-v5"), 1000) <= 32
+    assert evaluation_lanes(EnvConfig(id="Pendulum-v1"), 40) == 20  # two rounds of twenty, not one of 32 and one of 8
+    assert evaluation_lanes(EnvConfig(), 20) == 20 and evaluation_lanes(EnvConfig(), 1000) == 1000
+
+
+# ---- within a run ---------------------------------------------------------------------------------------------------
+def test_an_error_in_an_evaluation_ends_no_run(run, monkeypatch, capsys):
+    class Fails(Numbered):
+        """Its ninth object cannot be stepped: a run of eight envs meets it in its evaluations."""
+
+        made = 0
+
+        def __init__(self):
+            type(self).made += 1
+            self.number = type(self).made
+
+        def step(self, action):
+            if self.number > 8:
+                raise ConnectionError("the simulator is gone")
+            return super().step(action)
+
+    monkeypatch.setitem(registry._users, "env", {"fails": Fails})
+    trained = run("run.dir=a", "env.id=fails", "run.eval_every=256", *BRIEF, "console=plain")
+    summary = trained.summary
+    assert summary["status"] == "done" and summary["frames"] == 512
+    assert "the simulator is gone" in summary["evaluation"]["error"]
+    (warning,) = [w for w in summary["warnings"] if w["kind"] == "evaluation"]
+    assert warning["count"] == 2 and "ConnectionError" in warning["text"]
+    report = (trained.path / "report.md").read_text()
+    assert "| failed |" in report and "the simulator is gone" in report
+    assert "evaluation: failed: the environment raised in step" in capsys.readouterr().out
+    with pytest.raises(EnvError, match="the simulator is gone"):
+        evaluate("a", episodes=2)
+
+
+@pytest.mark.parametrize("words", [[], ["loss=dqn", "storage=tensor", "sampler=random", "sampler.batch_size=8"]])
+def test_the_closing_evaluation_is_not_played_twice(run, monkeypatch, words):
+    calls = []
+    monkeypatch.setattr(learner, "evaluate", lambda *a, **k: calls.append(1) or play(*a, **k))
+    trained = run("run.dir=a", "run.eval_every=256", *BRIEF, *words)
+    assert len(calls) == 2
+    last = trained.metrics()[-1]
+    assert trained.summary["evaluation"]["mean_return"] == last["eval_return"]
+    del calls[:]
+    trained = run("run.dir=b", *BRIEF, "run.eval_every=500", "total_frames=768", *words)
+    assert len(calls) == 2  # at 512, and at the end
+    assert "evaluation" in trained.summary
+
+
+def test_bounds_are_counted_by_default_and_the_report_says_what_how_far_and_how_often(run, monkeypatch):
+    class Strays(Numbered):
+        def step(self, action):
+            seen, *rest = super().step(action)
+            return seen + 2.5, *rest
+
+    monkeypatch.setitem(registry._users, "env", {"strays": Strays})
+    trained = run("run.dir=a", "env.id=strays", *BRIEF)
+    summary = trained.summary
+    assert summary["status"] == "done" and summary["out_of_bounds"]["observation"]["observations"] == 512
+    report = (trained.path / "report.md").read_text()
+    assert "the env's observation was outside its declared bounds; the worst: 2.5 at element [0], 1.5 above" in report
+    assert "(512 times)" in report and "in evaluations the env's observation" in report
+    assert evaluate("a", episodes=4).outside.figures() == summary["evaluation"]["out_of_bounds"]
+    with pytest.raises(EnvError, match="outside its declared bounds"):
+        run("run.dir=b", "env.id=strays", "env.out_of_bounds=refuse", *BRIEF)
