@@ -6,6 +6,7 @@ otherwise broadcast, cast or wrap without a word.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -55,23 +56,30 @@ class Leaf:
         for name in self.path:
             value = value[name]
         if self.choices:
-            index = int(value) - self.start
-            if not 0 <= index < self.choices:
-                where = f"{show(self.key)} to be " if self.path else ""
-                raise BadValue(
-                    f"{where}a Discrete value in {self.start}..{self.start + self.choices - 1}", f"{value!r}"
-                )
-            return np.arange(self.choices) == index
+            return self.one_hot(value)
         if not isinstance(value, np.ndarray):
             if (np.isscalar(value) and self.shape == ()) or isinstance(value, np.generic):
                 value = np.asarray(value)
             else:
                 raise BadValue(f"a numpy array {self.shape} {self.dtype}", f"a {type(value).__name__}")
+        if isinstance(value, np.ma.MaskedArray):
+            raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
         if value.shape != self.shape:
             raise BadValue(f"shape {self.shape}", f"shape {value.shape}")
         if value.dtype != self.dtype:
             raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}")
         return value
+
+    def one_hot(self, value) -> np.ndarray:
+        """A value of a Discrete space as bool `[choices]`; one that is not whole, or out of range, is refused."""
+        try:
+            index = operator.index(value) - self.start
+        except TypeError:  # 1.7 is no 1
+            index = -1
+        if not 0 <= index < self.choices:
+            where = f"{show(self.key)} to be " if self.path else ""
+            raise BadValue(f"{where}a Discrete value in {self.start}..{self.start + self.choices - 1}", f"{value!r}")
+        return np.arange(self.choices) == index
 
 
 class BadValue(Exception):

@@ -34,6 +34,10 @@ STEP_FAULTS = {
     "doubles": (with_observation(np.zeros(3)), ["expected dtype float32", "got dtype float64"]),
     "ints": (with_observation(np.zeros(3, np.int64)), ["expected dtype float32", "got dtype int64"]),
     "objects": (with_observation(np.zeros(3, object)), ["expected dtype float32", "got dtype object"]),
+    "masked": (
+        with_observation(np.ma.masked_array(GOOD, [True, False, False])),
+        ["a plain numpy array", "a masked one, whose mask would be lost"],
+    ),
     "a list": (with_observation([0.0, 0.0, 0.0]), ["numpy array (3,) float32", "got a list"]),
     "no observation": (with_observation(None), ["numpy array (3,) float32", "got a NoneType"]),
     "a dict": (with_observation({"observation": GOOD}), ["numpy array (3,) float32", "got a dict"]),
@@ -176,6 +180,18 @@ def test_parts_of_a_nested_observation_are_checked(part):
             return {**observation, part: wrong}, *rest
 
     with pytest.raises(EnvError, match="float64" if part == "place" else r"a Discrete value in 0\.\.2, got 3"):
+        batches(GymEnv(Wrong("nested")), 1)
+
+
+@pytest.mark.parametrize("value", [1.7, 1.0, np.float32(1), "1", None, np.array([1]), -1, np.int64(3)])
+def test_a_discrete_observation_is_a_whole_number_in_range(value):
+    class Wrong(Sampled):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            eye = {**observation["eye"], "seen": value}
+            return {**observation, "eye": eye}, *rest
+
+    with pytest.raises(EnvError, match=r"a Discrete value in 0\.\.2, got"):
         batches(GymEnv(Wrong("nested")), 1)
 
 
