@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers see; below is what happens
+    from rlcli.cli.api import collect as collect
+    from rlcli.cli.api import evaluate as evaluate
+    from rlcli.cli.api import inspect as inspect
+    from rlcli.cli.api import load as load
+    from rlcli.cli.api import plan as plan
+    from rlcli.cli.api import resume as resume
+    from rlcli.cli.api import train as train
+    from rlcli.cli.api import verify as verify
+    from rlcli.config.registry import register_env as register_env
+    from rlcli.config.registry import register_policy as register_policy
+    from rlcli.config.registry import register_transform as register_transform
+    from rlcli.config.registry import register_wrapper as register_wrapper
 
 __version__ = "0.1.0"
 
@@ -14,6 +28,8 @@ _LAZY = {
     "plan": "rlcli.cli.api",
     "inspect": "rlcli.cli.api",
     "evaluate": "rlcli.cli.api",
+    "load": "rlcli.cli.api",
+    "verify": "rlcli.cli.api",
     "register_env": "rlcli.config.registry",
     "register_policy": "rlcli.config.registry",
     "register_transform": "rlcli.config.registry",

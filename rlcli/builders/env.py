@@ -63,7 +63,7 @@ def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
 def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
     return SerialEnv(
         lanes,
-        lambda: GymEnv(_gym(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds),
+        lambda: GymEnv(build_gym(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds),
     )
 
 
@@ -93,7 +93,8 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, **kwargs)
 
 
-def _gym(cfg: EnvConfig) -> gym.Env:
+def build_gym(cfg: EnvConfig) -> gym.Env:
+    """One of a run's gymnasium envs, with its wrappers."""
     from rlcli.envs.make import building, make_gym
 
     wrappers: list[Callable[[gym.Env], gym.Env]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -263,15 +264,33 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
+    """Keyword settings as overrides: `{"env.num": 2}` and `{"env": {"num": 2}}` are `env.num=2`."""
+    texts: list[str] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key in branches(schema):
+            texts += spelled(schema, {f"{key}.{name}": entry for name, entry in value.items()})
+        else:
+            texts.append(f"{key}={_spell(value)}")
+    return texts
+
+
 def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "\\'") + "'"
+    inner = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
+    return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
+
+
+_READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
 
 
 def _spell(value: Any) -> str:
-    """A value in the grammar of overrides."""
+    """A value in the grammar of overrides; a text stays a text."""
     if isinstance(value, str):
-        return value if re.fullmatch(r"[\w.\-/:]+", value) else _quoted(value)
-    if isinstance(value, list):
+        bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in _READ_AS_OTHER
+        return value if bare else _quoted(value)
+    if isinstance(value, PurePath):
+        return _spell(str(value))
+    if isinstance(value, list | tuple):
         return "[" + ",".join(map(_spell, value)) + "]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_spell(entry)}" for key, entry in value.items()) + "}"

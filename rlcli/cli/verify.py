@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,27 +34,49 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     if len(words) != 1:
         raise ConfigError("verify needs one folder", fix="Write rlcli verify RUN; rlcli ls runs lists them.")
-    folder = Path(words[0])
-    if not folder.is_dir():
-        raise ConfigError(f"no folder {words[0]!r}", fix="rlcli ls runs lists runs.")
     counts: dict[str, int] = {}
     damaged: list[Path] = []
-    for found in check(folder):
+    for found in check(_folder(words[0])):
         counts[found.state] = counts.get(found.state, 0) + 1
         damaged += [found.path] if found.state == "damaged" else []
         why = f": {found.why}" if found.why else ""
         print(f"{found.state:<8} {found.path}{why}")
     if not counts.get("ok") and not damaged:
-        raise ResourceError(
-            "there is nothing with checksums here",
-            where=str(folder),
-            fix="Give the folder of a run, of a collection, or that dumps() wrote.",
-        )
+        raise _nothing(words[0])
     if damaged:
         names = ", ".join(str(path) for path in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
         raise DamagedDataError(f"{len(damaged)} of {sum(counts.values())} files are damaged", where=names)
     print(f"{counts['ok']} files are as they were written")
     return 0
+
+
+def checked(path: PathLike[str] | str) -> list[Checked]:
+    """Every file below a folder.
+
+    Raises
+    ------
+    ConfigError, ResourceError
+        There is no such folder, or nothing with checksums in it.
+    """
+    found = list(check(_folder(path)))
+    if not any(file.state in ("ok", "damaged") for file in found):
+        raise _nothing(path)
+    return found
+
+
+def _folder(path: PathLike[str] | str) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {str(path)!r}", fix="rlcli ls runs lists runs.")
+    return folder
+
+
+def _nothing(path: PathLike[str] | str) -> ResourceError:
+    return ResourceError(
+        "there is nothing with checksums here",
+        where=str(path),
+        fix="Give the folder of a run, of a collection, or that dumps() wrote.",
+    )
 
 
 def check(folder: Path) -> Iterator[Checked]:

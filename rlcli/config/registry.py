@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rlcli.config.suggest import unknown
@@ -126,6 +126,29 @@ def recipe_packages() -> list[str]:
 
 
 imported: list[str] = []  # packages that this command named, in order
+
+
+def packages(config: Mapping[str, Any]) -> list[str]:
+    """The packages behind a configuration: those of this command, and the homes of registered names that it holds."""
+    words = set(_words(config))
+    homes = [builder.__module__ for kind in KINDS for name, builder in _users[kind].items() if name in words]
+    found = list(imported)
+    for home in homes:
+        if home != "__main__" and not any(f"{home}.".startswith(f"{name}.") for name in found):
+            found.append(home)
+    return found
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield str(name)
+            yield from _words(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _words(entry)
 
 
 def import_package(name: str) -> None:

@@ -129,7 +129,7 @@ class EnvBase:
                 out.set(name, torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device))
         if mask is not None and not bool(mask.all()):
             assert td is not None
-            out = _merge(td.exclude(RESET, NEXT), out, mask)
+            out = merged(td.exclude(RESET, NEXT), out, mask)
         return out
 
     def step(self, td: TensorDictBase) -> TensorDictBase:
@@ -256,15 +256,15 @@ def _complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:
     out.set("done", terminated | truncated)
 
 
-def _merge(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDictBase:
+def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDictBase:
     """Per lane: `new` where the mask `[*batch, 1]` is set, `old` elsewhere."""
-    merged = old.clone(False)
+    out = old.clone(False)
     lanes = mask.squeeze(-1)
     for key in new.keys(True, True):
         fresh, kept = new.get(key), old.get(key, None)
         if kept is None:
-            merged.set(key, fresh)
+            out.set(key, fresh)
             continue
         where = lanes.reshape(lanes.shape + (1,) * (fresh.ndim - lanes.ndim))
-        merged.set(key, torch.where(where, fresh, kept))
-    return merged
+        out.set(key, torch.where(where, fresh, kept))
+    return out

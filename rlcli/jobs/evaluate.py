@@ -9,6 +9,7 @@ from pathlib import Path
 from rlcli.builders.env import build_evaluation_env
 from rlcli.builders.restore import config_of, restored_policy, restored_transforms
 from rlcli.errors import ConfigError
+from rlcli.jobs.load import check_imports
 from rlcli.jobs.saved import newest
 from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
 from rlcli.training.evaluation import evaluate as play
@@ -42,6 +43,7 @@ def evaluate(
     run = open_run(Path(path))
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))
+    check_imports(run)
     saved = newest(run)
     cfg = config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
     state = saved.state

@@ -21,6 +21,7 @@ from rlcli.jobs.collection import Collection
 from rlcli.jobs.found import find_state
 from rlcli.jobs.given_rows import without_source
 from rlcli.jobs.learner import Learner
+from rlcli.jobs.load import TrainingRun
 from rlcli.jobs.saved import newest
 from rlcli.jobs.train import go
 from rlcli.report.reporter import Reporter
@@ -56,7 +57,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     raise_all(validate(without_source(with_kept_policy(cfg, run))))
     with StopSignals() as stop, RunLock(run.path), kept_in(run.path):
         if verb == "train":
-            return _train(run, cast(Config, cfg), overrides, stop, force)
+            return TrainingRun(_train(run, cast(Config, cfg), overrides, stop, force).path)
         return _collect(run, cfg, overrides, stop, force)
 
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Learner
+from rlcli.jobs.load import TrainingRun
 from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import resumable
 from rlcli.training.evidence import kept_in
-from rlcli.training.run import Run
 from rlcli.training.run_folder import create, taken_back
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
 
-def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
+def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """Train as `cfg` says, in a new run folder.
 
     Raises
@@ -33,7 +33,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> Run:
             with learner.reporter:
                 learner.begin()
                 go(learner)
-    return run
+    return TrainingRun(run.path)
 
 
 def go(learner: Learner) -> None:

@@ -27,8 +27,18 @@ def resume_command(run: Path | str) -> str:
 def start_command(run: Run) -> str:
     """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`."""
     words = [word for word in run.info.get("overrides", []) if not word.startswith("run.dir=")]
-    given = [str(word) for word in run.info.get("command", [])]
     for flag in ("--import", "--recipe-dir"):
-        words += [word for name, value in itertools.pairwise(given) if name == flag for word in (name, value)]
-        words += [word for word in given if word.startswith(f"{flag}=")]
+        words += [word for value in _values(run, flag) for word in (flag, value)]
     return shlex.join(["rlcli", str(run.info.get("verb")), *words])
+
+
+def packages_of(run: Run) -> list[str]:
+    """The user's own packages that a run was made with."""
+    return list(dict.fromkeys([*map(str, run.info.get("packages", [])), *_values(run, "--import")]))
+
+
+def _values(run: Run, flag: str) -> list[str]:
+    """What a flag was given on the run's command line."""
+    given = [str(word) for word in run.info.get("command", [])]
+    apart = [value for name, value in itertools.pairwise(given) if name == flag]
+    return [*apart, *(word.partition("=")[2] for word in given if word.startswith(f"{flag}="))]

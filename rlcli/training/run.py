@@ -1,7 +1,7 @@
 """A run folder, read: what a run was made with, what it has written, and whether it goes on.
 
 runs/train/ppo_exact/2031-05-06_14-03-59_s1/
-  run.json       verb, recipe, seed, overrides, command, versions, git commit; what resumes changed
+  run.json       verb, recipe, seed, overrides, command, packages, versions, git commit; what resumes changed
   config.json    the resolved config that is in force; resume reads this, and writes what it was told to change
   git.diff       where the working tree differed from the commit
   metrics.jsonl  checkpoints/  summary.json  report.md  lock
@@ -47,7 +47,7 @@ class Run:
 
     @cached_property
     def info(self) -> dict:
-        """run.json: verb, recipe, seed, env, overrides, command, created, versions, git, resumed."""
+        """run.json: verb, recipe, seed, env, overrides, command, packages, created, versions, git, resumed."""
         return self._read(RUN)
 
     @cached_property

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from rlcli.config import registry
 from rlcli.errors import ConfigError, ResourceError
 from rlcli.report.closing import SUMMARY
 from rlcli.training.provenance import git_state, versions
@@ -66,6 +67,7 @@ def create(
         "env": env.get("id") if isinstance(env, Mapping) else None,
         "overrides": list(overrides),
         "command": sys.argv,
+        "packages": registry.packages(config),
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions(),
         "git": git,

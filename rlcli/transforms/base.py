@@ -72,6 +72,7 @@ class Transform(nn.Module):
     has_batch_pass = False  # whether `batch_pass` exists
     batch_only = False  # whether `batch_pass` is its only column face
     ends_episodes = False  # whether `_step` may set done flags
+    remembers = True  # whether what it writes may depend on earlier steps, its frozen statistics apart
     outside_batches = False  # whether it must not be put on one of the envs that are stepped together
 
     def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:

@@ -21,6 +21,8 @@ class MapTransform(Transform):
         Observations; `("observation",)` by default.
     """
 
+    remembers = False
+
     def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__(in_keys, out_keys)
 

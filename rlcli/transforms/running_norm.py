@@ -32,6 +32,8 @@ class RunningNorm(Transform):
         Whether the TensorDict face refreshes the scale at every step; otherwise only `refresh()` does.
     """
 
+    remembers = False
+
     def __init__(
         self,
         in_keys: Sequence[Key] = (OBSERVATION,),
