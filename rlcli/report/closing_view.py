@@ -1,20 +1,43 @@
 """The closing report as a person reads it: on the terminal, as plain text, and as report.md.
 
-Each spells the summary's plain values and holds nothing else.
+Each spells the summary's plain values and holds nothing else. The tables are in report.md; a terminal is told the
+result, what it took and what to type next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from rlcli.report import figures
+from rlcli.report.stages import COMPILE
 
 if TYPE_CHECKING:  # `rlcli ls` reads summaries, and must not wait for rich
     from rich.console import RenderableType
 
 Table = tuple[list[str], list[list[str]]]  # header and rows
+
+_LABELS = 12  # columns of the labels on a terminal
+_FIGURES = {
+    "return": "return, mean of the last 100 episodes, sampled actions",
+    "length": "length, mean of the last 100 episodes",
+    "kl_approx": "KL divergence from the policy that acted, estimated",
+    "kl": "KL divergence from the policy that acted",
+    "clip_fraction": "share of rows whose ratio was clipped",
+    "ESS": "effective sample size",
+    "explained_variance": "explained variance of the values",
+    "grad_norm": "gradient norm before clipping",
+    "skipped": "updates skipped, loss or gradient not finite",
+}
+_TERMS = {
+    "boundary": "rows at the end of an episode or of a batch: the next row is not their successor",
+    "approximated": "rows whose successor's value was unknown and taken from the row itself",
+    "dropped": "rows that `value.shifted_budget` had no room for",
+    "saved": "bytes that `memory.next_obs` saves against storing every next observation",
+    "value estimates": "what estimating values held for a moment, at its largest",
+    "planned": "what `rlcli plan` foretold of the line above",
+    "other": "time that no stage claims",
+}
 
 
 def to_markdown(summary: Mapping) -> str:
@@ -26,6 +49,8 @@ def to_markdown(summary: Mapping) -> str:
         parts.append("|" + "|".join([" --- "] + [" ---: "] * (len(header) - 1)) + "|")
         parts += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         parts.append("")
+    held = "\n".join(parts)
+    parts += ["## Terms\n", *(f"- {term}: {meaning}" for term, meaning in _TERMS.items() if term in held), ""]
     sections = (("Resumed", _resumed(summary)), ("Warnings", _warnings(summary)), ("Next", _commands(summary)))
     for heading, lines in sections:
         if lines:
@@ -35,36 +60,70 @@ def to_markdown(summary: Mapping) -> str:
     return "\n".join(parts)
 
 
-def to_terminal(summary: Mapping, *, lines: bool = True) -> RenderableType:
-    """The report as a rich renderable, ASCII but for the rules under the headers (`lines`)."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table as RichTable
+def to_terminal(summary: Mapping) -> RenderableType:
+    """How the run ended as a rich renderable: what went wrong, the result, what it took, what to type next."""
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(_title(summary), style="bold"), Text()]
-    for title, (header, rows) in _tables(summary, brief=True):
-        style = box.SIMPLE_HEAD if lines else None
-        table = RichTable(box=style, pad_edge=False, show_edge=False, header_style="cyan")
-        for i, name in enumerate(header):
-            table.add_column(title.lower() if i == 0 else name, justify="right" if i else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        parts += [table, Text()]
-    parts += [Text(f"resumed {text}") for _, text in _resumed(summary)]
-    parts += [Text(f"! {text}", style="yellow") for _, text in _warnings(summary)]
-    parts += [Text.assemble((f"{label:<9}", "dim"), text, overflow="fold") for label, text in _commands(summary)]
-    return Group(*parts)
+    lines = [Text(_title(summary), style="bold")]
+    lines += [Text(f"resumed {text}") for _, text in _resumed(summary)]
+    lines += [Text(f"! {text}", style="yellow") for _, text in _warnings(summary)]
+    lines += [Text.assemble((f"{label:<{_LABELS}}", "cyan"), text, overflow="fold") for label, text in _ending(summary)]
+    return Text("\n").join(lines)
 
 
-def to_text(summary: Mapping, width: int = 100) -> str:
-    """The report as plain text, whatever the environment says about colours."""
-    from rich.console import Console
+def to_text(summary: Mapping) -> str:
+    """The same as plain text."""
+    lines = [_title(summary)]
+    lines += [f"resumed {text}" for _, text in _resumed(summary)]
+    lines += [f"! {text}" for _, text in _warnings(summary)]
+    return "\n".join([*lines, *(f"{label:<{_LABELS}}{text}" for label, text in _ending(summary))])
 
-    file = StringIO()
-    console = Console(file=file, highlight=False, markup=False, color_system=None, force_terminal=False, width=width)
-    console.print(to_terminal(summary, lines=False))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+def _ending(summary: Mapping) -> Iterator[tuple[str, str]]:
+    """Labelled lines: the result, time, memory, the report, and what to type next, last."""
+    if played := summary.get("evaluation"):
+        yield "evaluation", _played(played)
+    learning = summary["learning"]
+    if learning.get("episodes"):
+        mean, best, count = (figures.number(learning[name]) for name in ("return", "best_return", "episodes"))
+        yield (
+            "training",
+            f"return {mean} in the last episodes, sampled actions; best {best} of {count} episodes",
+        )
+    yield "time", _time(summary["throughput"])
+    yield "memory", _memory(summary["memory"])
+    if summary.get("run"):
+        yield "report", f"{summary['run']}/report.md"
+    yield from _commands(summary)
+
+
+def _played(played: Mapping) -> str:
+    returns = played["returns"]
+    text = f"return {figures.number(played['mean_return'])} +- {figures.number(played['std_return'])}"
+    if returns:
+        text += f" over {len(returns)} episodes ({figures.number(min(returns))} to {figures.number(max(returns))})"
+    return text + (f", {played['cut']} of them cut off" if played.get("cut") else "")
+
+
+def _time(spent: Mapping) -> str:
+    stages = {name: stage["seconds"] for name, stage in spent["stages"].items()}
+    once = stages.pop(COMPILE, 0.0)
+    whole = spent["seconds"] - once
+    rate = figures.rate(spent["frames"] / whole if whole > 0 else 0.0)
+    shares = ", ".join(f"{name} {figures.share(seconds, whole)}%" for name, seconds in stages.items())
+    compiled = f", after {figures.duration(once)} of compiling, once" if once else ""
+    return f"{figures.duration(whole)} at {rate} frames/s{compiled} ({shares})"
+
+
+def _memory(ledger: Mapping) -> str:
+    process = ledger["process"]
+    text = f"process {figures.size(process['peak'])} at its peak"
+    if planned := process.get("planned"):
+        text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
+    saved = ledger["saved"]
+    if saved > 0:
+        text += f"; {figures.size(saved)} saved against storing every next observation"
+    return text
 
 
 def _title(summary: Mapping) -> str:
@@ -76,21 +135,25 @@ def _title(summary: Mapping) -> str:
     return f"{name}: {summary['status']} at {frames} in {figures.duration(spent['seconds'])}"
 
 
-def _tables(summary: Mapping, brief: bool = False) -> Iterator[tuple[str, Table]]:
+def _tables(summary: Mapping) -> Iterator[tuple[str, Table]]:
     yield "Learning", _learning_table(summary["learning"])
     if summary.get("boundary_rows") is not None:
         yield "Rows", _rows_table(summary)
-    if summary.get("evaluation") and not brief:  # a terminal was told when the episodes had been played
+    if summary.get("evaluation"):
         yield "Evaluation", _evaluation_table(summary["evaluation"])
     yield "Throughput", _throughput_table(summary["throughput"])
-    yield "Memory", _memory_table(summary["memory"], brief)
+    yield "Memory", _memory_table(summary["memory"])
     if summary.get("delta"):
         yield "Differences", _delta_table(summary["delta"])
 
 
 def _learning_table(learning: Mapping) -> Table:
-    rows = [[name.replace("_", " "), figures.number(value)] for name, value in learning.items()]
+    rows = [[_figure(name), figures.number(value)] for name, value in learning.items()]
     return ["figure", "last"], rows
+
+
+def _figure(name: str) -> str:
+    return _FIGURES.get(name, name.replace("_", " "))
 
 
 def _rows_table(summary: Mapping) -> Table:
@@ -127,7 +190,7 @@ def _throughput_table(spent: Mapping) -> Table:
     return ["stage", "seconds", "%", "frames/s"], rows
 
 
-def _memory_table(ledger: Mapping, brief: bool) -> Table:
+def _memory_table(ledger: Mapping) -> Table:
     header = ["key", "shape", "dtype", "bytes/frame", "held", "peak", "saved"]
     rows = []
     for component, total in ledger["components"].items():
@@ -148,8 +211,6 @@ def _memory_table(ledger: Mapping, brief: bool) -> Table:
     rows.append(["process RSS", "", "", "", figures.size(process["now"]), figures.size(process["peak"]), ""])
     if planned := process.get("planned"):
         rows.append([figures.plan_said(planned, process["peak"]), "", "", "", "", figures.size(planned), ""])
-    if brief:  # a terminal has about 80 columns: the shapes are in report.md
-        header, rows = header[:1] + header[3:], [row[:1] + row[3:] for row in rows]
     return header, rows
 
 

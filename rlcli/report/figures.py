@@ -67,14 +67,14 @@ def number(value: float | None) -> str:
 def plan_said(planned: int, measured: int | None) -> str:
     """The label of what a plan foretold of the line above, and how far off it was."""
     off = f" ({100 * (measured - planned) / planned:+.1f} %)" if measured and planned else ""
-    return f"  plan said{off}"
+    return f"  planned{off}"
 
 
 def stage_rows(planned: int | None, measured: int | None) -> list[tuple[str, int | None]]:
     """Lines of memory about the value stage: what it was seen to hold for a moment, and what the plan said."""
     rows: list[tuple[str, int | None]] = []
     if measured is not None or planned is not None:
-        rows.append(("value stage", measured))
+        rows.append(("value estimates", measured))
     if planned is not None:
         rows.append((plan_said(planned, measured), planned))
     return rows

@@ -1,7 +1,7 @@
 """The live view: progress, throughput by stage, memory and learning, redrawn at most four times a second.
 
 `render` is a pure function of a snapshot. It lays the three columns out for the width it is given: beside
-each other, learning below the other two, or all stacked.
+each other, learning above the other two, or all stacked, learning first.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rlcli.report import closing_view, figures
 from rlcli.report.snapshot import MemoryRow, Snapshot
 
 THREE_COLUMNS, TWO_COLUMNS, LEARNING_WIDTH, GAP = 116, 78, 38, 3
+THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours
 _LABEL, _QUIET, _STRONG, _GOOD, _WARN = "cyan", "dim", "bold", "green", "yellow"
 
 Block = list[Text]  # lines; laid out by hand, since tables within tables took rich 6 ms a frame, and this takes 1
@@ -46,9 +47,9 @@ def _lines(snapshot: Snapshot, width: int) -> Block:
     if width >= THREE_COLUMNS:
         body = _beside(throughput, memory, _learning(snapshot, LEARNING_WIDTH))
     elif width >= TWO_COLUMNS:
-        body = _beside(throughput, memory) + _learning(snapshot, width)
+        body = _learning(snapshot, width) + _beside(throughput, memory)
     else:
-        body = throughput + memory + _learning(snapshot, width)
+        body = _learning(snapshot, width) + throughput + memory
     return _header(snapshot, width) + body + _footer(snapshot)
 
 
@@ -72,9 +73,10 @@ def _bar(fraction: float, width: int) -> Text:
 
 def _throughput(snapshot: Snapshot) -> Block:
     spent = snapshot.spent
-    lines = [Text.assemble(("throughput ", _LABEL), (figures.rate(spent.rate), _STRONG), " frames/s")]
+    lines = [Text.assemble(("throughput ", _LABEL), (figures.rate(spent.pace), _STRONG), " frames/s")]
     stages = spent.stages()
     room = max(map(len, stages), default=0)
+    lines[0].pad_right(THROUGHPUT_WIDTH - lines[0].cell_len)
     for stage, seconds in stages.items():
         parts = [f"{name} {figures.share(s, spent.seconds)}" for name, s in spent.parts(stage).items()]
         head = f"{stage:<{room}} {figures.share(seconds, spent.seconds):>2}%"
@@ -89,7 +91,7 @@ def _memory(rows: Sequence[MemoryRow]) -> Block:
     lines = [Text.assemble((f"{'memory':<{room}}", _LABEL), (f"{'now':>9}{'peak':>9}{'saved':>9}", _QUIET))]
     for row in rows:
         peak = "" if row.peak is None else figures.size(row.peak)
-        saved = figures.size(row.saved) if row.saved else ""
+        saved = figures.size(row.saved) if row.saved and row.saved > 0 else ""
         held = f"{row.label:<{room}}{figures.size(row.now):>9}{peak:>9}"
         lines.append(Text.assemble(held, (f"{saved:>9}", _GOOD)))
     return lines
@@ -108,9 +110,9 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
     items += [Text(f"{name} {figure(x)}") for name, x in snapshot.learning.items()]
     if snapshot.boundary is not None:
         items.append(Text(f"boundary rows {100 * snapshot.boundary:.1f} %"))
-        items.append(Text(f"approximated {figures.count(snapshot.approximated)}"))
+        items.append(Text(f"approximated values {figures.count(snapshot.approximated)}"))
     if snapshot.dropped is not None:
-        items.append(Text(f"dropped {figures.count(snapshot.dropped)}"))
+        items.append(Text(f"dropped rows {figures.count(snapshot.dropped)}"))
     lines = [Text("learning", style=_LABEL), Text()]
     for item in items:
         used = lines[-1].cell_len

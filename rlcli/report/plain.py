@@ -1,4 +1,7 @@
-"""One plain line an interval for pipes and schedulers: the live view's numbers, ASCII, no escape codes."""
+"""One plain line an interval for pipes and schedulers, and now and then the rest of what the live view shows.
+
+ASCII, no escape codes, at most `WIDTH` columns.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,59 @@ from rlcli.report import closing_view, figures
 from rlcli.report.snapshot import MemoryRow, Snapshot
 from rlcli.report.stages import Spent
 
+WIDTH = 120
+DETAILS_EVERY = 10  # lines
+_FIRST = ("kl", "explained variance", "q value", "evaluation return")  # learning figures of every line
+
 
 def line(snapshot: Snapshot) -> str:
-    """The snapshot on one line, groups two spaces apart."""
-    spent = snapshot.spent
+    """How far the run is and how it goes; groups two spaces apart."""
     groups = [
         f"{100 * snapshot.fraction:3.0f}%",
-        f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)} frames",
-        f"{figures.duration(snapshot.elapsed)} eta {figures.duration(snapshot.eta)}",
-        f"{figures.rate(spent.rate)} frames/s",
-        " ".join(_stage(spent, name, seconds) for name, seconds in spent.stages().items()),
-        f"return {figures.number(snapshot.mean_return)} best {figures.number(snapshot.best)}"
-        f" length {figures.number(snapshot.mean_length)} episodes {figures.count(snapshot.episodes)}",
+        f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)}",
+        f"{figures.rate(snapshot.spent.pace)} frames/s",
+        f"return {figures.number(snapshot.mean_return)}",
+        f"length {figures.number(snapshot.mean_length)}",
+        *(f"{name} {figures.number(snapshot.learning[name])}" for name in _FIRST if name in snapshot.learning),
     ]
-    learning = [f"{name} {figures.number(x)}" for name, x in snapshot.learning.items()]
-    groups += [" ".join(learning)] if learning else []
+    eta = f"  eta {figures.duration(snapshot.eta)}"
+    while len("  ".join(groups)) + len(eta) > WIDTH:
+        groups.pop()
+    return "  ".join(groups) + eta
+
+
+def details(snapshot: Snapshot) -> list[str]:
+    """Where the seconds and the bytes went, and the learning figures that `line` leaves out."""
+    spent = snapshot.spent
+    learning = [
+        f"best {figures.number(snapshot.best)}",
+        f"episodes {figures.count(snapshot.episodes)}",
+        *(f"{name} {figures.number(x)}" for name, x in snapshot.learning.items() if name not in _FIRST),
+    ]
     if snapshot.boundary is not None:
-        groups.append(f"boundary rows {100 * snapshot.boundary:.1f}%")
-        groups.append(f"approximated {figures.count(snapshot.approximated)}")
+        learning.append(f"boundary rows {100 * snapshot.boundary:.1f}%")
+        learning.append(f"approximated values {figures.count(snapshot.approximated)}")
     if snapshot.dropped is not None:
-        groups.append(f"dropped {figures.count(snapshot.dropped)}")
+        learning.append(f"dropped rows {figures.count(snapshot.dropped)}")
+    memory: list[str] = []
     for row in snapshot.memory:
         if row.label.startswith(" "):  # about the row before
-            groups[-1] += f" {_memory(row).lstrip()}"
+            memory[-1] += f" {_memory(row).lstrip()}"
         else:
-            groups.append(_memory(row))
-    return "  ".join(groups)
+            memory.append(_memory(row))
+    stages = [_stage(spent, name, seconds) for name, seconds in spent.stages().items()]
+    groups = {"time": [figures.duration(snapshot.elapsed), *stages], "memory": memory, "learning": learning}
+    return [text for label, parts in groups.items() if parts for text in _wrapped(label, parts)]
+
+
+def _wrapped(label: str, parts: list[str]) -> list[str]:
+    lines = [f"      {label:<10}{parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) > WIDTH:
+            lines.append(f"{'':<16}{part}")
+        else:
+            lines[-1] += f"  {part}"
+    return lines
 
 
 def _stage(spent: Spent, name: str, seconds: float) -> str:
@@ -48,7 +78,7 @@ def _memory(row: MemoryRow) -> str:
     text = f"{row.label} {figures.size(row.now if row.now is not None else row.peak)}"
     if row.now is not None and row.peak is not None:
         text += f" peak {figures.size(row.peak)}"
-    if row.saved:
+    if row.saved and row.saved > 0:
         text += f" saved {figures.size(row.saved)}"
     return text
 
@@ -57,7 +87,7 @@ class PlainView:
     """Writes a line when one is due: every 2 s at first, then every 60th of the time gone.
 
     They are never more than a minute apart. A log stays short enough to read: about 260 lines in the first
-    hour, 60 in each later one.
+    hour, 60 in each later one, and with every tenth of them the details.
     """
 
     redraws = False
@@ -68,6 +98,7 @@ class PlainView:
         self._began = now()
         self._next = self._began
         self._last: Snapshot | None = None
+        self._lines = 0
 
     def due(self) -> bool:
         return self._now() >= self._next
@@ -76,7 +107,8 @@ class PlainView:
         now = self._now()
         self._next = now + min(max(2.0, (now - self._began) / 60), 60.0)
         self._last = snapshot
-        self.say(line(snapshot))
+        self._lines += 1
+        self.say("\n".join([line(snapshot), *([] if self._lines % DETAILS_EVERY else details(snapshot))]))
 
     def say(self, text: str) -> None:
         if self._stream is None:

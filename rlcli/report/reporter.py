@@ -13,7 +13,7 @@ It gathers what a view needs only when that view is due, and keeps no reference 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 
 from rlcli.keys import DONE, REWARD
 from rlcli.report import closing
+from rlcli.report.compiling import Compiling
 from rlcli.report.episodes import EpisodeStats
 from rlcli.report.facts import Expected, Facts, Watched
 from rlcli.report.largest_peak import LargestPeak
@@ -29,11 +30,15 @@ from rlcli.report.ledger import Entry
 from rlcli.report.memory import Memory
 from rlcli.report.metrics import MetricsWriter, plain
 from rlcli.report.snapshot import Snapshot, shown
-from rlcli.report.stages import OTHER, Clock, Spent
+from rlcli.report.stages import COMPILE, OTHER, Clock, Spent
 from rlcli.report.tally import Figure, Tally
 from rlcli.report.value_rows import ValueRows
 from rlcli.report.view import View, open_view
 
+COMPILING = {
+    "numba": "compiling kernels, once: later runs find them compiled ...",
+    "torch.compile": "compiling the loss (optim.compile) ...",
+}
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
 
@@ -91,6 +96,9 @@ class Reporter:
             else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
         )
         self._next_ledger = 0.0
+        self._compiling = Compiling(self._compile_begins, self._compile_ends)
+        self._resume_stage: Callable[[], None] = lambda: None
+        self._said_compiling: set[str] = set()
 
     @property
     def episodes(self) -> EpisodeStats:
@@ -238,10 +246,12 @@ class Reporter:
         return summary
 
     def __enter__(self) -> Reporter:
+        self._compiling.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Give the terminal and the files back, whatever happened; says nothing."""
+        self._compiling.__exit__(*exc)
         self._view.close()
         if self._metrics is not None:
             self._metrics.close()
@@ -254,6 +264,15 @@ class Reporter:
         """Continue where `state_dict` was taken."""
         self.tally.load_state_dict(state)
         self.clock.load_state_dict(state["clock"])
+
+    def _compile_begins(self, who: str) -> None:
+        self._resume_stage = self.clock.interrupt(COMPILE)
+        if who not in self._said_compiling:
+            self._said_compiling.add(who)
+            self.say(COMPILING[who])
+
+    def _compile_ends(self) -> None:
+        self._resume_stage()
 
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
         """One line of metrics.jsonl."""

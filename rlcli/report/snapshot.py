@@ -16,8 +16,10 @@ from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 LEARNING = {
     "kl": "kl",  # exact, of the losses that compute it; of the others their estimate
     "kl_approx": "kl",
-    "clip_fraction": "clip",
-    "explained_variance": "ev",
+    "explained_variance": "explained variance",
+    "q_value": "q value",
+    "eval_return": "evaluation return",
+    "clip_fraction": "clip fraction",
     "entropy": "entropy",
 }
 
@@ -88,9 +90,9 @@ class Snapshot:
     @property
     def eta(self) -> float | None:
         """Seconds still to go at the run's mean pace; None before the first batch."""
-        if self.spent.rate <= 0:
+        if self.spent.pace <= 0:
             return None
-        return max(self.total_frames - self.frames, 0) / self.spent.rate
+        return max(self.total_frames - self.frames, 0) / self.spent.pace
 
     @property
     def name(self) -> str:
@@ -143,7 +145,7 @@ def memory_rows(
     for entry in ledger.entries:
         label = entry.component
         if entry.component == ROLLOUT:
-            label = "obs" if entry.key in obs else "next.obs" if entry.key in following else "other keys"
+            label = "obs" if entry.key in obs else "next.obs" if entry.key in following else "rest of batch"
         row = groups.get(label, MemoryRow(label, 0, 0, 0))
         assert row.now is not None and row.peak is not None and row.saved is not None
         groups[label] = MemoryRow(label, row.now + entry.bytes, row.peak + entry.peak, row.saved + entry.saved)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 OTHER = "other"
+COMPILE = "compile"  # kernels and losses, once: an interruption of whatever stage they were first called in
 
 
 class Stage:
@@ -88,6 +89,12 @@ class Spent:
         """Frames per second; 0 before any time has passed."""
         return self.frames / self.seconds if self.seconds > 0 else 0.0
 
+    @property
+    def pace(self) -> float:
+        """Frames per second of what is still to come: without what is compiled once."""
+        seconds = self.seconds - sum(ns for path, ns in self.own.items() if path[0] == COMPILE) / 1e9
+        return self.frames / seconds if seconds > 0 else 0.0
+
     def stages(self) -> dict[str, float]:
         """Seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
         return self.parts(())
@@ -141,12 +148,19 @@ class Clock:
         self._mark = now()
 
     def start(self) -> None:
-        """Forget the time since construction (set-up is not the run's), and begin."""
+        """Forget the time since construction that no stage claimed (set-up is not the run's), and begin."""
         self._mark = self._now()
+        self._root.own_ns = 0
 
     def __call__(self, name: str) -> Stage:
         """The stage `name` inside the stage that is open now, as a context manager."""
         return self._current.child(name)
+
+    def interrupt(self, name: str) -> Callable[[], None]:
+        """Open a top-level stage inside whatever is open now; what is returned closes it and goes on there."""
+        interrupted = self._current
+        self._switch(self._root.child(name))
+        return lambda: self._switch(interrupted)
 
     def split(self, stage: str, *, of: float = 1.0, **parts: float) -> None:
         """Say how a stage's own time divides, from a sampled measurement.

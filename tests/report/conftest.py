@@ -34,7 +34,7 @@ def snapshot() -> Snapshot:
             MemoryRow("params+optim", 110 * KIB),
             MemoryRow("process RSS", 412 * KIB * KIB, 420 * KIB * KIB),
         ],
-        learning={"kl": 0.006, "clip": 0.11, "ev": 0.71},
+        learning={"kl": 0.006, "explained variance": 0.71, "clip fraction": 0.11},
         returns=[1, 2, 5, 20, 50, 100, 250, 312, 400],
         mean_return=312.4,
         mean_length=312.0,

@@ -169,7 +169,7 @@ def test_the_views_rows_fold_the_ledger_without_losing_a_byte():
     assert [row.label for row in rows] == [
         "obs",
         "next.obs compact",
-        "other keys",
+        "rest of batch",
         "params+optim",
         "process RSS",
     ]

@@ -6,8 +6,10 @@ import io
 import json
 import sys
 
+import numba
 import pytest
 import torch
+from rich.console import Console
 from tensordict import TensorDict
 
 from rlcli.errors import ResourceError
@@ -95,7 +97,43 @@ def test_the_report_tells_what_the_last_evaluation_found(tmp_path):
     report = closing_view.to_markdown(summary | {"evaluation": played})
     for row in ("episodes | 2", "mean return | 488", "std return | 12.5", "lowest return | 475", "mean length | 488"):
         assert f"| {row} |" in report
-    assert "Evaluation" not in closing_view.to_text(summary | {"evaluation": played})  # the terminal was told at once
+
+
+def test_a_terminal_is_told_the_result_first_and_what_to_type_last(tmp_path):
+    _, summary = a_run(tmp_path)
+    played = {"mean_return": 487.5, "std_return": 12.5, "returns": [475.0, 500.0], "lengths": [475, 500], "cut": 0}
+    told = closing_view.to_text(summary | {"evaluation": played, "run": "runs/x"}).splitlines()
+    labels = [text.split()[0] for text in told if not text.startswith("!")][1:]
+    assert labels == ["evaluation", "training", "time", "memory", "report", "evaluate"]
+    assert "return 488 +- 12.5 over 2 episodes (475 to 500)" in told[-6] and "rlcli eval RUN" in told[-1]
+    assert len(told) < 12
+    rich = Console(file=io.StringIO(), width=200)
+    rich.print(closing_view.to_terminal(summary | {"evaluation": played, "run": "runs/x"}))
+    assert [text.rstrip() for text in rich.file.getvalue().splitlines()] == told
+
+
+def test_the_report_explains_its_own_terms(tmp_path):
+    a_run(tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    assert "- approximated: rows whose successor" in report and "- dropped" not in report
+
+
+def test_compiling_is_a_stage_of_its_own_and_said_once(tmp_path):
+    reporter = Reporter(FACTS, console="plain", stream=(stream := io.StringIO()))
+    with reporter:
+        reporter.start()
+        with reporter.clock("update"):
+            for _ in range(2):
+                numba.njit(lambda x: x + 1)(1)
+        reporter.clock.lap(1)
+    spent = reporter.clock.total()
+    assert stream.getvalue().count("compiling kernels, once") == 1
+    assert (
+        set(spent.stages()) == {"update", "compile", "other"} and spent.stages()["compile"] > spent.stages()["update"]
+    )
+    numba.njit(lambda x: x + 1)(1)  # nobody listens any more
+    reporter.clock.lap()
+    assert reporter.clock.total().stages()["compile"] == spent.stages()["compile"]
 
 
 def test_a_resumed_run_continues_its_totals(tmp_path):
@@ -179,7 +217,7 @@ def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
         "| approximated | 8 | 10.00 |",
         "| dropped | 6 | 7.50 |",
         "(6 times)",
-        "| value stage |",
+        "| value estimates |",
         "(-50.0 %)",
     ):
         assert part in report

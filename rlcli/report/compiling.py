@@ -1,0 +1,73 @@
+"""Who compiles, and when: kernels by numba, losses by `torch.compile`. Both happen inside the first call of something.
+
+Each version of rlcli compiles its kernels once and finds them in numba's cache from then on; `optim.compile` compiles
+in every process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from torch._dynamo.callback import callback_handler
+
+
+class Compiling:
+    """While its context is open: calls `begin` before this thread compiles and `end` after it.
+
+    What is compiled for something that is being compiled is part of it, and not told apart. Other threads are not
+    followed: their time is not this thread's.
+
+    Parameters
+    ----------
+    begin : callable
+        Told what compiles: "numba" or "torch.compile".
+    end : callable
+    """
+
+    def __init__(self, begin: Callable[[str], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+        self._thread = threading.get_ident()
+        self._depth = 0
+
+    def __enter__(self) -> Compiling:
+        from numba.core import event  # half a second, but for whoever opens this, kernels follow
+
+        self._event = event
+        event.Listener.register(Compiling)  # by what it does: a base class would load numba with this file
+        event.register("numba:compile", self)
+        callback_handler.register_start_callback(self._torch_begins)
+        callback_handler.register_end_callback(self._torch_ends)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._event.unregister("numba:compile", self)
+        callback_handler.remove_start_callback(self._torch_begins)
+        callback_handler.remove_end_callback(self._torch_ends)
+
+    def notify(self, event) -> None:
+        """What numba calls at both ends of a compilation."""
+        if event.is_start:
+            self._enter("numba")
+        elif event.is_end:
+            self._leave()
+
+    def _torch_begins(self, *args: object) -> None:
+        self._enter("torch.compile")
+
+    def _torch_ends(self, *args: object) -> None:
+        self._leave()
+
+    def _enter(self, who: str) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._depth += 1
+        if self._depth == 1:
+            self._begin(who)
+
+    def _leave(self) -> None:
+        if threading.get_ident() != self._thread or not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth:
+            self._end()
