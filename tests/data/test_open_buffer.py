@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rlcli.collectors import Collector
 from rlcli.data import (
@@ -16,6 +17,7 @@ from rlcli.data import (
     LazyTensorStorage,
     PrioritizedSliceSampler,
     RandomSampler,
+    ReplayBuffer,
     SamplerWithoutReplacement,
     SegmentWriter,
     SliceSampler,
@@ -253,6 +255,28 @@ def test_a_copy_without_ids_joins_nothing_that_was_apart(tmp_path):
         assert torch.equal(one[NEXT], other["observation"]) and not one["next", "done"].any()
         lengths = target.ring.index.trajectories()["length"]
         assert lengths.max() <= max(batch.shape[-1] for batch in written)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lane_that_stops_leaves_the_trajectories_of_other_lanes_whole(lanes, known, monkeypatch):
+    """A copy without ids has the trajectories of its source, whatever stops in which lane."""
+    from rlcli.data.stored import copies
+
+    monkeypatch.setattr(copies, "ROWS", 24)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        ids = torch.from_numpy((rng.random((lanes, 60)) < 0.08).cumsum(1)) + 100 * torch.arange(lanes)[:, None]
+        done = torch.from_numpy(rng.random((lanes, 60, 1)) < 0.04)
+        x = 1000.0 * ids + torch.arange(60)
+        nexts = {"done": done} | ({"x": x + 1} if known else {})
+        batch = TensorDict({"x": x, "next": nexts, "collector": {"traj_ids": ids}}, [lanes, 60])
+        ndim = 1 if lanes == 1 else 2
+        source, target = (ReplayBuffer(storage=LazyTensorStorage(60 * lanes, ndim=ndim)) for _ in range(2))
+        source.extend(batch[0] if lanes == 1 else batch)
+        copies.copy_rows(source, target, lambda rows, ring=source.ring: ring.read(rows).exclude("collector"))
+        rows = np.arange(60 * lanes)
+        assert target.ring.index.successors(rows).tolist() == source.ring.index.successors(rows).tolist()
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------

@@ -417,6 +417,19 @@ def test_slices_are_drawn_by_the_priority_of_their_first_row(slice_len):
     assert one["is_init"].sum() == 10 and len(one) < 40
 
 
+def of_late_priorities(**slices):
+    """Only the last three rows of an episode of ten have a priority."""
+    rb = filled(PrioritizedSliceSampler(100, 1.0, 0.5, eps=0.0, seed=0, **slices), None, batch=episodes([10]))
+    rb.update_priority(torch.arange(10), torch.tensor([0.0] * 7 + [1.0] * 3))
+    return rb
+
+
+def test_rows_of_priority_0_begin_no_slice():
+    rb = of_late_priorities(slice_len=3)
+    sample = rb.sample(300)
+    assert set(sample["index"][::3].tolist()) == {7} and (sample["priority_weight"] == 1).all()
+
+
 # ---- one read ----------------------------------------------------------------------------------------------------
 class Counting(LazyTensorStorage):
     """Counts what is gathered, by key."""
@@ -518,6 +531,10 @@ def test_a_restored_epoch_leaves_out_what_was_overwritten_before_it_was_saved():
         (lambda: filled(SliceSamplerWithoutReplacement(slice_len=13), 26).sample(), "has 12 rows"),
         (lambda: filled(SliceSampler(slice_len=3, traj_key="episode")), "episode is not in the batch"),
         (lambda: filled(SliceSampler(slice_len=3, end_key=("next", "over"))), "next.over is not in the batch"),
+        (lambda: of_late_priorities(slice_len=4).sample(4), "priority 0. Use eps above 0"),
+        (lambda: RandomSampler(seed=-1), "a seed is a whole number from 0 on (seed): got -1"),
+        (lambda: filled(RandomSampler()).set_seed(-1), "got -1"),
+        (lambda: filled(RandomSampler()).set_seed(0.5), "got 0.5"),
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1], -1.0), "from 0 on"),
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1, 2], torch.tensor([1.0, np.nan])), "nan"),
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1, 2], torch.ones(3)), "2 rows"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from rows_of import columns, fields, same, write_wrapped
 
+from rlcli.data.fields import Field
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ArgumentError
 
@@ -122,3 +123,15 @@ def fields_of_pixels(pixels):
     from rlcli.data.fields import Field
 
     return Field.of(pixels["pixels"])
+
+
+def test_rows_on_a_device_keep_no_graph():
+    """`meta` stands for a device: rows there are written as on a GPU."""
+    storage = LazyTensorStorage(10, device="meta")
+    storage.declare({"x": Field(torch.float32, torch.Size((1,)))}, 10)
+    for write in (
+        lambda x: storage.write(0, {"x": x}),
+        lambda x: storage.scatter(np.array([1, 2, 1]), {"x": x}),
+    ):
+        write(torch.zeros(3, 1, requires_grad=True) * 2)
+        assert not storage.column("x").requires_grad and not storage.gather(np.arange(2))["x"].requires_grad

@@ -22,6 +22,7 @@ from rlcli.data.codes.code import INDEX, RECORD, Code, Record
 from rlcli.data.fields import Field
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.storages import Storage
+from rlcli.data.storages.tensor import contiguous
 from rlcli.kernels.codes import layout
 from rlcli.keys import Key
 
@@ -84,9 +85,8 @@ class CodedRows:
         out = {key: columns[key] for key in self.plain}
         if not self._packed:
             return out, None
-        held = [columns[code.key].contiguous() for code in self._packed]
+        held, sources = contiguous(columns, [code.key for code in self._packed])
         record = torch.zeros((len(held[0]), self._record.width), dtype=torch.uint8)
-        sources = np.array([column.data_ptr() for column in held], np.int64)
         failed = _kernels().pack(
             self._record.table, record.data_ptr(), self._record.width, len(record), sources
         )  # fmt: skip

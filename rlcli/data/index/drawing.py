@@ -42,7 +42,15 @@ class RandomStream:
         self.seed(int(torch.randint(0, 2**62, ())) if seed is None else seed)
 
     def seed(self, seed: int) -> None:
-        """Start again from a seed; seeds that lie side by side give unrelated streams."""
+        """Start again from a seed; seeds that lie side by side give unrelated streams.
+
+        Raises
+        ------
+        ArgumentError
+            It is no whole number from 0 on.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise ArgumentError("a seed is a whole number from 0 on", where="seed", why=f"got {seed!r}")
         self.state[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
 
     def integers(self, bound: int, count: int) -> np.ndarray:

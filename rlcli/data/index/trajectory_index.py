@@ -94,11 +94,18 @@ class TrajectoryIndex(IndexArrays):
     def loose(self) -> int:
         return int(self._scalars[layout.LOOSE])
 
-    def cut(self, *, named: bool = False) -> None:
-        """What is written next goes on with no trajectory that has no id; with `named`, with none at all."""
+    def cut(self, *, named: bool = False, lanes: np.ndarray | None = None) -> None:
+        """What is written next goes on with no trajectory that has no id; with `named`, with none at all.
+
+        Parameters
+        ----------
+        lanes : bool array ``[lanes]``, optional
+            Those that are cut; all by default, and always those that are `named`.
+        """
         from rlcli.kernels.index.read import cut_nameless
 
-        cut_nameless(self._scalars, self._runs, self._trajs, self._slots)
+        chosen = np.ones(self.width, bool) if lanes is None else lanes
+        cut_nameless(self._scalars, self._runs, self._trajs, self._slots, chosen)
         if not named or not self._scalars[HAS_IDS]:
             return
         states = self._trajs[layout.STATE]

@@ -100,16 +100,17 @@ class SparseColumns:
             The lowest number that is live: those below are forgotten sooner or later.
         """
         for key, few in taken.items():
-            old, rows = self._few.get(key, (np.empty(0, np.int64), few.rows[:0].cpu()))
-            written = numbers[few.at.cpu().numpy()]
+            few = Few(few.at.cpu(), few.rows.detach().cpu())
+            old, rows = self._few.get(key, (np.empty(0, np.int64), few.rows[:0]))
+            written = numbers[few.at.numpy()]
             last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1] if len(written) else ()
-            counts = np.isin(few.at.cpu().numpy(), last) & (written >= base)
+            counts = np.isin(few.at.numpy(), last) & (written >= base)
             if len(old) and (np.isin(old, numbers).any() or (old < base).sum() > len(old) // 2):
                 live = ~np.isin(old, numbers) & (old >= base)
                 old, rows = old[live], rows[torch.from_numpy(live)]
             if counts.any():
                 old = np.concatenate((old, written[counts]))
-                rows = torch.cat((rows, few.rows.detach().cpu()[torch.from_numpy(counts)]))
+                rows = torch.cat((rows, few.rows[torch.from_numpy(counts)]))
                 order = np.argsort(old, kind="stable")
                 old, rows = old[order], rows[torch.from_numpy(order)]
             self._few[key] = old, rows

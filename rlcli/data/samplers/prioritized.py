@@ -104,7 +104,19 @@ class PrioritizedSampler(Sampler):
         return rows
 
     def draw_among(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Some of these rows by priority, int64 ``[count]``: one pass over them."""
+        """Some of these rows by priority, int64 ``[count]``: one pass over them.
+
+        Raises
+        ------
+        ArgumentError
+            All their priorities are 0.
+        """
+        rows = rows[self._tree.priorities[rows] > 0]
+        if not len(rows):
+            raise ArgumentError(
+                "no slice can be drawn: every row that one may begin at has priority 0",
+                fix="Use eps above 0, shorter slices, or strict_length=False.",
+            )
         above = np.cumsum(self._tree.priorities[rows])
         place = np.searchsorted(above, uniform(self.random, count) * above[-1], side="right")
         return rows[np.minimum(place, len(rows) - 1)]

@@ -78,7 +78,7 @@ class LazyTensorStorage(Storage):
         else:
             self._grow(start + count)
             for key, column in self._columns.items():
-                column[start : start + count] = columns[key].to(self.device, non_blocking=True)
+                column[start : start + count] = columns[key].detach().to(self.device, non_blocking=True)
         self.written[0] = max(int(self.written[0]), start + count)
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
@@ -92,7 +92,7 @@ class LazyTensorStorage(Storage):
             last = dict(zip(rows.tolist(), range(len(rows)), strict=True))  # a row given twice: the last counts
             at = torch.tensor(list(last), device=self.device)
             for key, column in columns.items():
-                self._columns[key][at] = column[list(last.values())].to(self.device)
+                self._columns[key][at] = column.detach()[list(last.values())].to(self.device)
         self.written[0] = max(int(self.written[0]), int(rows.max(initial=-1)) + 1)
 
     def _grow(self, rows: int) -> None:

@@ -51,13 +51,13 @@ def copy_rows(source: Any, target: ReplayBuffer, read: Callable[[np.ndarray], Te
     for rows, cut in _pieces(ring, room // ring.lanes):
         batch = read(rows.reshape(-1))
         target.extend(batch.reshape(*ring.lane_shape, rows.shape[1]))
-        if cut:
-            target.ring.index.cut()
+        if cut.any():
+            target.ring.index.cut(lanes=cut if target.ring.lanes == ring.lanes else None)
     return target.ring.cursor * target.ring.lanes - before
 
 
-def _pieces(ring: Ring, steps: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """Row numbers int64 ``[lanes, T]`` of the newest steps, oldest first; and whether something was cut after them."""
+def _pieces(ring: Ring, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Row numbers int64 ``[lanes, T]`` of the newest steps, oldest first; which lanes, bool, were cut after them."""
     start, most = max(ring.base, ring.cursor - steps), max(1, ROWS // ring.lanes)
     while start < ring.cursor:
         numbers = np.arange(start, min(start + most, ring.cursor))
@@ -66,10 +66,9 @@ def _pieces(ring: Ring, steps: int) -> Iterator[tuple[np.ndarray, bool]]:
         below = (numbers + 1) % ring.steps * ring.lanes + lanes
         stops = (ring.index.successors(rows.reshape(-1)).reshape(rows.shape) != below) & ~_ended(ring, rows)
         cuts = np.flatnonzero(stops.any(0))
-        if len(cuts):
-            rows = rows[:, : cuts[0] + 1]
-        yield rows, bool(len(cuts))
-        start += rows.shape[1]
+        length = cuts[0] + 1 if len(cuts) else rows.shape[1]
+        yield rows[:, :length], stops[:, length - 1]
+        start += length
 
 
 def _ended(ring: Ring, rows: np.ndarray) -> np.ndarray:

@@ -154,9 +154,6 @@ def _checkpoint(path: Path) -> Iterator[Place]:
     manifest = read_manifest(path)
     if BUFFER in manifest:
         yield Place(CHECKPOINT, path, len(SavedRows(path, manifest[BUFFER])), _named({"config": manifest["config"]}))
-        return
-    if BUFFER in manifest:
-        yield Place(CHECKPOINT, path, _live(manifest[BUFFER]), _named({"config": manifest["config"]}))
 
 
 def _live(about: dict[str, Any]) -> int:

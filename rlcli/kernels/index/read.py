@@ -133,14 +133,17 @@ def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndar
 
 
 @compiled(borrows=True)
-def cut_nameless(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray) -> None:
-    """Close open trajectories that have no ids."""
+def cut_nameless(
+    scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray, lanes: np.ndarray
+) -> None:
+    """Close open trajectories that have no ids, of the lanes that are chosen (bool, one each)."""
     if scalars[HAS_IDS] != 0:
         return
     for traj in range(scalars[TRAJ_HIGH]):
-        if trajs[STATE, traj] == OPEN:
+        lane = trajs[LANE, traj]
+        if trajs[STATE, traj] == OPEN and lanes[lane]:
             trajs[STATE, traj] = CLOSED
-            lane, at = trajs[LANE, traj], trajs[LAST, traj] & (runs.shape[2] - 1)
+            at = trajs[LAST, traj] & (runs.shape[2] - 1)
             if scalars[EXACT] == 0 and runs[WHERE, lane, at] >= 0:
                 free_slot(scalars, slots, runs[WHERE, lane, at])
                 runs[WHERE, lane, at] = -1

@@ -1,1 +1,1 @@
-"""Copying rows of many columns at once, by address: `cpu` is the compiled pass, `reference` the plain one."""
+"""Copying rows of many columns at once, by address, in compiled passes."""

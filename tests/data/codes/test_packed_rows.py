@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batches import in_child
 from tensordict import TensorDict
 
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, dumps
@@ -217,3 +218,18 @@ def test_ids_that_the_index_knew_are_stored_when_rows_are_told_apart_by_another_
     plain.use_markers("block")
     assert ("collector", "traj_ids") in ring.storage.fields
     _agree(ring, plain, play.rng)
+
+
+def test_a_batch_on_a_device_is_packed_from_a_copy_in_memory():
+    """`meta` stands for a device: its tensors have no address that may be read, and refuse to be copied."""
+
+    def work():
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100), codes=True)
+        batch = TensorDict({"flag": torch.zeros(20, 64, dtype=torch.bool)}, [20])
+        rb.extend(batch)
+        packing = rb.ring.packing
+        assert packing.codes and not packing.coded.plain
+        with pytest.raises(NotImplementedError, match="meta"):
+            packing.coded.pack({"flag": batch["flag"].to("meta")})
+
+    in_child(work)
