@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"errors", "keys", "specs"},
+    {"errors", "keys", "typed", "specs"},
     {"kernels", "transforms", "config"},
     {"envs", "modules", "data"},
     {"objectives", "weight_update"},

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.typed import Misfit, read_json
 
 USAGE = """\
 usage: rlcli verify FOLDER
 
 Compare every file of a run, a collection or a buffer with its checksum: one line a file. Exit code 4 if one is damaged.
 """
-_LEFT_OVER = (".tmp_", ".old_")
+_LEFT_OVER, ASIDE = (".tmp_", ".old_"), "aside-"
+_CRASHED = "left behind by a crash; the next write takes it away"
+_MOVED = "files that no journal names, moved here; nobody reads them"
+_OF_A_JOURNAL = re.compile(r"\d{8,}\.safetensors|rows-\d{8,}\.\d+\.bin|state-\d{8,}\.safetensors")
 
 
 class Checked(NamedTuple):
@@ -80,15 +84,20 @@ def _nothing(path: PathLike[str] | str) -> ResourceError:
 
 
 def check(folder: Path) -> Iterator[Checked]:
-    """Every file below a folder."""
-    for place, folders, files in os.walk(folder):
+    """Every file below a folder, links followed."""
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
         here = Path(place)
-        for name in [name for name in folders if name.startswith(_LEFT_OVER)]:
+        if (real := os.path.realpath(place)) in seen:  # a link that leads up again
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in [name for name in folders if name.startswith((*_LEFT_OVER, ASIDE))]:
             folders.remove(name)
-            yield Checked(here / name, "note", "left behind by a crash; the next write takes it away")
+            yield Checked(here / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
         folders.sort()
         named: set[Path] = set()
-        for found in _unit(here, set(files)):
+        for found in (*_unit(here, set(files)), *_run(here, set(files))):
             named.add(found.path)
             yield found
         yield from (_plain(here / name) for name in sorted(files) if here / name not in named)
@@ -96,14 +105,16 @@ def check(folder: Path) -> Iterator[Checked]:
 
 def _unit(folder: Path, files: set[str]) -> Iterator[Checked]:
     """The files of a folder that a journal or a manifest names."""
-    if "manifest.json" in files:
+    from rlcli.data.dumps import FOLDERS
+    from rlcli.training import checkpoint
+
+    if "manifest.json" in files or FOLDERS.sequence(folder) >= 0 or checkpoint.is_one(folder):
         yield from _sealed(folder)
-    elif "journal.jsonl" in files:
-        yield from _rows(folder) if _begins_with(folder / "journal.jsonl", b'"rlcli-rows"') else _segments(folder)
+    elif "journal.jsonl" in files or any(_OF_A_JOURNAL.fullmatch(name) for name in files):
+        yield from _journalled(folder)
 
 
 def _sealed(folder: Path) -> Iterator[Checked]:
-    from rlcli.data.disk import stamp_of
     from rlcli.data.dumps import FOLDERS
     from rlcli.training import checkpoint
 
@@ -114,18 +125,33 @@ def _sealed(folder: Path) -> Iterator[Checked]:
         yield Checked(folder / "manifest.json", "damaged", str(error.why))
         return
     yield Checked(folder / "manifest.json", "ok")
-    for name, wanted in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            yield Checked(path, "damaged", "it is missing")
-            continue
-        found = stamp_of(path)
-        if found.size != wanted["size"]:
-            yield Checked(path, "damaged", f"it has {found.size} bytes, {wanted['size']} were written")
-        elif found.digest != wanted["digest"]:
-            yield Checked(path, "damaged", "its bytes were altered")
+    for name in manifest["files"]:
+        try:
+            FOLDERS.check(folder, name, manifest)
+        except DamagedDataError as error:
+            yield Checked(folder / name, "damaged", str(error.why))
         else:
-            yield Checked(path, "ok")
+            yield Checked(folder / name, "ok")
+
+
+def _journalled(folder: Path) -> Iterator[Checked]:
+    """Segments or rows; a journal that is gone, or says of nothing what it names, is damaged."""
+    from rlcli.data.journal import format_of
+    from rlcli.data.segments.layout import FORMAT, numbered
+    from rlcli.data.storages.row_journal import FORMAT as ROWS
+
+    journal = folder / "journal.jsonl"
+    try:
+        kind = format_of(journal) if journal.is_file() else None
+    except DamagedDataError as error:
+        yield Checked(journal, "damaged", str(error.why))
+        return
+    kind = kind or (FORMAT if numbered(folder) else ROWS)
+    yield from {FORMAT: _segments, ROWS: _rows}.get(kind, _unknown)(folder)
+
+
+def _unknown(folder: Path) -> Iterator[Checked]:
+    yield Checked(folder / "journal.jsonl", "damaged", "it is not of segments, and not of rows")
 
 
 def _rows(folder: Path) -> Iterator[Checked]:
@@ -141,21 +167,22 @@ def _rows(folder: Path) -> Iterator[Checked]:
 
 def _segments(folder: Path) -> Iterator[Checked]:
     from rlcli.data.segments import SegmentReader
+    from rlcli.jobs.found import missing_frames
+    from rlcli.training.run import RUN, Run
 
     journal = folder / "journal.jsonl"
     try:
         reader = SegmentReader(folder, check_sizes=False)
-    except DamagedDataError as error:
+        run = Run(folder.parent) if (folder.parent / RUN).is_file() else None
+        if run is not None and reader.lost is None:
+            reader.lost = missing_frames(run, reader.frames)
+    except (DamagedDataError, ResourceError) as error:
         yield Checked(journal, "damaged", str(error.why or error))
         return
-    yield Checked(journal, "ok")
-    texts = reader.verify()
-    for text in texts:
-        if not _is_damage(text):
-            yield _note(text)
-    for path in reader.files():
-        said = [text for text in texts if _is_damage(text) and str(path) in text]
-        yield Checked(path, "damaged", said[0].partition("): ")[2]) if said else Checked(path, "ok")
+    for path, why in reader.check():
+        yield Checked(path, "damaged", why) if why else Checked(path, "ok")
+    notices = reader.notices if reader.closed else [f"{journal}: the writer did not finish", *reader.notices]
+    yield from map(_note, notices)
 
 
 def _note(text: str) -> Checked:
@@ -163,8 +190,27 @@ def _note(text: str) -> Checked:
     return Checked(Path(path), "note", why)
 
 
-def _is_damage(text: str) -> bool:
-    return text.startswith("a segment is damaged")
+def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
+    """What a run's own files say, as far as they can be read; that nothing is missing which they prove."""
+    from rlcli.jobs.found import SEGMENTS
+    from rlcli.report.closing import SUMMARY
+    from rlcli.training.run import CHECKPOINTS, CONFIG, RUN, Run
+
+    if RUN not in files:
+        return
+    run = Run(folder)
+    read = {RUN: lambda: run.info, CONFIG: lambda: run.config, SUMMARY: lambda: run.summary}
+    for name in read:
+        try:
+            read[name]()
+        except (DamagedDataError, ResourceError) as error:
+            yield Checked(folder / name, "damaged", str(error.why))
+            return
+    trained = run.info.get("verb") == "train"
+    missing = not run.checkpoints if trained else not (folder / SEGMENTS).is_dir()
+    if run.saved_frames and missing:
+        why = f"{run.saved_frames:,} frames were saved when the run ended (summary.json), and it is missing or empty"
+        yield Checked(folder / (CHECKPOINTS if trained else SEGMENTS), "damaged", why)
 
 
 def _plain(path: Path) -> Checked:
@@ -172,12 +218,7 @@ def _plain(path: Path) -> Checked:
     if path.suffix != ".json":
         return Checked(path, "no sum")
     try:
-        json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        return Checked(path, "damaged", f"it is no JSON: {error}")
+        read_json(path)
+    except (OSError, Misfit) as error:
+        return Checked(path, "damaged", str(error))
     return Checked(path, "no sum")
-
-
-def _begins_with(path: Path, text: bytes) -> bool:
-    with path.open("rb") as file:
-        return text in file.readline(4096)

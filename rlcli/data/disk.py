@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlcli.errors import ResourceError
+from rlcli.typed import Check, text, whole
 
+ASIDE = "aside-"  # what folders are called into which files are moved that nobody knows
 _READ = 1 << 20
 
 
@@ -25,6 +27,9 @@ class Stamp(NamedTuple):
 
     size: int
     digest: str
+
+
+STAMP: dict[str, Check] = {"size": whole(), "digest": text("[0-9a-f]{32}")}  # as a file says it
 
 
 class Disk:
@@ -146,11 +151,32 @@ class Disk:
             os.rename(old, new)
         self.sync_folder(new.parent)
 
+    def set_aside(self, folder: Path, paths: Sequence[Path]) -> Path:
+        """Move files of a folder into a new one inside it, durably: nobody reads them there, and nothing is lost.
+
+        Returns
+        -------
+        Path
+            ``aside-0001``, or with the next free number.
+        """
+        taken = [
+            int(path.name.removeprefix(ASIDE)) for path in folder.glob(f"{ASIDE}[0-9]*") if path.name[6:].isdigit()
+        ]
+        aside = folder / f"{ASIDE}{max(taken, default=0) + 1:04d}"
+        self.make_folder(aside)
+        for path in paths:
+            with _explained(path):
+                self.at("rename", aside / path.name)
+                os.rename(path, aside / path.name)
+        self.sync_folder(aside)
+        self.sync_folder(folder)
+        return aside
+
     def remove(self, path: Path) -> None:
-        """Take a file, or a folder with all that is in it, away."""
+        """Take a file, or a folder with all that is in it, away; of a link the link, never what it leads to."""
         with _explained(path):
             self.at("remove", path)
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, show
+from rlcli.keys import Key, as_tuple, show, unravel
+from rlcli.typed import Misfit, choice, listed, row, text, whole
+
+DTYPES = {
+    str(x).removeprefix("torch."): x
+    for x in vars(torch).values()
+    if isinstance(x, torch.dtype) and not str(x).startswith(("torch.q", "torch.bits"))
+}
+KEY = listed(text(r"(?s).+"), least=1)
+SHAPE = listed(whole(), most=64)
+DTYPE = choice(*DTYPES)
+MOST_BYTES = 1 << 46  # of one row
+_FIELDS = listed(row(KEY, DTYPE, SHAPE))
 
 
 @dataclass(frozen=True)
@@ -85,3 +98,26 @@ def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: 
     if lead is None and len({len(column) for column in columns.values()}) > 1:
         sizes = ", ".join(f"{show(key)} {len(column)}" for key, column in columns.items())
         raise ArgumentError("columns differ in length", why=sizes)
+
+
+def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
+    """Fields as JSON can hold them: key, dtype, shape."""
+    return [
+        [list(as_tuple(key)), str(field.dtype).removeprefix("torch."), list(field.shape)]
+        for key, field in fields.items()
+    ]
+
+
+def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:
+    """The inverse of `listed_fields`; `check_fields` has looked at them where they come from a file."""
+    return {unravel(tuple(key)): Field(DTYPES[dtype], torch.Size(shape)) for key, dtype, shape in listed}
+
+
+def check_fields(x: Any) -> None:
+    """The check of `listed_fields` in a file."""
+    _FIELDS(x)
+    keys = [tuple(key) for key, _, _ in x]
+    if len(set(keys)) < len(keys):
+        raise Misfit("a key is there twice")
+    if (width := sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in x)) > MOST_BYTES:
+        raise Misfit(f"a row would have {width:,} bytes")

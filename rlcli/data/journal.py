@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from rlcli.data.disk import Disk, digest_of
 from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed
 
 Record = dict[str, Any]
 
@@ -64,7 +65,7 @@ def scan(path: Path) -> Scan:
                     "a record was altered",
                     where=f"{path}, line {number + 1}",
                     why="it does not fit its checksum",
-                    fix="Restore the file from a copy.",
+                    fix=_RESTORE,
                 )
             offsets.append(end)
             digest = line[:32].decode()
@@ -73,18 +74,60 @@ def scan(path: Path) -> Scan:
 
 
 def read_record(path: Path, offset: int) -> Record:
-    """The record that starts at a byte."""
+    """The record that starts at a byte; `records` has checked it."""
     with open(path, "rb") as file:
         file.seek(offset)
         return json.loads(file.readline()[33:])
 
 
-def records(path: Path) -> Iterator[Record]:
-    """All whole records in order, unchecked: `scan` has checked them."""
+def records(path: Path, format: str, version: int, check: Check) -> Iterator[Record]:
+    """All whole records in order, each of them as it must be; `scan` has compared their checksums.
+
+    Parameters
+    ----------
+    format, version : str, int
+        What the first record, the only header, must say.
+    check : callable
+        What a record must be, the header too: see `rlcli.typed`.
+
+    Raises
+    ------
+    DamagedDataError
+        A record is of an unknown kind, or holds what no writer of ours would write.
+    """
     with open(path, "rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield json.loads(line[33:])
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                return
+            where = f"{path}, line {number + 1}"
+            record = _held(line, mapping(), where)
+            if number == 0:
+                check_format(record, format, version, path)
+            yield held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
+            if (record["kind"] == "header") != (number == 0):
+                raise DamagedDataError(_NOT_OURS, where=where, why="the header comes first, and once", fix=_RESTORE)
+
+
+def format_of(path: Path) -> str | None:
+    """What the header of a journal says that it is one of; None without a header."""
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_HEADER)
+    if not line.endswith(b"\n"):
+        return None
+    found = _held(line, mapping(), f"{path}, line 1").get("format")
+    return found if isinstance(found, str) else None
+
+
+def _held(line: bytes, check: Check, where: str) -> Record:
+    try:
+        record = parsed(line[33:])
+    except Misfit as error:
+        raise DamagedDataError(_NOT_OURS, where=where, why=str(error), fix=_RESTORE) from error
+    return held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
+
+
+_NOT_OURS, _RESTORE = "a record is not one that is written here", "Restore the file from a copy."
+_LONGEST_HEADER = 1 << 26
 
 
 class Journal:

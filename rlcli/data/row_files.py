@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from rlcli.data.disk import Disk, Stamp, digest_of
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, listed_fields, read_fields
 from rlcli.data.next_obs.side_pool import bytes_of
 from rlcli.data.sealed_folder import SealedFolders
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, Storage
 from rlcli.data.storages.packed_frames import pack_frames, unpack_frames
-from rlcli.data.storages.row_journal import listed_fields, read_fields
 from rlcli.data.storages.segment import rows_for
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key

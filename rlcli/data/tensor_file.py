@@ -9,9 +9,10 @@ the safetensors library, which checks the header. No pickle.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +20,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.typed import Misfit, choice, listed, mapping, parsed, record, row, whole
 
 _NAMES = {
     torch.float64: "F64",
@@ -89,8 +91,22 @@ def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
-def header_of(path: Path) -> list[tuple[str, int, list[int]]]:
-    """(name, where in the file its bytes begin, shape) of every tensor in a file; nothing else is read.
+class Told(NamedTuple):
+    """What a header says of a tensor.
+
+    Attributes
+    ----------
+    start : int
+        Where in the file its bytes begin.
+    """
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+
+
+def header_of(path: Path) -> dict[str, Told]:
+    """What the header of a file says, each tensor within the file; nothing else is read.
 
     Raises
     ------
@@ -99,11 +115,23 @@ def header_of(path: Path) -> list[tuple[str, int, list[int]]]:
     """
     try:
         with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > path.stat().st_size:
-                raise ValueError(f"its header would have {size} bytes")
-            header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        return [(name, 8 + size + told["data_offsets"][0], told["shape"]) for name, told in header.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            whole_size, size = path.stat().st_size, int.from_bytes(file.read(8), "little")
+            if size > whole_size - 8:
+                raise Misfit(f"its header would have {size} bytes")
+            header = parsed(file.read(size))
+        _HEADER(header)
+        found = {name: _told(name, told, 8 + size, whole_size) for name, told in header.items()}
+    except (OSError, Misfit) as error:
         raise DamagedDataError("not a whole safetensors file", where=str(path), why=str(error)) from error
+    return found
+
+
+def _told(name: str, told: Mapping[str, Any], base: int, size: int) -> Told:
+    dtype, shape, (start, stop) = _DTYPES[told["dtype"]], told["shape"], told["data_offsets"]
+    if stop - start != math.prod(shape) * dtype.itemsize or base + stop > size:
+        raise Misfit(f"{dtype} {shape} would lie in bytes {start} to {stop} of {size - base}", name)
+    return Told(dtype, shape, base + start)
+
+
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_HEADER = mapping(record(dtype=choice(*_DTYPES), shape=listed(whole(), most=64), data_offsets=row(whole(), whole())))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.segments import SegmentWriter
+from rlcli.data.segments.layout import JOURNAL
 from rlcli.errors import RlcliError, StoppedSafely
 from rlcli.jobs.collection import Collection
 from rlcli.jobs.found import SEGMENTS, open_lanes
@@ -74,7 +75,7 @@ def _write(collection: Collection) -> None:
             finally:
                 frames = writer.frames
     except RlcliError as error:
-        if frames:
+        if frames and (folder / JOURNAL).is_file():  # somebody may have taken the folder away
             error.fix = with_command(error.fix, f"{frames:,} frames are on the disk; go on after them", collection.run)
         raise
 

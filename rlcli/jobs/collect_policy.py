@@ -14,12 +14,12 @@ from rlcli.builders.policy import build_policy
 from rlcli.builders.restore import config_of, restored_policy
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
+from rlcli.data.fitting import fitting
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.jobs.saved import newest
 from rlcli.modules import ActorCritic
 from rlcli.training import checkpoint
-from rlcli.training.fitting import fitting
 from rlcli.training.run import Run, open_run
 
 KEPT = "policy"  # the folder, and what the weights are called in it

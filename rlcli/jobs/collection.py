@@ -12,6 +12,7 @@ from rlcli.builders.env import build_env
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
+from rlcli.data.fitting import fitting
 from rlcli.data.segments import SegmentReader
 from rlcli.data.state_tree import flatten
 from rlcli.data.tensor_file import encode
@@ -37,7 +38,6 @@ from rlcli.modules import ActorCritic
 from rlcli.report.process import process_memory
 from rlcli.specs.fill import fill_for
 from rlcli.training import random_streams
-from rlcli.training.fitting import fitting
 from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
 from rlcli.training.signals import StopSignals

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rlcli.builders.env import build_evaluation_env
 from rlcli.builders.restore import config_of, restored_policy, restored_transforms
+from rlcli.data.fitting import fitting
 from rlcli.errors import ConfigError
 from rlcli.jobs.load import check_imports
 from rlcli.jobs.saved import newest
 from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
 from rlcli.training.evaluation import evaluate as play
-from rlcli.training.fitting import fitting
 from rlcli.training.run import open_run
 
 

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlcli.data.fitting import fitting
 from rlcli.data.segments import SegmentReader
 from rlcli.data.segments.layout import JOURNAL
+from rlcli.data.segments.leftovers import cut_journal, need_journal
 from rlcli.data.state_tree import restore
 from rlcli.data.tensor_file import decode
+from rlcli.errors import DamagedDataError
 from rlcli.keys import DONE
-from rlcli.training.fitting import fitting
 from rlcli.training.run import Run
 
 SEGMENTS = "data"
@@ -62,15 +64,25 @@ class Found(NamedTuple):
 def find_state(run: Run) -> Found:
     """The newest state of a collecting run that verifies, and what is on the disk.
 
+    Every segment is read: what is damaged is found before the run goes on, not by who reads its frames one day.
+
     Raises
     ------
     DamagedDataError
-        The journal or a segment is not as it was written.
+        The journal or a segment is not as it was written, or frames are missing that were there when the run ended.
     """
     folder = run.path / SEGMENTS
+    need_journal(folder)
     if not _has_header(folder / JOURNAL):  # killed before it was written
+        _need_frames(run, 0)
         return Found(None, 0, 0, {}, [])
     segments = SegmentReader(folder)
+    if segments.lost is not None:
+        raise cut_journal(folder / JOURNAL, segments.lost)
+    _need_frames(run, segments.frames)
+    for path, why in segments.check():
+        if why is not None and path not in [state for _, state in segments.states()]:
+            raise DamagedDataError("a segment is damaged", where=str(path), why=why, fix="Restore it from a copy.")
     first, content, skipped = segments.newest_state()
     state: dict[str, Any] = {}
     if content is not None:
@@ -79,6 +91,18 @@ def find_state(run: Run) -> Found:
             state = restore(json.loads(tensors.pop(TREE).numpy().tobytes()), tensors)
     frames = sum(segments.record(i)["frames"] for i in range(first))
     return Found(segments, first, frames, state, skipped)
+
+
+def missing_frames(run: Run, frames: int) -> str | None:
+    """Why `frames` are fewer than were there when the run ended; None where they are not."""
+    if frames >= run.saved_frames:
+        return None
+    return f"it names {frames:,} frames, and {run.saved_frames:,} were saved when the run ended (summary.json)"
+
+
+def _need_frames(run: Run, frames: int) -> None:
+    if (why := missing_frames(run, frames)) is not None:
+        raise cut_journal(run.path / SEGMENTS / JOURNAL, why)
 
 
 def _has_header(journal: Path) -> bool:

@@ -14,6 +14,7 @@ from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config, is_off_policy
 from rlcli.config.schemas_learn import ONE_PASS
+from rlcli.data.fitting import fitting
 from rlcli.errors import ConfigError, RlcliError, told
 from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.foresee import Learning, expected
@@ -25,7 +26,6 @@ from rlcli.report.reporter import Watched
 from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
 from rlcli.training.evaluation import Evaluation, FailedEvaluation, PeriodicEvaluation, Played, evaluate
-from rlcli.training.fitting import fitting
 from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
 from rlcli.training.saver import Saver

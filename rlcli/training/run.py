@@ -23,6 +23,22 @@ from rlcli.report.closing import SUMMARY
 from rlcli.report.metrics import read_metrics
 from rlcli.report.whole_file import write_whole
 from rlcli.training.run_lock import read_holder
+from rlcli.typed import (
+    Check,
+    Misfit,
+    anything,
+    flag,
+    held,
+    listed,
+    mapping,
+    optional,
+    read_json,
+    record,
+    row,
+    some,
+    text,
+    whole,
+)
 
 RUN, CONFIG, DIFF, METRICS, CHECKPOINTS = "run.json", "config.json", "git.diff", "metrics.jsonl", "checkpoints"
 
@@ -48,17 +64,23 @@ class Run:
     @cached_property
     def info(self) -> dict:
         """run.json: verb, recipe, seed, env, overrides, command, packages, created, versions, git, resumed."""
-        return self._read(RUN)
+        return self._read(RUN, _INFO)
 
     @cached_property
     def config(self) -> dict:
         """The resolved config."""
-        return self._read(CONFIG)
+        return self._read(CONFIG, mapping())
 
     @property
     def summary(self) -> dict:
         """summary.json; empty until the run has closed once."""
-        return self._read(SUMMARY) if (self.path / SUMMARY).exists() else {}
+        return self._read(SUMMARY, _SUMMARY) if (self.path / SUMMARY).exists() else {}
+
+    @property
+    def saved_frames(self) -> int:
+        """Frames of which the closing report says that they are saved: there can be more, and never fewer."""
+        summary = self.summary
+        return summary.get("frames", 0) if summary.get("status") in ("done", "stopped") else 0
 
     def metrics(self) -> list[dict]:
         """All records of metrics.jsonl in order."""
@@ -85,21 +107,31 @@ class Run:
             return "interrupted"  # it ended without releasing the folder, whatever an earlier summary says
         return str(self.summary.get("status", "interrupted"))
 
-    def _read(self, name: str) -> dict:
+    def _read(self, name: str, check: Check) -> dict:
         path = self.path / name
         try:
-            content = json.loads(path.read_bytes())
+            content = read_json(path)
         except FileNotFoundError as error:
             raise ResourceError(
                 "this is not a run folder",
                 where=str(self.path),
                 why=f"it holds no {name}",
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
-            raise DamagedDataError("cannot read a run's file", where=str(path), why=str(error)) from error
-        if not isinstance(content, dict):
-            raise DamagedDataError("cannot read a run's file", where=str(path), why="it is not a JSON object")
-        return content
+        except (OSError, Misfit) as error:
+            raise DamagedDataError(_UNREADABLE, where=str(path), why=str(error)) from error
+        return held(check, content, path, what=_UNREADABLE)
+
+
+_UNREADABLE = "cannot read a run's file"
+_CHANGE = record(
+    when=text(), frames=whole(), overrides=listed(text()), changed=mapping(row(anything, anything)), forced=flag,
+    said=text(),
+)  # fmt: skip
+_INFO = some(
+    verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()), overrides=listed(text()),
+    command=listed(text()), packages=listed(text()), created=text(), versions=mapping(text()), git=optional(mapping()), resumed=listed(_CHANGE),
+)  # fmt: skip
+_SUMMARY = some(status=text(), frames=whole(), total_frames=whole())
 
 
 def open_run(path: Path | str) -> Run:

@@ -19,8 +19,10 @@ from pathlib import Path
 import psutil
 
 from rlcli.errors import ResourceError
+from rlcli.typed import Misfit, number, read_json, record, text, whole
 
 LOCK = "lock"
+_HOLDER = record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=text())
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,11 @@ class RunLock:
 def read_holder(folder: Path | str) -> Holder | None:
     """Who the lock's text names, dead or alive; None where it names nobody."""
     try:
-        return Holder(**json.loads((Path(folder) / LOCK).read_text()))
-    except (OSError, ValueError, TypeError):
+        told = read_json(Path(folder) / LOCK)
+        _HOLDER(told)
+    except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
         return None
+    return Holder(**told)
 
 
 def _myself() -> Holder:

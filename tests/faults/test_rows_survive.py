@@ -405,10 +405,10 @@ def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
         LazyMemmapStorage(10, ndim=2, scratch_dir=tmp_path / "rows", resume=True)
     journal = tmp_path / "rows" / "journal.jsonl"
     text = journal.read_text()
-    assert '"version":2' in text
+    assert '"version":3' in text
     from rlcli.data.disk import digest_of
 
-    line = text.splitlines()[0][33:].replace('"version":2', '"version":3')
+    line = text.splitlines()[0][33:].replace('"version":3', '"version":2')
     journal.write_text(f"{digest_of(b'', line.encode())} {line}\n")
     with pytest.raises(DamagedDataError, match="another version"):
         begin(tmp_path / "rows")

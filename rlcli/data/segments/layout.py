@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
+from rlcli.data.disk import STAMP
+from rlcli.data.fields import DTYPE, DTYPES, KEY, SHAPE
 from rlcli.data.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
 from rlcli.data.next_obs.sparse import Few
-from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.keys import DONE, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.errors import ArgumentError
+from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.typed import Misfit, anything, kinds, listed, mapping, number, optional, record, some, text, whole
 
 JOURNAL, SUFFIX, STATE = "journal.jsonl", ".safetensors", "state-"
-FORMAT, VERSION = "rlcli-segments", 1
+FORMAT, VERSION = "rlcli-segments", 2
 _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
+RECORDS = kinds(
+    header=record(
+        kind=anything, format=anything, version=anything, created=text(),
+        metadata=mapping(),
+    ),
+    segment=record(
+        {"layout": mapping(record(dtype=DTYPE, shape=SHAPE)), "state": record(**STAMP)},
+        kind=anything, sequence=whole(), file=text(), batch_size=SHAPE, names=listed(optional(text())),
+        frames=whole(), **STAMP,
+    ),
+    closed=record(kind=anything, segments=whole(), frames=whole()),
+    cut=record(kind=anything, segment=whole(), lanes=listed(whole())),
+)  # fmt: skip
+# what a reader of ours looks at in a header; the rest is the writer's affair
+METADATA = some(
+    config=mapping(), versions=mapping(text()), specs=mapping(), next_obs=text(), observations=listed(KEY),
+    fill_value=optional(number()), env=text(),
+)  # fmt: skip
 
 
 def file_name(sequence: int) -> str:
@@ -33,7 +55,8 @@ def state_name(count: int) -> str:
 
 def states(folder: Path) -> list[Path]:
     """State files, oldest first."""
-    return sorted(path for path in folder.glob(f"{STATE}*{SUFFIX}") if path.stem.removeprefix(STATE).isdigit())
+    found = (path for path in folder.glob(f"{STATE}*{SUFFIX}") if path.stem.removeprefix(STATE).isdecimal())
+    return sorted(found, key=count_of)
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Any]:
@@ -79,16 +102,79 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
             flag[(lanes, -1) if batch.ndim > 1 else -1] = True
 
 
-def batch_of(tensors: dict[str, Tensor], record: Record) -> TensorDictBase:
-    """The inverse of `tensors_of`."""
+def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Any]) -> TensorDictBase:
+    """The inverse of `tensors_of`.
+
+    Parameters
+    ----------
+    layout : mapping
+        `layout_of` the batch.
+
+    Raises
+    ------
+    Misfit
+        They are not the tensors of such a batch.
+    """
+    check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
     few = {key_of(n): Few(tensors.pop(_AT + n), tensors.pop(_FEW + n)) for n in named}
+    for key, places in few.items():
+        if len(places.at) and not (int(places.at.min()) >= 0 and int(places.at.max()) < record["frames"]):
+            raise Misfit("rows are named that the batch does not have", show(key))
     batch = TensorDict({}, batch_size=record["batch_size"], names=record["names"])
     for name in sorted(tensors):
         batch.set(key_of(name), tensors[name])
-    return unpack(Packed(batch, ends, extra, few))
+    try:
+        return unpack(Packed(batch, ends, extra, few))
+    except ArgumentError as error:
+        raise Misfit(str(error)) from error
+
+
+def check_tensors(
+    found: Mapping[str, tuple[torch.dtype, list[int]]], batch_size: list[int], layout: Mapping[str, Any]
+) -> None:
+    """Refuse named tensors, dtype and shape of each, that are not those of a batch.
+
+    Raises
+    ------
+    Misfit
+        One is missing, of another dtype or shape, or has no place there.
+    """
+    wanted = {name: (DTYPES[of["dtype"]], of["shape"]) for name, of in layout.items()}
+    ends = found[_ENDS][1] if _ENDS in found else []
+    for name, (dtype, shape) in found.items():
+        key, lead = name, batch_size
+        if name == _ENDS:
+            if dtype is not torch.int32 or len(shape) != 1:
+                raise Misfit(f"int32 [E] was expected, found {dtype} {shape}", name)
+            continue
+        if name.startswith(_AT):
+            if dtype is not torch.int64 or len(shape) != 1 or _FEW + name.removeprefix(_AT) not in found:
+                raise Misfit(f"int64 [E] was expected beside its rows, found {dtype} {shape}", name)
+            continue
+        if name.startswith(_EXTRA):
+            key, lead = under_next_name(name.removeprefix(_EXTRA)), ends
+            if _ENDS not in found or name.removeprefix(_EXTRA) not in found:
+                raise Misfit("its ends or its observations are missing", name)
+        elif name.startswith(_FEW):
+            key = name.removeprefix(_FEW)
+            lead = found[_AT + key][1] if _AT + key in found else [-1]
+        if key not in wanted:
+            raise Misfit("the batches of this folder have no such key", name)
+        if (dtype, shape) != (wanted[key][0], [*lead, *wanted[key][1]]):
+            raise Misfit(f"{wanted[key][0]} {[*lead, *wanted[key][1]]} was expected, found {dtype} {shape}", name)
+    there = {name.removeprefix(_FEW) for name in found} | {
+        under_next_name(name.removeprefix(_EXTRA)) for name in found if name.startswith(_EXTRA)
+    }
+    if missing := [name for name in wanted if name not in there]:
+        raise Misfit(f"{', '.join(missing)} is missing")
+
+
+def under_next_name(name: str) -> str:
+    """What the next observation of a key is called, by the key's own name."""
+    return f"{NEXT}/{name}"
 
 
 def name_of(key: Key) -> str:
@@ -101,17 +187,11 @@ def key_of(name: str) -> Key:
     return unravel(tuple(unquote(part) for part in name.split("/")))
 
 
-def check_header(record: Record, path: Path) -> None:
-    """Refuse a journal of another format or version."""
-    found = record.get("format"), record.get("version")
-    if found != (FORMAT, VERSION):
-        raise DamagedDataError(
-            "this journal is not one that this version reads",
-            where=str(path),
-            why=f"{FORMAT} {VERSION} was expected, found {found[0]} {found[1]}",
-        )
+def count_of(path: Path) -> int:
+    """How many segments are before the state in a file."""
+    return int(path.stem.removeprefix(STATE))
 
 
-def unnamed(folder: Path, count: int) -> list[Path]:
-    """Segment files that no record names."""
-    return sorted(p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdigit() and int(p.stem) >= count)
+def numbered(folder: Path) -> list[Path]:
+    """Segment files, whoever names them, in the order of their numbers."""
+    return sorted((p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdecimal()), key=lambda path: int(path.stem))

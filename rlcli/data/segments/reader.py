@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,25 @@ from rlcli.data.journal import Record, read_record, records, scan
 from rlcli.data.next_obs.compact import with_next
 from rlcli.data.next_obs.packing import concat
 from rlcli.data.segments.layout import (
+    FORMAT,
     JOURNAL,
+    METADATA,
+    RECORDS,
+    VERSION,
     batch_of,
-    check_header,
+    check_tensors,
     close_last,
     file_name,
+    key_of,
     state_name,
     tensors_of,
-    unnamed,
 )
-from rlcli.data.tensor_file import decode, encode
+from rlcli.data.segments.leftovers import Leftovers, cut_journal, need_journal
+from rlcli.data.tensor_file import decode, encode, header_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
-from rlcli.keys import unravel
+from rlcli.keys import Key, unravel
 from rlcli.transforms import NextObservationDelta
+from rlcli.typed import Misfit
 
 
 class SegmentReader:
@@ -41,38 +48,46 @@ class SegmentReader:
     Attributes
     ----------
     metadata, layout : dict
-    frames : int
+    frames, nbytes : int
     closed : bool
         Whether the writer finished.
     notices : list of str
         What a person should know: a torn tail, a segment without a record.
+    lost : str or None
+        Why records are missing at the journal's end: files are here of later commits.
 
     Raises
     ------
     ResourceError
         There are no segments here.
     DamagedDataError
-        The journal was altered; a file is missing, cut or grown.
+        The journal is missing or altered; a file is missing, cut or grown.
     """
 
     def __init__(self, folder: Path | str, *, check_sizes: bool = True) -> None:
         self.folder = Path(folder)
         self._path = self.folder / JOURNAL
+        need_journal(self.folder)
         if not self._path.is_file():
             raise ResourceError("there are no segments here", where=str(folder), why=f"it holds no {JOURNAL}")
         found = scan(self._path)
         self.metadata: dict[str, Any] = {}
         self.layout: dict[str, Any] = {}
-        self.frames, self.closed = 0, False
+        self.frames, self.nbytes, self.closed = 0, 0, False
         self.notices = [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
-        self._offsets = array("q")
+        self._offsets, self._states = array("q"), array("q")  # of records; segments before each state
         self._cuts: dict[int, list[int]] = {}  # segment -> lanes whose episode was not gone on with
-        for offset, record in zip(found.offsets, records(self._path), strict=False):
+        self._shape: list[int] = []  # batch dims before time
+        told = records(self._path, FORMAT, VERSION, RECORDS)
+        for offset, record in zip(found.offsets, told, strict=False):
             self._take(offset, record, check_sizes)
         if not found.offsets:
             raise DamagedDataError("the journal has no header", where=str(self._path))
-        if not self.closed:
-            self.notices += [f"{path}: no record names it; left out" for path in unnamed(self.folder, len(self))]
+        left = Leftovers.of(self.folder, len(self), self._states)
+        self.lost = left.proof()
+        if self._path.stat().st_size != found.end + found.torn:
+            self.lost = None  # a writer is at work: these may be of records that it has added meanwhile
+        self.notices += [f"{path}: no record names it; left out" for path in left.paths]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -104,19 +119,35 @@ class SegmentReader:
         reason = _unlike(record, Stamp(len(data), digest_of(data)))
         if reason:
             raise _damaged(path, reason)
-        batch = batch_of(decode(data, str(path)), record)
+        try:
+            batch = batch_of(decode(data, str(path)), record, self.layout)
+        except Misfit as error:
+            raise _damaged(path, str(error)) from error
         if lanes := self.cut_lanes(i):
             close_last(batch, lanes)
         return batch
 
-    def files(self) -> list[Path]:
-        """Every file that the journal names and that is still kept: segments, and the newest two states."""
-        names, kept = [], []
+    def states(self) -> list[tuple[int, Path]]:
+        """(segments before it, file) of each of the writer's states that is kept, oldest first: the newest two."""
+        return [(count, self.folder / state_name(count)) for count in self._states[-2:]]
+
+    def check(self) -> Iterator[tuple[Path, str | None]]:
+        """(file, what is wrong with it or None) of the journal and every file that it names and that is kept."""
+        yield self._path, None if self.lost is None else str(cut_journal(self._path, self.lost))
         for i in range(len(self)):
             record = self.record(i)
-            names.append(self.folder / record["file"])
-            kept += [self.folder / state_name(i + 1)] if record.get("state") else []
-        return names + kept[-2:]
+            path = self.folder / record["file"]
+            yield path, _altered(path, record) or self._misfit(path, record)
+        for count, path in self.states():
+            yield path, _altered(path, self.record(count - 1)["state"])
+
+    def _misfit(self, path: Path, record: Record) -> str | None:
+        """What of a segment, whose bytes are those that were written, is not as batches here are."""
+        try:
+            places_of(path, record, self.layout)
+        except DamagedDataError as error:
+            return error.why
+        return None
 
     def cut_lanes(self, i: int) -> list[int]:
         """Lanes whose open episode ends with segment `i`, because a resumed run could not go on with it."""
@@ -138,19 +169,13 @@ class SegmentReader:
             One sentence for each newer one that is damaged.
         """
         skipped: list[str] = []
-        for count in range(len(self), 0, -1):
-            stamp, path = self.record(count - 1).get("state"), self.folder / state_name(count)
-            if stamp is None:
-                continue
-            if not path.is_file():
-                if not skipped:  # the newest two are kept
-                    skipped.append(str(_damaged(path, "it is missing")))
-                continue
-            data = path.read_bytes()
-            reason = _unlike(stamp, Stamp(len(data), digest_of(data)))
+        for count in reversed(self._states):
+            path = self.folder / state_name(count)
+            reason = _altered(path, self.record(count - 1)["state"])
             if reason is None:
-                return count, data, skipped
-            skipped.append(str(_damaged(path, reason)))
+                return count, path.read_bytes(), skipped
+            if path.exists() or count in self._states[-2:]:  # the newest two are kept
+                skipped.append(str(_damaged(path, reason)))
         return 0, None, skipped
 
     def read_with_next(self, i: int, fill_value: float | None = None) -> TensorDictBase:
@@ -191,34 +216,64 @@ class SegmentReader:
         """Read every byte; one sentence for everything that is not as it was written. Empty: all is well."""
         found = [] if self.closed else [f"{self._path}: the writer did not finish; later segments may be lost"]
         found += self.notices
-        for i in range(len(self)):
-            record = self.record(i)
-            path = self.folder / record["file"]
-            reason = _unlike(record, stamp_of(path)) if path.is_file() else "it is missing"
-            if reason:
-                found.append(str(_damaged(path, reason)))
-        return found + self.newest_state()[2]
+        return found + [str(_damaged(path, reason)) for path, reason in self.check() if reason]
 
     def _take(self, offset: int, record: Record, check_size: bool) -> None:
-        if record["kind"] == "header":
-            check_header(record, self._path)
-            self.metadata = record["metadata"]
-        elif record["kind"] == "closed":
-            self.closed = True
-        elif record["kind"] == "cut":
-            self._cuts.setdefault(record["segment"], []).extend(record["lanes"])
-        else:
-            self.closed = False
-            if record["file"] != file_name(len(self._offsets)):  # a name from a file must not lead elsewhere
-                raise _damaged(self._path, f"segment {len(self)} is called {record['file']}")
-            path = self.folder / record["file"]
-            if check_size and not path.is_file():
-                raise _damaged(path, "it is missing")
-            if check_size and path.stat().st_size != record["size"]:
-                raise _damaged(path, f"it has {path.stat().st_size} bytes, {record['size']} were written")
-            self.layout = self.layout or record["layout"]
-            self.frames += record["frames"]
-            self._offsets.append(offset)
+        """Take a record over, if it fits those before it."""
+        try:
+            _TAKE[record["kind"]](self, record)
+        except Misfit as error:
+            raise _damaged(self._path, str(error)) from error
+        if record["kind"] != "segment":
+            return
+        path = self.folder / record["file"]
+        if check_size and not path.is_file():
+            raise _damaged(path, "it is missing")
+        if check_size and path.stat().st_size != record["size"]:
+            raise _damaged(path, f"it has {path.stat().st_size} bytes, {record['size']} were written")
+        self._offsets.append(offset)
+        if "state" in record:
+            self._states.append(len(self))
+
+    def _take_header(self, record: Record) -> None:
+        METADATA(record["metadata"])
+        self.metadata = record["metadata"]
+
+    def _take_segment(self, record: Record) -> None:
+        count, shape = len(self), record["batch_size"]
+        self.closed = False
+        if (record["file"], record["sequence"]) != (file_name(count), count):  # a name must not lead elsewhere
+            raise Misfit(f"segment {count} is called {record['file']} and has number {record['sequence']}")
+        if not count and "layout" not in record:
+            raise Misfit("the first segment does not say what a batch holds")
+        self.layout = self.layout or record["layout"]
+        self._shape = self._shape if count else shape[:-1]
+        if shape[:-1] != self._shape or len(record["names"]) != len(shape) or record["frames"] != math.prod(shape):
+            raise Misfit(f"segment {count} has {record['frames']} frames in {shape} named {record['names']}")
+        self.frames += record["frames"]
+        self.nbytes += record["size"]
+
+    def _take_closed(self, record: Record) -> None:
+        self.closed = True
+        if (record["segments"], record["frames"]) != (len(self), self.frames):
+            raise Misfit(
+                f"it was closed with {record['segments']} segments and {record['frames']} frames, "
+                f"and names {len(self)} and {self.frames}"
+            )
+
+    def _take_cut(self, record: Record) -> None:
+        lanes = record["lanes"]
+        if not len(self) or record["segment"] != len(self) - 1 or any(lane >= math.prod(self._shape) for lane in lanes):
+            raise Misfit(f"lanes {lanes} are cut after segment {record['segment']}, and there are {len(self)} segments")
+        self._cuts.setdefault(record["segment"], []).extend(lanes)
+
+
+_TAKE = {
+    "header": SegmentReader._take_header,
+    "segment": SegmentReader._take_segment,
+    "closed": SegmentReader._take_closed,
+    "cut": SegmentReader._take_cut,
+}
 
 
 def open_segments(folder: Path | str) -> SegmentReader:
@@ -234,7 +289,27 @@ def verify_segments(folder: Path | str) -> list[str]:
         return [str(error)]
 
 
-def _unlike(record: Record, stamp: Stamp) -> str | None:
+def places_of(path: Path, record: Record, layout: Mapping[str, Any]) -> dict[Key, int]:
+    """Where in a segment's file the columns of a batch begin, those apart that lie in it in another form.
+
+    Raises
+    ------
+    DamagedDataError
+        The file has other tensors than a batch of this layout, or they do not lie in it.
+    """
+    header = header_of(path)
+    try:
+        check_tensors({name: (told.dtype, told.shape) for name, told in header.items()}, record["batch_size"], layout)
+    except Misfit as error:
+        raise _damaged(path, str(error)) from error
+    return {key_of(name): told.start for name, told in header.items() if name in layout}
+
+
+def _altered(path: Path, stamp: Mapping[str, Any]) -> str | None:
+    return _unlike(stamp, stamp_of(path)) if path.is_file() else "it is missing"
+
+
+def _unlike(record: Mapping[str, Any], stamp: Stamp) -> str | None:
     if stamp.size != record["size"]:
         return f"it has {stamp.size} bytes, {record['size']} were written"
     return None if stamp.digest == record["digest"] else "its bytes were altered"

@@ -13,19 +13,20 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from rlcli.data.disk import Disk
-from rlcli.data.journal import Journal, Record, records
+from rlcli.data.journal import Journal, Record
 from rlcli.data.segments.layout import (
     FORMAT,
     JOURNAL,
+    METADATA,
     VERSION,
-    check_header,
     file_name,
     layout_of,
     state_name,
     states,
     tensors_of,
-    unnamed,
 )
+from rlcli.data.segments.leftovers import Leftovers, cut_journal, need_journal
+from rlcli.data.segments.reader import SegmentReader
 from rlcli.data.tensor_file import encode
 from rlcli.errors import ArgumentError, ResourceError
 
@@ -40,7 +41,8 @@ class SegmentWriter:
     metadata : dict, optional
         Anything JSON can hold: env, seed, specs, keys. Kept in the header; what is given on resume is as it was.
     resume : bool
-        Go on after the last acknowledged batch; what a crash left behind it is taken away, with a warning.
+        Go on after the last acknowledged batch; what a crash left behind it is moved into a folder ``aside-...``
+        here, with a warning.
     commit_seconds : float
         Acknowledge at most this often: a sync takes milliseconds, so small batches share it. 0: each at once;
         inf: only when `commit` is called.
@@ -58,7 +60,8 @@ class SegmentWriter:
     ResourceError
         The folder holds segments already, is written by another process, is read-only, or its disk is full.
     DamagedDataError
-        On resume: the journal was altered.
+        The journal was altered, or it is missing, or files are here of commits that it no longer names. Nothing is
+        changed then.
     """
 
     def __init__(
@@ -83,10 +86,10 @@ class SegmentWriter:
                 fix="Choose another folder, or go on with it (resume=True).",
             )
         self.disk.make_folder(self.folder)
+        need_journal(self.folder)
         self._journal = Journal(path, self.disk)
         try:
-            self._recall(path, metadata)
-            self._sweep()
+            self._recall(metadata)
         except BaseException:
             self._journal.close()
             raise
@@ -198,9 +201,9 @@ class SegmentWriter:
         else:  # after an error the folder stays open-ended, and `resume` goes on
             self._journal.close()
 
-    def _recall(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
+    def _recall(self, metadata: Mapping[str, Any] | None) -> None:
         """Take over what the journal says, or begin it."""
-        wanted = None if metadata is None else json.loads(json.dumps(dict(metadata)))
+        wanted = _as_json(metadata)
         if not self._journal.count:
             self._journal.append(
                 {
@@ -212,33 +215,39 @@ class SegmentWriter:
                 }
             )
             self.disk.sync_folder(self.folder)
-        for number, record in enumerate(records(path)):
-            if number == 0:
-                check_header(record, path)
-                kept = {key: value for key, value in record["metadata"].items() if key in (wanted or ())}
-                if wanted is not None and kept != wanted:
-                    raise ArgumentError(
-                        "these segments were written with other metadata",
-                        where=str(self.folder),
-                        why=f"differs in {', '.join(_differences(kept, wanted))}",
-                    )
-            elif record["kind"] == "segment":
-                self._layout = self._layout or record["layout"]
-                self._count(record)
-
-    def _sweep(self) -> None:
-        """Take away the segment that a crash left without a record."""
-        for path in unnamed(self.folder, self.count):
-            warnings.warn(f"{path} was written but never acknowledged; it is taken away", stacklevel=4)
-            self.disk.remove(path)
-        for path in states(self.folder):
-            if path.name > state_name(self.count):
-                self.disk.remove(path)  # the segments that it belongs to were never acknowledged
+            return
+        said = SegmentReader(self.folder, check_sizes=False)
+        if said.lost is not None:
+            raise cut_journal(self._journal.path, said.lost)
+        kept = {key: value for key, value in said.metadata.items() if key in (wanted or ())}
+        if wanted is not None and kept != wanted:
+            raise ArgumentError(
+                "these segments were written with other metadata",
+                where=str(self.folder),
+                why=f"differs in {', '.join(_differences(kept, wanted))}",
+            )
+        self.count, self.frames, self.nbytes = len(said), said.frames, said.nbytes
+        self._layout = said.layout or None
+        if left := Leftovers.of(self.folder, self.count, ()).paths:
+            aside = self.disk.set_aside(self.folder, left)
+            names = ", ".join(path.name for path in left[:5]) + (", ..." if len(left) > 5 else "")
+            warnings.warn(f"{aside}: {names} was written but never acknowledged; moved there", stacklevel=4)
 
     def _count(self, record: Record) -> None:
         self.count += 1
         self.frames += record["frames"]
         self.nbytes += record["size"]
+
+
+def _as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if metadata is None:
+        return None
+    try:
+        wanted = json.loads(json.dumps(dict(metadata), allow_nan=False))
+        METADATA(wanted)
+    except (TypeError, ValueError) as error:  # a misfit is one
+        raise ArgumentError("this metadata cannot be kept", where="metadata", why=str(error)) from error
+    return wanted
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from rlcli.data.buffers.ring import Ring
+from rlcli.data.fields import listed_fields, read_fields
 from rlcli.data.index.markers import Markers
 from rlcli.data.map_file import map_file
 from rlcli.data.next_obs.pairs import observation_keys
-from rlcli.data.storages.row_journal import listed_fields, read_fields
 from rlcli.errors import ResourceError
 
 LAYOUT, WORDS = "layout.json", "words"

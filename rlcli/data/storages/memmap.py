@@ -28,14 +28,16 @@ from rlcli.data.disk import Disk
 from rlcli.data.fields import Field
 from rlcli.data.storages.row_journal import (
     JOURNAL,
+    Committed,
     RowJournal,
     check_same,
     header_of,
     is_taken,
     named_files,
+    number_of,
     state_name,
     states,
-    sweep,
+    unnamed,
 )
 from rlcli.data.storages.segment import Piece, Segment, files_in, rows_for
 from rlcli.data.storages.segment_copies import Again, copied
@@ -135,7 +137,6 @@ class LazyMemmapStorage(Storage):
             header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
             try:
                 self._hold(RowJournal(self.folder, self.disk, header))
-                sweep(self.folder, set(), self.disk)
             except BaseException:
                 self.fields = {}
                 raise
@@ -350,6 +351,7 @@ class LazyMemmapStorage(Storage):
         try:
             said = journal.committed
             if not said.pieces and not said.state:  # a crash before the first commit: nothing to go on with
+                self._set_aside(said)
                 self._hold(journal)
                 self.clear()
                 return
@@ -362,7 +364,7 @@ class LazyMemmapStorage(Storage):
                     raise DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix=fix)
                 if segment is not None:
                     self._add(segment)
-            self._sweep()
+            self._sweep(said)
         except BaseException:
             journal.abandon()
             self._forget()
@@ -370,10 +372,21 @@ class LazyMemmapStorage(Storage):
         self._made, self._rewritten = set(), {}
         self._hold(journal)
 
-    def _sweep(self) -> None:
-        gone = sweep(self.folder, {segment.path.name for segment in self._table.segments.values()}, self.disk)
-        if gone:
-            warnings.warn(f"{self.folder}: {len(gone)} files of rows were never acknowledged; taken away", stacklevel=5)
+    def _sweep(self, said: Committed) -> None:
+        """Files that no commit names: a commit takes those away that it replaced, and a crash leaves its own."""
+        left = unnamed(self.folder, said)
+        if said.state is None or any(number_of(path) > said.state[0] for path in states(self.folder)):
+            self._set_aside(said)  # nothing proves that they were never acknowledged
+            return
+        for path in left:
+            self.disk.remove(path)
+        if left:
+            warnings.warn(f"{self.folder}: {len(left)} files of rows were never acknowledged; taken away", stacklevel=5)
+
+    def _set_aside(self, said: Committed) -> None:
+        if left := unnamed(self.folder, said):
+            aside = self.disk.set_aside(self.folder, left)
+            warnings.warn(f"{aside}: {len(left)} files that no commit names were moved there", stacklevel=5)
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:

@@ -17,17 +17,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rlcli.data.disk import Disk, Stamp, stamp_of
-from rlcli.data.fields import Field
+from rlcli.data.disk import STAMP, Disk, Stamp, stamp_of
+from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.journal import Journal, records, scan
 from rlcli.data.storages.segment import Layout, Piece, Segment, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
-from rlcli.keys import Key, as_tuple, unravel
+from rlcli.keys import Key
+from rlcli.typed import Misfit, anything, kinds, listed, optional, record, row, whole
 
-JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 2
-_READ = (1, 2)  # in 1 no commit changes the fields
+JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 3
+SIZE = whole(1, 1 << 40)  # of a storage, in rows
+RECORDS = kinds(
+    header=record(
+        kind=anything, format=anything, version=anything, number=whole(), max_size=SIZE, capacity=SIZE,
+        ndim=whole(1, 64), segment_rows=SIZE, fields=check_fields,
+    ),
+    commit=record(
+        {"state_number": whole(), "fields": check_fields},
+        kind=anything, first=whole(), to=whole(), state=optional(row(*STAMP.values())),
+        pieces=listed(row(whole(), whole(), whole(), whole(1), STAMP["digest"])),
+    ),
+    closed=record(kind=anything, to=whole()),
+)  # fmt: skip
 LONG, GROWTH = 1 << 18, 4  # bytes from which on a journal begins anew, and times its size when it did
 _FIX = "Restore it from a copy, or load a dump."
 
@@ -52,32 +63,82 @@ class Committed:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise DamagedDataError("the journal of these rows is missing", where=str(path), fix=_FIX)
         found = scan(path)
         self.header: dict[str, Any] = {}
-        self.start = 0
+        self.start, self.count = 0, 0
         self.first, self.to = 0, 0
         self.pieces: dict[int, tuple[int, list[Piece]]] = {}
         self.state: tuple[int, Stamp] | None = None
         self.torn, self.closed = found.torn, False
-        for number, record in enumerate(records(path)):
-            if number == 0:
-                self.header = _known(record, path)
-                self.start = self.header.pop("number", 0)
-            else:
-                self.take(self.start + number, record)
-        if not self.header and (files_in(path.parent) or not found.torn):
+        try:
+            for number, record in enumerate(records(path, FORMAT, VERSION, RECORDS)):
+                self.count = number + 1
+                if number == 0:
+                    self._begin(record)
+                else:
+                    self.take(self.start + number, record)
+            self._check_pieces()
+        except Misfit as error:
+            raise DamagedDataError(
+                "the journal contradicts itself", where=str(path), why=str(error), fix=_FIX
+            ) from error
+        if not self.header and (files_in(path.parent) or states(path.parent) or not found.torn):
             raise DamagedDataError("the journal has no header", where=str(path), fix=_FIX)
+        why = self._lost(path.parent)
+        # a writer at work adds states and rows before their record: then the journal has grown
+        if why is not None and path.stat().st_size == found.end + found.torn:
+            raise DamagedDataError("records of the journal are missing", where=str(path), why=why, fix=_FIX)
+
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        rows, capacity = header["segment_rows"], header["capacity"]
+        if rows & (rows - 1) or capacity > header["max_size"]:
+            raise Misfit(f"{rows} rows a segment, capacity {capacity} of max_size {header['max_size']}")
+        self.header = {name: value for name, value in header.items() if name != "number"}
+        self.start = header["number"]
+
+    def _check_pieces(self) -> None:
+        """Every live step lies in one piece of its segment."""
+        rows = self.header.get("segment_rows", 1)
+        if self.to - self.first > self.header.get("capacity", 0) or self.first > self.to:
+            raise Misfit(f"steps {self.first} to {self.to} are more than there is room for")
+        wanted = range(self.first // rows, -(-self.to // rows)) if self.to > self.first else range(0)
+        if len(self.pieces) != len(wanted) or any(segment not in self.pieces for segment in wanted):
+            raise Misfit(f"segments {sorted(self.pieces)[:9]} hold steps {self.first} to {self.to}")
+        for segment, (_, pieces) in self.pieces.items():
+            place = segment * rows
+            ends = [pieces[0].start, *(piece.stop for piece in pieces)]
+            joined = all(piece.start == end <= piece.stop for piece, end in zip(pieces, ends, strict=False))
+            if not joined or place + ends[0] > max(self.first, place) or ends[-1] != min(rows, self.to - place):
+                raise Misfit(f"segment {segment} has rows {ends}, and steps {self.first} to {self.to} are stored")
+
+    def _lost(self, folder: Path) -> str | None:
+        """Why commits are missing at the journal's end: a commit takes the state before it away when it has ended."""
+        after = [path for path in states(folder) if number_of(path) >= self.start + self.count]
+        if after and (number_of(after[-1]) > self.start + self.count or (self.state and not self._has_state(folder))):
+            return f"{after[-1].name} is of a later commit than its last, record {self.start + self.count - 1}"
+        return None
+
+    def _has_state(self, folder: Path) -> bool:
+        return self.state is not None and (folder / state_name(self.state[0])).exists()
 
     def take(self, number: int, record: Mapping[str, Any]) -> None:
         """Take a record over."""
         self.closed = record["kind"] == "closed"
+        if self.closed and record["to"] != self.to:
+            raise Misfit(f"it was closed at step {record['to']}, and its last commit is at {self.to}")
         if self.closed:
             return
+        if record["to"] < self.to or record["first"] < self.first:
+            raise Misfit(f"steps {record['first']} to {record['to']} come after {self.first} to {self.to}")
         self.first, self.to = record["first"], record["to"]
         if "fields" in record:
             self.header, self.pieces = {**self.header, "fields": record["fields"]}, {}
         for segment, version, *piece in record["pieces"]:
             newest, pieces = self.pieces.get(segment, (-1, []))
+            if version < newest:
+                raise Misfit(f"segment {segment} has version {version} after {newest}")
             if version > newest:
                 pieces = []
             pieces.append(Piece(*piece))
@@ -94,7 +155,7 @@ class Committed:
         commit = {"kind": "commit", "first": self.first, "to": self.to, "pieces": pieces, "state": None}
         if self.state is not None:
             commit |= {"state": list(self.state[1]), "state_number": self.state[0]}
-        return [{**self.header, "version": VERSION, "number": number - 1}, commit]
+        return [{**self.header, "number": number - 1}, commit]
 
     @property
     def fields(self) -> dict[Key, Field]:
@@ -122,9 +183,9 @@ class RowJournal:
         self._journal = Journal(path, disk)
         try:
             if header is not None:
-                if self._journal.count:
+                if self._journal.count or files_in(folder) or states(folder):
                     raise _taken(folder)
-                self._journal.append({"kind": "header", "format": FORMAT, "version": VERSION, **header})
+                self._journal.append({"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header})
                 disk.sync_folder(folder)
             self.committed = before or Committed(path)
         except BaseException:
@@ -202,19 +263,6 @@ def header_of(fields: Mapping[Key, Field], *, capacity: int, max_size: int, ndim
     return {"max_size": max_size, "capacity": capacity, "ndim": ndim, "segment_rows": rows, "fields": listed}
 
 
-def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
-    """Fields as JSON can hold them: key, dtype, shape."""
-    return [
-        [list(as_tuple(key)), str(field.dtype).removeprefix("torch."), list(field.shape)]
-        for key, field in fields.items()
-    ]
-
-
-def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:
-    """The inverse of `listed_fields`."""
-    return {unravel(tuple(key)): Field(getattr(torch, dtype), torch.Size(shape)) for key, dtype, shape in listed}
-
-
 def check_same(header: Mapping[str, Any], path: Path, **wanted: int) -> None:
     """Refuse to go on with a storage of another shape."""
     other = [f"{name} is {header[name]} there, {value} here" for name, value in wanted.items() if header[name] != value]
@@ -234,7 +282,13 @@ def state_name(number: int) -> str:
 
 def states(folder: Path) -> list[Path]:
     """State files, oldest first."""
-    return sorted(folder.glob("state-*.safetensors"))
+    found = (path for path in folder.glob("state-*.safetensors") if path.stem.removeprefix("state-").isdecimal())
+    return sorted(found, key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """The number of the record that a state file belongs to."""
+    return int(path.stem.removeprefix("state-"))
 
 
 def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
@@ -278,7 +332,8 @@ def unfinished(folder: Path | str) -> list[str]:
     path = Path(folder) / JOURNAL
     said = Committed(path)
     found = [] if said.closed else [f"{path}: the writer did not finish; rows after the last commit are lost"]
-    return found + ([f"{path}: a torn record of {said.torn} bytes is left out"] if said.torn else [])
+    found += [f"{path}: a torn record of {said.torn} bytes is left out"] if said.torn else []
+    return found + [f"{left}: no commit names it" for left in unnamed(path.parent, said)]
 
 
 def verify_rows(folder: Path | str) -> list[str]:
@@ -286,20 +341,6 @@ def verify_rows(folder: Path | str) -> list[str]:
     damaged = [f"{path}: {why}" for path, why in check_rows(folder) if why]
     whole = not any(JOURNAL in line for line in damaged)
     return damaged + (unfinished(folder) if whole else [])
-
-
-def _known(record: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    if record.get("format") != FORMAT:
-        why = f"found {record.get('format')}"
-        raise DamagedDataError("this is not the journal of a storage", where=str(path), why=why)
-    if record["version"] not in _READ:
-        raise DamagedDataError(
-            "these rows were written by another version of rlcli",
-            where=str(path),
-            why=f"versions up to {VERSION} are read here, found {record['version']}",
-            fix="Install the version that wrote it.",
-        )
-    return dict(record)
 
 
 def _taken(folder: Path) -> ResourceError:
@@ -313,12 +354,12 @@ def _taken(folder: Path) -> ResourceError:
 def is_taken(folder: Path) -> bool:
     """Whether a storage was begun here."""
     path = folder / JOURNAL
-    return (path.is_file() and path.stat().st_size > 0) or (folder.is_dir() and bool(files_in(folder)))
+    here = folder.is_dir() and bool(files_in(folder) or states(folder))
+    return here or (path.is_file() and path.stat().st_size > 0)
 
 
-def sweep(folder: Path, named: set[str], disk: Disk) -> list[Path]:
-    """Take away the files of rows that no record names."""
-    gone = [path for path in files_in(folder) if path.name not in named]
-    for path in gone:
-        disk.remove(path)
-    return gone
+def unnamed(folder: Path, said: Committed) -> list[Path]:
+    """Files of rows and states that no commit names."""
+    named = {name_of(number, version) for number, (version, _) in said.pieces.items()}
+    named |= {state_name(said.state[0])} if said.state else set()
+    return [path for path in (*files_in(folder), *states(folder)) if path.name not in named]

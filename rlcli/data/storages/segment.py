@@ -11,6 +11,7 @@ names the old one (a dump, the last commit) finds what it names.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -153,4 +154,7 @@ def newest_version(folder: Path, number: int) -> int:
 
 def files_in(folder: Path) -> list[Path]:
     """All files of rows in a folder."""
-    return sorted(Path(e.path) for e in os.scandir(folder) if e.name.startswith("rows-") and e.name.endswith(SUFFIX))
+    return sorted(Path(e.path) for e in os.scandir(folder) if _NAME.fullmatch(e.name))
+
+
+_NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")

@@ -20,9 +20,10 @@ import numpy as np
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.data.buffers.ring import Ring
 from rlcli.data.segments import SegmentReader
-from rlcli.data.segments.layout import key_of
+from rlcli.data.segments.layout import JOURNAL, key_of
+from rlcli.data.segments.leftovers import cut_journal
+from rlcli.data.segments.reader import places_of
 from rlcli.data.storages.mapped import MappedStorage, Part
-from rlcli.data.tensor_file import header_of
 from rlcli.errors import ResourceError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, unravel
 from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
@@ -38,6 +39,8 @@ def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
         From storage and next_obs to an empty buffer.
     """
     segments = SegmentReader(path)
+    if segments.lost is not None:
+        raise cut_journal(path / JOURNAL, segments.lost)
     if not segments.frames:
         raise ResourceError("nothing was collected here yet", where=str(path))
     shape = segments.record(0)["batch_size"]
@@ -73,7 +76,7 @@ def _parts(segments: SegmentReader) -> list[Part]:
     for i in range(len(segments)):
         record = segments.record(i)
         path, lanes = segments.folder / record["file"], math.prod(record["batch_size"][:-1])
-        offsets = {key_of(name): at for name, at, _ in header_of(path) if not name.startswith("@")}
+        offsets = places_of(path, record, segments.layout)
         parts.append(Part(path, record["size"], first, record["frames"], offsets, lanes))
         first += record["frames"]
     return parts

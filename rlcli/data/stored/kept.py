@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, read_fields
 from rlcli.data.row_files import RowFile
 from rlcli.data.state_file import decode_state
 from rlcli.data.storages.mapped import MappedStorage, Part
-from rlcli.data.storages.row_journal import JOURNAL, Committed, check_rows, read_fields, state_name
+from rlcli.data.storages.row_journal import JOURNAL, Committed, check_rows, state_name
 from rlcli.data.storages.segment import Layout, name_of
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key

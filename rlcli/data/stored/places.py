@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 from rlcli.data.checkpoint_files import BUFFER, read_manifest
 from rlcli.data.checkpoint_files import FOLDERS as CHECKPOINTS
 from rlcli.data.dumps import FOLDERS as DUMPS
-from rlcli.data.journal import records
+from rlcli.data.journal import format_of
 from rlcli.data.row_files import SavedRows
 from rlcli.data.sealed_folder import MANIFEST, SealedFolders
 from rlcli.data.segments import SegmentReader
 from rlcli.data.segments.layout import FORMAT as SEGMENTS
-from rlcli.data.segments.layout import JOURNAL
+from rlcli.data.segments.layout import JOURNAL, numbered
 from rlcli.data.storages.row_journal import FORMAT as ROWS
 from rlcli.data.storages.row_journal import Committed
+from rlcli.data.storages.segment import files_in
 from rlcli.errors import DamagedDataError, ResourceError
 
 FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump", "buffer in a checkpoint"
@@ -88,7 +89,7 @@ def places(folder: Path) -> Iterator[Place]:
         As `find`.
     """
     for place in (folder, folder / "data"):
-        if (place / JOURNAL).is_file():
+        if is_begun(place):
             yield _journalled(place, folder)
     for place in (folder, folder / "checkpoints"):
         if newest := newest_of(CHECKPOINTS, place):
@@ -96,7 +97,7 @@ def places(folder: Path) -> Iterator[Place]:
     for place in (folder, folder / "buffer"):
         if newest := newest_of(DUMPS, place):
             yield Place(DUMP, newest, _live(DUMPS.manifest(newest)), {})
-        if place != folder and (place / JOURNAL).is_file():
+        if place != folder and is_begun(place):
             yield _journalled(place, folder)
 
 
@@ -120,9 +121,16 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
     return None
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a journal was begun in a folder, be it that only what it named is left."""
+    return (folder / JOURNAL).is_file() or (folder.is_dir() and bool(files_in(folder) or numbered(folder)))
+
+
 def _journalled(place: Path, run: Path) -> Place:
-    header = next(records(place / JOURNAL), {})
-    kind = header.get("format")
+    if not (place / JOURNAL).is_file():
+        why = "the files that it named are here without it"
+        raise DamagedDataError("the journal of stored steps is missing", where=str(place / JOURNAL), why=why)
+    kind = format_of(place / JOURNAL)
     if kind == SEGMENTS:
         segments = SegmentReader(place, check_sizes=False)
         return Place(FRAMES, place, segments.frames, _with_config(segments.metadata, run))
