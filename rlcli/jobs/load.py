@@ -9,11 +9,11 @@ from pathlib import Path
 from rlcli.builders.env import build_env
 from rlcli.builders.restore import config_of, restored_policy
 from rlcli.builders.trained_policy import TrainedPolicy
+from rlcli.data.fitting import fitting
 from rlcli.errors import ConfigError
 from rlcli.jobs.saved import newest
 from rlcli.training import random_streams
 from rlcli.training.commands import packages_of
-from rlcli.training.fitting import fitting
 from rlcli.training.run import Run, open_run
 
 

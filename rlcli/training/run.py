@@ -129,7 +129,8 @@ _CHANGE = record(
 )  # fmt: skip
 _INFO = some(
     verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()), overrides=listed(text()),
-    command=listed(text()), packages=listed(text()), created=text(), versions=mapping(text()), git=optional(mapping()), resumed=listed(_CHANGE),
+    command=listed(text()), packages=listed(text()), created=text(), versions=mapping(text()),
+    git=optional(mapping()), resumed=listed(_CHANGE),
 )  # fmt: skip
 _SUMMARY = some(status=text(), frames=whole(), total_frames=whole())
 

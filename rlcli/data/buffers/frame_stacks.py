@@ -23,9 +23,15 @@ from rlcli.data.buffers.stack_reading import read_stacks
 from rlcli.data.fields import Field
 from rlcli.data.next_obs.side_pool import bytes_of
 from rlcli.data.storages import Storage
+from rlcli.data.typed_tensors import tensor
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
+from rlcli.typed import Misfit, anything, record
 
+_STATE = record(
+    heads=anything, sizes=anything, slots=anything, tails=tensor(torch.uint8, None, None),
+    tips=tensor(torch.int64, None, 2),
+)  # fmt: skip
 _MANY = 64  # rows of which something can be said
 
 
@@ -281,6 +287,9 @@ class FrameStacks(StackHeads):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _STATE(dict(state))
         super().load_state_dict(state)
+        if state["tails"].shape != self.tails.shape:
+            raise Misfit(f"{list(state['tails'].shape)} instead of {list(self.tails.shape)}", "tails")
         self.tails[:] = state["tails"].numpy()
         self._tips = dict(state["tips"].tolist())

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.data.typed_tensors import between, tensor
+from rlcli.typed import MOST, Misfit, some
+
 
 class StackHeads:
     """See the module.
@@ -106,11 +109,36 @@ class StackHeads:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state_dict`'s answer."""
+        """Take over `state_dict`'s answer.
+
+        Raises
+        ------
+        Misfit
+            Its numbers lead nowhere.
+        """
+        self._check(state)
         heads, taken = state["heads"].numpy(), 0
         self.ends[:] = 0
         self.memory, self._free = state["slots"].numpy().copy(), []
         for lane, size in enumerate(state["sizes"].tolist()):
             for step, before in heads[:, taken : taken + size].T.tolist():
                 self._append(lane, step, before)
+            taken += size
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        some(
+            heads=tensor(torch.int64, 2, None), sizes=tensor(torch.int64, self.lanes),
+            slots=tensor(torch.uint8, None, self.memory.shape[1]),
+        )(dict(state))  # fmt: skip
+        (step, before), sizes, taken = state["heads"], state["sizes"], 0
+        between(sizes, 0, len(step), "sizes")
+        between(step, 0, MOST, "heads")
+        if int(sizes.sum()) != len(step) or bool((before >= len(state["slots"])).any()):
+            raise Misfit(f"{len(step)} heads in lanes {sizes.tolist()[:9]}, {len(state['slots'])} slots", "heads")
+        held = before[before >= 0]
+        if len(held.unique()) < len(held) or bool(((before < -1) & (-2 - before >= step)).any()):
+            raise Misfit("two heads have one slot, or one is told from a later row", "heads")
+        for size in sizes.tolist():
+            if bool((step[taken : taken + size].diff() <= 0).any()):
+                raise Misfit("heads of a lane do not ascend", "heads")
             taken += size

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rlcli.data.index.saved import check
 from rlcli.errors import ArgumentError
 from rlcli.kernels.index import layout
 from rlcli.kernels.index.layout import CURSOR, EXACT, HAS_IDS, KNOWN, LANES, STEPS
@@ -215,16 +216,26 @@ class IndexArrays:
         free[self._slots[: self._scalars[layout.SLOT_FREE]]] = True
         return np.flatnonzero(~free)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, slots: int | None = None) -> None:
         """Take over `state_dict`'s answer; the pool is filled by its owner, slots 0, 1, 2 ...
+
+        Parameters
+        ----------
+        slots : int, optional
+            How many slots of the pool its owner has.
 
         Raises
         ------
         ArgumentError
             It is of a ring of another shape.
+        Misfit
+            Its numbers lead nowhere: nobody wrote them who kept an index.
         """
+        check(state, self.width, slots)
         scalars = state["scalars"].numpy().copy()
-        for name, at in (("steps", STEPS), ("lanes", LANES), ("next observations known", KNOWN), ("exact", EXACT)):
+        for name, at in (
+            ("steps", STEPS), ("lanes", LANES), ("next observations known", KNOWN), ("exact", EXACT), ("ids", HAS_IDS)
+        ):  # fmt: skip
             if scalars[at] != self._scalars[at]:
                 raise ArgumentError(
                     "this index is of another ring", where=name, why=f"expected {self._scalars[at]}, got {scalars[at]}"
