@@ -59,7 +59,8 @@ class TensorDictLanes(Lanes):
         return self._run_seed
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(row if self.env.batch_size else row[0])
+        tensor = torch.from_numpy(row)
+        return tensor if self.env.batch_size else tensor[0]
 
     def _write(self, row: dict[Key, np.ndarray], td, lanes: Sequence[int]) -> None:
         for key, array in row.items():

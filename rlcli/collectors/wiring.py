@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from rlcli.collectors.recurrent_wiring import missing_transforms
 from rlcli.collectors.tensordict_lanes import TensorDictLanes, array_face
 from rlcli.collectors.weights import FollowedWeights
 from rlcli.envs import EnvBase, TransformedEnv
+from rlcli.envs.intervals import Interval
 from rlcli.envs.lanes import Lanes
 from rlcli.errors import ArgumentError
-from rlcli.keys import POLICY_VERSION, REWARD, Key, as_tuple, under_next
+from rlcli.keys import POLICY_VERSION, REWARD, Key, as_tuple, under_next, unravel
 from rlcli.transforms import Faces, NextObservationDelta, StepCounter, Transform, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
@@ -127,8 +129,9 @@ def wire(
         called = on_tensordicts(policy, list(schema))
         used, is_copy = on_device(called, placement.policy)
         own = used if called is policy else used.module  # type: ignore[union-attr]
-        program = lower(used, lanes.actions, schema, env.batch_size, placement, exploration_type)
-        random = RandomProgram(lanes.actions, program.log_prob_key)
+        legal = partial(_legal, env, lanes.bounds.intervals)
+        program = lower(used, lanes.actions, schema, env.batch_size, placement, exploration_type, legal)
+        random = RandomProgram(lanes.actions, program.log_prob_key, program.log_prob_shape)
     faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
     known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
     own_delta = delta_of(env)
@@ -138,3 +141,26 @@ def wire(
     stored = keeper(kept, list(schema), known, program.states)
     weights = FollowedWeights(policy, own)
     return Wired(lanes, transforms, faces, used, is_copy, weights, program, random, stored)
+
+
+def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:
+    """`values` `[*batch, *shape]` if the env may show them under `key`, otherwise others that it may.
+
+    Specs say what is legal; where one says nothing, the bounds that the env declares.
+    """
+    specs = {
+        unravel(k): spec
+        for full in (env.full_state_spec, env.full_observation_spec)
+        for k, spec in full.items(True, True)
+    }
+    spec = specs[key].to("cpu") if key in specs else None
+    given = torch.from_numpy(values)
+    if spec is not None and tuple(spec.shape) == values.shape and not spec.is_in(given.to(spec.dtype)):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return spec.rand().to(given.dtype).numpy()
+    interval = intervals.get(key)
+    if interval is not None and interval.shape == values.shape[len(env.batch_size) :] and not interval.holds(values):
+        above = values + np.where(np.isfinite(interval.low), interval.low, 0)
+        return np.clip(above, interval.low, interval.high).astype(values.dtype)
+    return values

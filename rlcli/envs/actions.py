@@ -102,21 +102,26 @@ class ActionFormat:
         """Random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
         return self.draw_with_density(rng, steps, lanes)[0]
 
-    def draw_with_density(self, rng: np.random.Generator, steps: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_with_density(
+        self, rng: np.random.Generator, steps: int, lanes: int, *, each: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Random loop actions `[steps, lanes, *shape]` and their log-densities `[steps, lanes]`.
 
-        Uniform; a part of a Box that is unbounded on either side is drawn from a standard logistic law.
+        Uniform; a part of a Box that is unbounded on either side is drawn from a standard logistic law.  With `each`,
+        the log-density of every part, `[steps, lanes, *shape]`.
         """
         size = (steps, lanes, *self.shape)
         u = rng.random(size)  # one double a number whatever the space: the stream never depends on the cut
         if self.kind == "box":
-            return self._draw_box(u)
+            actions, density = self._draw_box(u)
+            return actions, density if each else density.reshape(steps, lanes, -1).sum(-1)
         if self.kind == "multi_binary":
             actions, options = (u < 0.5).astype(np.int8), [2] * int(np.prod(self.shape))
         else:
             options = list(self.nvec)
             actions = (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
-        return actions, np.full((steps, lanes), -np.log(np.asarray(options, np.float64)).sum())
+        parts = -np.log(np.asarray(options, np.float64))
+        return actions, np.full((steps, lanes), parts.sum()) if not each else np.full(size, parts.reshape(self.shape))
 
     def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)
@@ -125,4 +130,4 @@ class ActionFormat:
         width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)
         actions = np.where(bounded, np.where(bounded, low, 0) + u * width, np.log(u) - np.log1p(-u))
         density = np.where(bounded, -np.log(width), np.log(u) + np.log1p(-u))  # the logistic law's is u (1 - u)
-        return actions.astype(self.dtype), density.reshape(*u.shape[:2], -1).sum(-1)
+        return actions.astype(self.dtype), density

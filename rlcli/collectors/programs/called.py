@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 from rlcli.envs.actions import ActionFormat
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, told
@@ -16,13 +17,15 @@ from rlcli.keys import ACTION, Key, show, unravel
 _BEFORE = "step {} of the batch; the env was not stepped"
 
 
-def call(policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str) -> TensorDictBase:
-    """What a policy makes of `td`, in place or not.
+def call(
+    policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str, *, first: bool = False
+) -> TensorDictBase:
+    """What a policy makes of `td`, in place or not; `first` if it has never been called before.
 
     Raises
     ------
     ArgumentError
-        The policy raised; its type and text are kept.
+        The policy raised (its type and text are kept), or returned something else than a tensordict.
     NumericsError
         It raised, and what it had written by then holds a NaN: distributions refuse those in words of their own.
     """
@@ -34,8 +37,36 @@ def call(policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str
         for key, value in td.items(True, True):
             if value.is_floating_point() and bool(torch.isnan(value).any()):
                 raise not_finite(unravel(key), f"{where}; the env was not stepped") from error
-        raise ArgumentError("the policy raised", where=where, why=told(error)) from error
-    return td if out is None else out
+        raise ArgumentError(
+            "the policy raised", where=where, why=told(error), fix=_given(policy) if first else None
+        ) from error
+    if out is None:
+        return td
+    if not isinstance(out, TensorDictBase):
+        raise ArgumentError(
+            "the policy did not return a tensordict",
+            where=where,
+            why=f"it returned a {type(out).__name__}",
+            fix=_given(policy) or "Return the tensordict with 'action' written to it.",
+        )
+    return out
+
+
+def _given(policy: Any) -> str | None:
+    """What to say to the writer of a plain function, which may have been meant for observations."""
+    if isinstance(policy, nn.Module):
+        return None
+    return (
+        "A function is called with the tensordict and writes 'action' to it; one from an observation to an action is "
+        'wrapped: TensorDictModule(function, in_keys=["observation"], out_keys=["action"]).'
+    )
+
+
+def is_sound(column: np.ndarray) -> bool:
+    """Whether an output `[N, T, *F]` is finite, or -inf where it may mask an action: never in the whole of a vector."""
+    if np.isfinite(column).all():
+        return True
+    return column.ndim > 2 and column.shape[-1] > 0 and bool(np.isfinite(column.max(-1)).all())  # NaN is its own max
 
 
 def take(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
@@ -57,6 +88,16 @@ def take(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dt
         total = value.sum().item()  # one operation; -inf, which masks an action, is no NaN
         if total != total:
             raise not_finite(key, _BEFORE.format(t))
+
+
+def changed_input(key: Key, t: int) -> ArgumentError:
+    """The error for a policy that wrote to what the env showed."""
+    return ArgumentError(
+        f"the policy changed its input {show(key)} in place",
+        where=_BEFORE.format(t),
+        why="it did not on its first call, and the row is what the batch keeps of the env",
+        fix=f"Clone it first, or write to a key of its own instead of {show(key)}.",
+    )
 
 
 def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> Any:

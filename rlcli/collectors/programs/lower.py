@@ -38,6 +38,7 @@ def lower(
     batch_size: torch.Size,
     placement: Placement,
     exploration: InteractionType | None,
+    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values,
 ) -> Program:
     """A program for a policy on tensordicts.
 
@@ -54,11 +55,14 @@ def lower(
         A policy on another device is never lowered.
     exploration : InteractionType, optional
         Whether actions are drawn or the mode is taken.
+    legal : callable
+        Values `[*batch, *shape]` that the env may show under a key, given some that are made up.
     """
-    example = _probe(policy, inputs, batch_size, placement)
-    rewrites = _rewritten(example, inputs, batch_size)
-    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example, rewrites)
-    if whole.states or placement.policy_is_elsewhere or exploration not in _CHOICES:
+    shown = _made_up(inputs, batch_size, legal)
+    example, in_place = _probe(policy, shown, batch_size, placement)
+    rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)} | in_place
+    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example, rewrites, in_place)
+    if whole.states or in_place or placement.policy_is_elsewhere or exploration not in _CHOICES:
         return whole
     parts: Parts | ValueParts | None = take_apart(policy) or take_apart_values(policy)
     if parts is None or not parts.stages or not all(isinstance(stage.module, nn.Module) for stage in parts.stages):
@@ -67,44 +71,40 @@ def lower(
     if isinstance(parts, ValueParts):
         draw = _greedy_draw(parts, actions, exploration)
     else:
-        draw = _draw(parts.head, actions, exploration)
+        draw = _draw(parts.head, actions, exploration, example, len(batch_size))
     if draw is None or written is None:
         return whole
     if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
         return whole
     program = LoweredProgram(parts.stages, draw, actions, written)
-    return program if program.reads <= set(inputs) and _same(program, example, inputs, batch_size) else whole
+    return program if program.reads <= set(inputs) and _same(program, example, shown) else whole
 
 
-def _probe(policy, inputs: Schema, batch_size: torch.Size, placement: Placement) -> TensorDictBase:
-    """One call on made-up observations."""
-    td = TensorDict({}, batch_size=batch_size)
-    for key, value in _made_up(inputs, batch_size).items():
-        td.set(key, torch.from_numpy(value))
-    if placement.policy_is_elsewhere:
-        td = td.to(placement.policy)
-    with _untouched(policy):
-        return call(policy, td, "its first call, on made-up observations").cpu()
+def _probe(
+    policy, shown: dict[Key, np.ndarray], batch_size: torch.Size, placement: Placement
+) -> tuple[TensorDictBase, set[Key]]:
+    """What one call on made-up observations gives, and the inputs whose tensors it wrote to."""
+    with torch.inference_mode(False), _untouched(policy):
+        given = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
+        td = TensorDict(given, batch_size)
+        if placement.policy_is_elsewhere:
+            td = td.to(placement.policy)
+        example = call(policy, td, "its first call, on made-up observations", first=True).cpu()
+    return example, {key for key, value in given.items() if value._version}
 
 
-def _made_up(inputs: Schema, batch_size: torch.Size) -> dict[Key, np.ndarray]:
-    """The same numbers every time; not zeros, which would hide a wrong weight."""
+def _made_up(inputs: Schema, batch_size: torch.Size, legal: Callable) -> dict[Key, np.ndarray]:
+    """The same numbers every time, of those that the env may show; not zeros, which would hide a wrong weight."""
     rng = np.random.default_rng(0)
-    return {
-        key: (rng.random((*batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
+    drawn = {
+        key: np.asarray(rng.random((*batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
         for key, (shape, dtype) in inputs.items()
     }
+    return {key: legal(key, value) for key, value in drawn.items()}
 
 
-def _rewritten(example: TensorDictBase, inputs: Schema, batch_size: torch.Size) -> set[Key]:
-    """The inputs that the probe's call left with other values."""
-    found = {key: example.get(key, None) for key in inputs}
-    given = _made_up(inputs, batch_size)
-    return {
-        key
-        for key, value in found.items()
-        if value is not None and not np.array_equal(value.detach().numpy(), given[key])
-    }
+def _differs(value: torch.Tensor | None, given: np.ndarray) -> bool:
+    return value is not None and not np.array_equal(value.detach().numpy(), given)
 
 
 @contextlib.contextmanager
@@ -125,7 +125,15 @@ def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) 
     return {key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32)) for key, value in values.items()}
 
 
-def _draw(head: ProbabilisticTensorDictModule | None, actions: ActionFormat, exploration) -> Draw | None:
+def _draw(
+    head: ProbabilisticTensorDictModule | None,
+    actions: ActionFormat,
+    exploration,
+    example: TensorDictBase,
+    batch_dims: int,
+) -> Draw | None:
+    if actions.kind == "box" and actions.dtype.kind != "f":  # the draw is of real numbers
+        return None
     if head is None or head.out_keys[0] != ACTION:
         return None
     family = family_of(head)
@@ -141,8 +149,11 @@ def _draw(head: ProbabilisticTensorDictModule | None, actions: ActionFormat, exp
     elif family is ONE_HOT or type(family) is MultiOneHotFamily:
         return None
     keys = [unravel(key) for key in param_keys(head)]
-    log_prob_key = unravel(head.log_prob_key) if head.return_log_prob else None
-    return Draw(family, keys, log_prob_key, mode=exploration is not InteractionType.RANDOM)
+    draw = Draw(family, keys, None, mode=exploration is not InteractionType.RANDOM)
+    if head.return_log_prob:
+        draw.log_prob_key = unravel(head.log_prob_key)
+        draw.log_prob_shape = tuple(example.get(draw.log_prob_key).shape[batch_dims:])
+    return draw
 
 
 def _greedy_draw(parts: ValueParts, actions: ActionFormat, exploration) -> Draw | None:
@@ -158,11 +169,11 @@ def _greedy_draw(parts: ValueParts, actions: ActionFormat, exploration) -> Draw 
     return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 
-def _same(program: LoweredProgram, example: TensorDictBase, inputs: Schema, batch_size: torch.Size) -> bool:
-    """Whether the stages give the module's bits on the probe's input."""
-    lanes = batch_size.numel()
-    values = _made_up(inputs, batch_size)
-    rows = {key: [value.reshape(lanes, *inputs[key][0])] * 2 for key, value in values.items()}
+def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.ndarray]) -> bool:
+    """Whether the stages, and the family's log-probability of its action, give the module's numbers on the probe."""
+    dims = example.batch_dims
+    lanes = example.batch_size.numel()
+    rows = {key: [value.reshape(lanes, *value.shape[dims:])] * 2 for key, value in shown.items()}
     with _untouched(nn.ModuleList(stage.module for stage in program.stages)):
         bound = program.bind(Columns(1, {}, rows), lanes)
         bound.fill_constants()  # type: ignore[attr-defined]
@@ -172,4 +183,16 @@ def _same(program: LoweredProgram, example: TensorDictBase, inputs: Schema, batc
         # a NaN on both sides is no difference: it is found, and named, before the first step
         if not torch.allclose(kept[0].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6, equal_nan=True):
             return False
-    return True
+    return _same_log_prob(program, example, bound.params, lanes)  # type: ignore[attr-defined]
+
+
+def _same_log_prob(program: LoweredProgram, example: TensorDictBase, params: list[torch.Tensor], lanes: int) -> bool:
+    draw = program.draw
+    if draw.log_prob_key is None:
+        return True
+    stored, expected = example.get(ACTION), example.get(draw.log_prob_key)
+    action = program.actions.decode(stored.numpy().reshape(lanes, *program.actions.stored[0]))
+    log_prob = draw.family.log_prob(tuple(param[0] for param in params), torch.from_numpy(np.asarray(action)))
+    if log_prob.numel() != expected.numel() or expected.dtype != torch.float32:
+        return False
+    return torch.allclose(log_prob.float().reshape(expected.shape), expected, rtol=1e-4, atol=1e-4, equal_nan=True)

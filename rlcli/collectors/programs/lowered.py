@@ -7,9 +7,9 @@ batch from the parameters kept on the way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ Rows = dict[Key, list[Tensor]]
 class Draw:
     """The last step of an actor: how an action comes from parameters.
 
+    `log_prob_shape` is without the lane dim: `()`, or the action's where the family keeps one log-probability a dim.
     `chosen_key` is where the greedy action's value goes, for actors that choose by value.
     """
 
@@ -40,6 +41,7 @@ class Draw:
     log_prob_key: Key | None
     mode: bool
     chosen_key: Key | None = None
+    log_prob_shape: tuple[int, ...] = ()
 
 
 class LoweredProgram(Program):
@@ -62,9 +64,9 @@ class LoweredProgram(Program):
         self.reads = {key for stage in stages for key in stage.in_keys} - set(written)
         self.live: Schema = {}
         self.once: Schema = {**written, ACTION: actions.stored}
-        self.log_prob_key = draw.log_prob_key
+        self.log_prob_key, self.log_prob_shape = draw.log_prob_key, draw.log_prob_shape
         if draw.log_prob_key is not None:
-            self.once[draw.log_prob_key] = ((), np.dtype(np.float32))
+            self.once[draw.log_prob_key] = (draw.log_prob_shape, np.dtype(np.float32))
         if draw.chosen_key is not None:
             self.once[draw.chosen_key] = ((1,), np.dtype(np.float32))
 
@@ -141,38 +143,45 @@ class _BoundLowered(Bound):
         discrete = self.program.actions.kind == "discrete"
         draw, mode = family.act, family.act_mode
 
-        # x . 0 is 0 unless x holds a NaN or an infinity: one call before every env step
-        flat, zeros = self.flat_rows, np.zeros(self.flat_rows[0].size, np.float32)
+        # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
+        flat, ones, isfinite = self.flat_rows, np.ones(self.flat_rows[0].size, np.float32), math.isfinite
         more = self.more_rows if self.more_rows and self.more_rows[0] else None  # a deviation that the network computes
 
         def odd(t: int) -> bool:
-            return more is not None and any(row.dot(zeros) != 0.0 for row in more[t])
+            return more is not None and any(not isfinite(row.dot(ones)) for row in more[t])
 
         def act_discrete(t: int) -> list[int]:
             forward(t)
-            if flat[t].dot(zeros) != 0.0:
-                self._not_finite(t)
+            if not isfinite(flat[t].dot(ones)):
+                self._check_odd(t)
             return draw(params[t], noise[t - first], taken[t]).tolist()
 
         def act_row(t: int) -> np.ndarray:
             forward(t)
-            if flat[t].dot(zeros) != 0.0 or (more and odd(t)):
-                self._not_finite(t)
+            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
+                self._check_odd(t)
             return draw(params[t], noise[t - first], taken[t])
 
         def act_mode(t: int):
             forward(t)
-            if flat[t].dot(zeros) != 0.0 or (more and odd(t)):
-                self._not_finite(t)
+            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
+                self._check_odd(t)
             row = mode(params[t], taken[t])
             return row.tolist() if discrete else row
 
         return act_mode if self.noise is None else act_discrete if discrete else act_row
 
-    def _not_finite(self, t: int) -> NoReturn:
-        keys = self.program.draw.param_keys
-        key, row = next((k, p) for k, p in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(p).all())
-        lane = int(np.argwhere(~np.isfinite(row))[0][0])
+    def _check_odd(self, t: int) -> None:
+        """Parameters that are not all finite: masks, or an error."""
+        draw = self.program.draw
+        if draw.family.is_legal(self.param_rows[t]):
+            return
+        keys = draw.param_keys
+        lane = next(
+            lane for lane in range(self.lanes)
+            if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
+        )  # fmt: skip
+        key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
         raise not_finite(key, f"step {t} of the batch, lane {lane}; the env was not stepped")
 
     def end(self, first, last) -> None:
@@ -195,7 +204,7 @@ class _BoundLowered(Bound):
         if log_prob_key in data:
             params = tuple(param[first:last] for param in self.params)
             log_prob = self.program.draw.family.log_prob(params, torch.from_numpy(taken))
-            data[log_prob_key][:, first:last] = log_prob.numpy().T
+            data[log_prob_key][:, first:last] = log_prob.numpy().swapaxes(0, 1)
         if self.program.draw.chosen_key in data:
             best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
             data[self.program.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)

@@ -43,7 +43,7 @@ class Program:
     once : Schema
         Keys it writes once per batch, as whole columns.
     log_prob_key : key, optional
-        Where it writes log-probabilities.
+        Where it writes log-probabilities, each of `log_prob_shape`.
     states : sequence of keys
         Root keys whose next value it writes: row t+1 at step t.
     rewrites : set of keys
@@ -55,6 +55,7 @@ class Program:
     once: Schema
 
     log_prob_key: Key | None = None
+    log_prob_shape: tuple[int, ...] = ()
     states: Sequence[Key] = ()
     rewrites: Set[Key] = frozenset()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.envs.actions import ActionFormat
-from rlcli.keys import ACTION
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, Key, show
 
 
 class RandomProgram(Program):
@@ -18,15 +21,19 @@ class RandomProgram(Program):
     actions : ActionFormat
     log_prob_key : key, optional
         Where to write the log-density of the uniform law, float32; None leaves it out.
+    log_prob_shape : tuple of int
+        Of one log-density, as the policy writes its own: `()`, or the action's shape for one a dim.
     """
 
-    def __init__(self, actions: ActionFormat, log_prob_key=None) -> None:
-        self.actions, self.log_prob_key = actions, log_prob_key
+    def __init__(
+        self, actions: ActionFormat, log_prob_key: Key | None = None, log_prob_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.actions, self.log_prob_key, self.log_prob_shape = actions, log_prob_key, log_prob_shape
         self.reads = set()
         self.live: Schema = {}
         self.once: Schema = {ACTION: actions.stored}
         if log_prob_key is not None:
-            self.once[log_prob_key] = ((), np.dtype(np.float32))
+            self.once[log_prob_key] = (log_prob_shape, np.dtype(np.float32))
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundRandom(self, columns, lanes)
@@ -38,10 +45,12 @@ class _BoundRandom(Bound):
         self.action = columns.data.get(ACTION)
         key = program.log_prob_key
         self.log_prob = None if key is None else columns.data.get(key)
+        self.key, self.shape = key, program.log_prob_shape
         self.first = 0
 
     def begin(self, rng, first, last) -> None:
-        drawn, density = self.actions.draw_with_density(rng, last - first, self.lanes)  # [steps, N, *], [steps, N]
+        each = bool(self.shape) and self.shape == self.actions.shape
+        drawn, density = self.actions.draw_with_density(rng, last - first, self.lanes, each=each)  # [steps, N, *] both
         if self.action is not None:
             column = self.action[:, first:last]
             across = drawn.swapaxes(0, 1)  # [N, steps, *]
@@ -50,7 +59,13 @@ class _BoundRandom(Bound):
             else:
                 column[...] = across
         if self.log_prob is not None:
-            self.log_prob[:, first:last] = density.T
+            if not each and math.prod(self.shape) != 1:
+                raise ArgumentError(
+                    f"the first frames' random actions have no {show(self.key)} like the policy's",
+                    why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
+                    fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
+                )
+            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
         self.first = first
         self.rows = drawn.tolist() if self.actions.kind == "discrete" else drawn
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import InteractionType, set_interaction_type
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.devices import Placement
-from rlcli.collectors.programs.called import call, loop_action, take
+from rlcli.collectors.programs.called import call, changed_input, is_sound, loop_action, take
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.collectors.programs.torch_stream import TorchStream
 from rlcli.collectors.recurrent_wiring import no_place
@@ -46,11 +46,18 @@ class TensorDictProgram(Program):
         What one call of the policy wrote: fixes names, shapes and dtypes of its outputs.
     rewrites : set of keys
         The inputs that this call changed.
+    in_place : set of keys
+        Those whose tensors it wrote to: it is given copies, so that the rows stay what the env showed.
 
     Raises
     ------
     ArgumentError
-        The policy writes no action, one that does not fit the env, or a state that no key of the env carries.
+        The policy writes no action, one that does not fit the env, what is no tensor, or a state that no key of the env
+        carries.
+
+    Notes
+    -----
+    bfloat16 and float8 outputs are kept as float32, which holds their values exactly: numpy has no such numbers.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class TensorDictProgram(Program):
         exploration: InteractionType | None,
         example: TensorDictBase,
         rewrites: Set[Key] = frozenset(),
+        in_place: Set[Key] = frozenset(),
     ) -> None:
         self.rewrites = rewrites
         self.policy, self.actions, self.batch_size, self.placement = policy, actions, batch_size, placement
@@ -75,17 +83,26 @@ class TensorDictProgram(Program):
         self.kinds: dict[Key, torch.dtype] = {}  # as the policy writes them: an action's may be narrower than the row's
         self.once: Schema = {}
         self.states: list[Key] = []
-        for key in map(unravel, example.keys(True, True)):
+        for key in map(unravel, example.keys(True, True, is_leaf=is_leaf_nontensor)):
             if key in inputs:
                 continue
             value = example.get(key)
-            kind = tuple(value.shape[len(batch_size) :]), torch.empty(0, dtype=value.dtype).numpy().dtype
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(
+                    f"the policy's {show(key)} is no tensor",
+                    why=f"it is a {type(value).__name__}, and a batch holds columns of numbers",
+                    fix="Write tensors, or leave the key out.",
+                )
+            kind = tuple(value.shape[len(batch_size) :]), _array_dtype(value.dtype)
             if as_tuple(key)[0] == NEXT:
                 self._add_state(unravel(as_tuple(key)[1:]), kind, inputs)
                 continue
             self.kinds[key] = value.dtype
             self.live[key] = kind
+        self.copied = in_place | set(self.states)  # what may be written to
         self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
+        if self.log_prob_key is not None:
+            self.log_prob_shape = self.live[self.log_prob_key][0]
         self._check_action()
 
     def _add_state(self, key: Key, kind: tuple[tuple[int, ...], np.dtype], inputs: Schema) -> None:
@@ -119,6 +136,8 @@ class TensorDictProgram(Program):
             )
         if self.actions.kind != "box" and dtype.kind not in "iub":
             raise ArgumentError("the policy's action does not fit the env", why=f"expected {wanted_dtype}, got {dtype}")
+        if wanted_dtype.kind in "iu" and dtype.kind not in "iub":  # a Box of whole numbers
+            raise ArgumentError("the policy's action does not fit the env", why=f"expected {wanted_dtype}, got {dtype}")
         self.live[ACTION] = (wanted, wanted_dtype)
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
@@ -143,12 +162,13 @@ class _BoundTensorDict(Bound):
         self.action_rows = columns.rows[ACTION]
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(row if self.program.batch_size else row[0])
+        tensor = torch.from_numpy(row)
+        return tensor if self.program.batch_size else tensor[0]  # of a tensor, a number is a view too
 
     def _input(self, key: Key, t: int) -> torch.Tensor:
         """A fresh alias of row t: a policy that keeps it keeps the memory from being used again."""
         column = self.columns.data.get(key)
-        if column is None or key in self.program.states:  # a state may be updated in place; its row stays as it was
+        if column is None or key in self.program.copied:
             return self._tensor(self.columns.rows[key][t].copy())
         return self._tensor(column[:, t])
 
@@ -160,7 +180,8 @@ class _BoundTensorDict(Bound):
 
     def act(self, t: int):
         program, place = self.program, self.program.placement
-        td: TensorDictBase = TensorDict({key: self._input(key, t) for key in program.inputs}, program.batch_size)
+        inputs = {key: self._input(key, t) for key in program.inputs}
+        td: TensorDictBase = TensorDict(inputs, program.batch_size)
         if place.policy_is_elsewhere:
             if place.non_blocking and place.policy is not None and place.policy.type == "cuda":
                 td = td.pin_memory()
@@ -168,6 +189,9 @@ class _BoundTensorDict(Bound):
             place.sync_policy()
         with set_interaction_type(program.exploration):
             out = call(program.policy, td, f"step {t} of the batch")
+        for key, value in inputs.items():
+            if key not in program.copied and not value.is_inference() and value._version:  # it was written to
+                raise changed_input(key, t)
         for key, rows in self.outputs:
             take(key, out.get(key, None), rows[t], program.kinds[key], t)
         for key, rows in self.successors:  # row t+1 of a lane that ends here is set to its default by the reset
@@ -177,7 +201,14 @@ class _BoundTensorDict(Bound):
     def end(self, first: int, last: int) -> None:
         for key in self.program.live:
             column = self.columns.data.get(key)
-            if column is not None and column.dtype.kind == "f" and not np.isfinite(column[:, first:last]).all():
+            if column is not None and column.dtype.kind == "f" and not is_sound(column[:, first:last]):
                 raise NumericsError(
                     f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
                 )
+
+
+def _array_dtype(dtype: torch.dtype) -> np.dtype:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return np.dtype(np.float32)

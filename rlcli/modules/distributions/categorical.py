@@ -85,6 +85,10 @@ class CategoricalFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
 
+    def is_legal(self, params: ArrayParams) -> bool:
+        """-inf masks an action, and one at least is not masked."""
+        return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
+
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return (params[0] + noise).argmax(1, out)  # the method: np.argmax costs 1 us more per call
 

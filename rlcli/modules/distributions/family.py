@@ -86,6 +86,10 @@ class Family(ABC):
         the batch length never changes the trajectories.
         """
 
+    def is_legal(self, params: ArrayParams) -> bool:
+        """Whether an action can be drawn in every row of parameters `[n, k]`: by default, if all are finite."""
+        return all(np.isfinite(param).all() for param in params)
+
     @abstractmethod
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Actions of one step from parameters `[n, k]` and a row of `noise`, in the layout that is stored."""

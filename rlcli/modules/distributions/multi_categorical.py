@@ -76,6 +76,10 @@ class MultiCategoricalFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
 
+    def is_legal(self, params: ArrayParams) -> bool:
+        """-inf masks an option, and of every choice one at least is not masked."""
+        return all(np.isfinite(params[0][:, part].max(-1)).all() for part in self._parts)  # NaN is its own max
+
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return self._argmax(params[0] + noise, out)
 

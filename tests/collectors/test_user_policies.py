@@ -1,0 +1,399 @@
+"""Whatever a user's policy writes, in whatever way, a batch holds what `env.rollout` gives."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential, set_interaction_type
+from torch import nn
+from worlds import Counter
+
+from rlcli.collectors import Collector
+from rlcli.collectors.programs import TensorDictProgram
+from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import ArgumentError, NumericsError
+from rlcli.modules import Categorical, OneHotCategorical, ProbabilisticActor
+from rlcli.specs import Composite, OneHot, Unbounded
+from rlcli.transforms import TensorDictPrimer
+
+
+def envs(lanes: int, make=Counter, **kwargs) -> EnvBase:
+    """A single env, or several stepped together."""
+    return SerialEnv(lanes, lambda: GymEnv(make(), **kwargs)) if lanes else GymEnv(make(), **kwargs)
+
+
+def assert_equal(batch, rollout) -> None:
+    """Every key of the rollout, bit for bit; what has no numpy dtype in the dtype that holds it."""
+    for key in rollout.keys(True, True):
+        expected, got = rollout.get(key), batch.get(key)
+        assert got.shape == expected.shape, key
+        assert torch.equal(got, expected.to(got.dtype)), key
+        assert got.dtype == expected.dtype or expected.dtype == torch.bfloat16, key
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int8, torch.uint8, torch.int64]
+outputs = st.dictionaries(
+    st.sampled_from(["plain", ("nested", "one"), ("nested", "deeper", "two"), "a.b", ("a", "b")]),
+    st.tuples(st.sampled_from([(), (1,), (3,), (2, 2), (0,)]), st.sampled_from(DTYPES)),
+    max_size=4,
+)
+
+
+class Written(nn.Module):
+    """Acts on the observation and writes what it is told to beside."""
+
+    def __init__(self, outputs, categorical, fresh) -> None:
+        super().__init__()
+        self.outputs, self.categorical, self.fresh = outputs, categorical, fresh
+
+    def forward(self, td):
+        seen = td["observation"].sum(-1)
+        action = (seen % 3).long()
+        out = TensorDict({}, td.batch_size) if self.fresh else td
+        out["action"] = action if self.categorical else nn.functional.one_hot(action, 3)
+        for key, (shape, dtype) in self.outputs.items():
+            value = (seen * 1.25).reshape(seen.shape + (1,) * len(shape)).expand(seen.shape + shape)
+            out[key] = value.to(dtype)
+        return out
+
+
+@given(st.sampled_from([0, 1, 2]), outputs, st.booleans(), st.booleans(), st.booleans(), st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_batch_holds_what_a_rollout_gives_whatever_the_policy_writes(
+    lanes, written, categorical, fresh, function, steps
+):
+    policy = Written(written, categorical, fresh)
+    frames = 14 * max(lanes, 1)
+    collector = Collector(
+        envs(lanes, categorical_action_encoding=categorical), (lambda td: policy(td)) if function else policy,
+        frames_per_batch=steps * max(lanes, 1), total_frames=frames, seed=0,
+    )  # fmt: skip
+    batch = torch.cat(list(collector), -1)
+    policy.fresh = False  # a rollout stores what the tensordict holds
+    env = envs(lanes, categorical_action_encoding=categorical)
+    env.set_seed(0)
+    rollout = env.rollout(14, policy, break_when_any_done=False)
+    assert_equal(batch, rollout)
+
+
+class Three(gym.Env):
+    """A seeded stream of 3 numbers; actions are a vector of `d`."""
+
+    def __init__(self, d=2) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = gym.spaces.Box(-1, 1, (d,), np.float32) if d else gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(3, np.float32), {}
+
+    def step(self, action):
+        return self.np_random.random(3, np.float32), 1.0, bool(self.np_random.random() < 0.1), False, {}
+
+
+class MyCategorical(torch.distributions.Categorical):
+    """A user's own: recognised by nobody."""
+
+    @property
+    def deterministic_sample(self):
+        return self.probs.argmax(-1)
+
+
+def actor(distribution, d: int, *, keys=("logits",), hooked=False, net=None) -> ProbabilisticActor:
+    torch.manual_seed(0)
+    heads = [TensorDictModule(net or nn.Linear(3, d or 3), ["observation"], [keys[0]])]
+    if len(keys) > 1:
+        heads.append(TensorDictModule(nn.Sequential(nn.Linear(3, d), nn.Sigmoid()), ["observation"], [keys[1]]))
+    made = ProbabilisticActor(
+        TensorDictSequential(*heads), list(keys), distribution_class=distribution, return_log_prob=True,
+        default_interaction_type=InteractionType.RANDOM,
+    )  # fmt: skip
+    if hooked:
+        made.register_forward_hook(lambda *_: None)
+    return made
+
+
+NORMAL = ("loc", "scale")
+
+
+@pytest.mark.parametrize("lanes", [0, 1, 3])
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+@pytest.mark.parametrize(
+    ("distribution", "d", "keys"),
+    [
+        (Categorical, 0, ("logits",)),
+        (torch.distributions.Categorical, 0, ("logits",)),
+        (MyCategorical, 0, ("logits",)),
+        (torch.distributions.Normal, 1, NORMAL),
+        (torch.distributions.Normal, 3, NORMAL),
+    ],
+    ids=["categorical", "torch's", "user's", "normal 1", "normal 3"],
+)
+def test_log_probabilities_have_the_modules_shape_and_values_lowered_or_not(lanes, hooked, distribution, d, keys):
+    policy = actor(distribution, d, keys=keys, hooked=hooked)
+    env = envs(lanes, lambda: Three(d), categorical_action_encoding=True)
+    collector = Collector(env, policy, frames_per_batch=8 * max(lanes, 1), seed=0)
+    lowered = not hooked and distribution is not MyCategorical
+    assert type(collector.engine.program) is (LoweredProgram if lowered else TensorDictProgram)
+    batch = collector.next()
+    with torch.no_grad():
+        expected = policy.get_dist(batch.select("observation")).log_prob(batch["action"])
+    key = policy[-1].log_prob_key
+    assert batch[key].shape == expected.shape
+    torch.testing.assert_close(batch[key], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+def test_the_mode_is_what_a_rollout_takes(lanes, hooked):
+    policy = actor(Categorical, 0, hooked=hooked)
+    kwargs = {"categorical_action_encoding": True}
+    collector = Collector(
+        envs(lanes, lambda: Three(0), **kwargs), policy, frames_per_batch=20 * max(lanes, 1), seed=0,
+        exploration_type=InteractionType.MODE,
+    )  # fmt: skip
+    env = envs(lanes, lambda: Three(0), **kwargs)
+    env.set_seed(0)
+    with set_interaction_type(InteractionType.MODE), torch.no_grad():
+        rollout = env.rollout(20, policy, break_when_any_done=False)
+    batch = collector.next()
+    assert torch.equal(batch["action"], rollout["action"])
+    torch.testing.assert_close(batch["logits"], rollout["logits"])
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+@pytest.mark.parametrize("d", [1, 3])
+def test_random_first_frames_have_a_log_density_a_dim_where_the_policy_has(hooked, d):
+    policy = actor(torch.distributions.Normal, d, keys=NORMAL, hooked=hooked)
+    collector = Collector(
+        envs(2, lambda: Three(d)), policy, frames_per_batch=8, init_random_frames=4, total_frames=8, seed=0
+    )
+    log_prob = collector.next()[policy[-1].log_prob_key]
+    assert log_prob.shape == (2, 4, d)
+    torch.testing.assert_close(log_prob[:, :2], torch.full((2, 2, d), -np.log(2.0)))
+
+
+def test_log_probabilities_of_a_shape_that_random_actions_have_not_are_refused_when_there_are_random_frames():
+    def policy(td):
+        return td.update({"action": torch.zeros(2, 3), "sample_log_prob": torch.zeros(2, 5)})
+
+    assert Collector(envs(2, lambda: Three(3)), policy, frames_per_batch=4).next()["sample_log_prob"].shape == (2, 2, 5)
+    with pytest.raises(ArgumentError, match="init_random_frames=0"):
+        Collector(envs(2, lambda: Three(3)), policy, frames_per_batch=4, init_random_frames=4).next()
+
+
+class Masking(nn.Module):
+    """Logits of which some are never on offer."""
+
+    def __init__(self, *masked: int, value=-torch.inf, size=3) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, size)
+        self.mask = torch.zeros(size)
+        self.mask[list(masked)] = value
+        self.on = True
+
+    def forward(self, x):
+        return self.net(x) + (self.mask if self.on else 0)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+@pytest.mark.parametrize("distribution", [Categorical, OneHotCategorical])
+def test_minus_infinity_masks_an_action(lanes, hooked, distribution):
+    policy = actor(distribution, 0, hooked=hooked, net=Masking(1))
+    index = distribution is Categorical
+    collector = Collector(
+        envs(lanes, lambda: Three(0), categorical_action_encoding=index), policy,
+        frames_per_batch=200 * max(lanes, 1), seed=0,
+    )  # fmt: skip
+    assert type(collector.engine.program) is (TensorDictProgram if hooked else LoweredProgram)
+    batch = collector.next()
+    action = batch["action"] if index else batch["action"].argmax(-1)
+    assert set(action.reshape(-1).tolist()) == {0, 2}
+    assert bool(torch.isneginf(batch["logits"][..., 1]).all())
+    assert bool(batch[policy[-1].log_prob_key].isfinite().all())
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+@pytest.mark.parametrize(
+    ("masked", "value"), [((0, 1, 2), -torch.inf), ((1,), torch.inf), ((1,), torch.nan)], ids=["all", "+inf", "nan"]
+)
+def test_masks_that_leave_nothing_and_other_infinities_are_refused_before_the_env_is_stepped(hooked, masked, value):
+    net = Masking(*masked, value=value)
+    net.on = False
+    env = envs(2, lambda: Three(0), categorical_action_encoding=True)
+    collector = Collector(env, actor(Categorical, 0, hooked=hooked, net=net), frames_per_batch=8)
+    collector.next()
+    net.on = True
+    clock = env.lanes.clock[0]
+    with pytest.raises((NumericsError, ArgumentError), match="policy"):
+        collector.next()
+    assert env.lanes.clock[0] == clock
+
+
+def test_of_several_choices_each_must_have_one_that_is_not_masked():
+    from rlcli.modules.distributions import MultiCategoricalFamily
+
+    family = MultiCategoricalFamily([2, 3])
+    inf = np.inf
+    assert family.is_legal((np.array([[0, -inf, -inf, 1, -inf]], np.float32),))
+    assert not family.is_legal((np.array([[-inf, -inf, 0, 1, 2]], np.float32),))
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_policy_that_writes_to_its_input_leaves_the_rows_as_the_env_showed_them(lanes):
+    def policy(td):
+        td["observation"].mul_(3)
+        return td.set("action", nn.functional.one_hot(torch.zeros(td.shape, dtype=torch.int64), 3))
+
+    batches = [
+        Collector(envs(lanes), given, frames_per_batch=12 * max(lanes, 1), seed=0).next()
+        for given in (policy, lambda td: td.set("action", torch.tensor([1, 0, 0]).expand(*td.shape, 3)))
+    ]
+    assert torch.equal(batches[0]["observation"], batches[1]["observation"])
+    assert torch.equal(batches[0]["next", "observation"], batches[1]["next", "observation"])
+
+
+def test_a_module_that_starts_with_an_operation_in_place_does_not_change_rows():
+    policy = actor(Categorical, 0, net=nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3)))
+
+    class Signed(Three):
+        def step(self, action):
+            return (super().step(action)[0] - 0.5, *super().step(action)[1:])
+
+    batch = Collector(
+        envs(2, lambda: Signed(0), categorical_action_encoding=True), policy, frames_per_batch=64, seed=0
+    ).next()
+    assert bool((batch["observation"] < 0).any())
+
+
+def test_a_change_in_place_that_the_first_call_did_not_show_is_an_error():
+    calls = []
+
+    def policy(td):
+        calls.append(1)
+        if len(calls) > 3:
+            td["observation"].add_(1)
+        return td.set("action", torch.tensor([[1, 0, 0], [1, 0, 0]]))
+
+    with pytest.raises(ArgumentError, match="changed its input observation in place"):
+        Collector(envs(2), policy, frames_per_batch=20, seed=0).next()
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_state_of_one_number_is_carried(lanes):
+    env = TransformedEnv(envs(lanes), TensorDictPrimer({"memory": Unbounded(())}))
+
+    def policy(td):
+        td["action"] = torch.tensor([1, 0, 0]).expand(*td.shape, 3)
+        td["next", "memory"] = td["memory"] + 1
+        return td
+
+    batch = Collector(env, policy, frames_per_batch=9 * max(lanes, 1), seed=0).next()
+    expected = torch.tensor([0.0, 1, 2, 0, 0, 1, 2, 3, 4])
+    assert torch.equal(batch["memory"], expected.expand(batch.shape))
+    assert torch.equal(batch["next", "memory"], expected.expand(batch.shape) + 1)
+
+
+class OneNumber(EnvBase):
+    """A TensorDict env whose observation is one number."""
+
+    def __init__(self, lanes) -> None:
+        super().__init__(batch_size=(lanes,) if lanes else ())
+        self.observation_spec = Composite({"observation": Unbounded(self.batch_size)}, shape=self.batch_size)
+        self.action_spec = OneHot(2, shape=(*self.batch_size, 2))
+
+    def _set_seed(self, seed):
+        self.t = 0
+
+    def _see(self):
+        self.t += 1
+        return TensorDict({"observation": torch.full(self.batch_size, float(self.t))}, self.batch_size)
+
+    def _reset(self, td):
+        return self._see()
+
+    def _step(self, td):
+        return self._see().update({"reward": torch.ones(*self.batch_size, 1)})
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_an_env_of_tensordicts_may_show_one_number(lanes):
+    def policy(td):
+        return td.set("action", torch.tensor([1, 0]).expand(*td.shape, 2)).set("seen", td["observation"] * 2)
+
+    batch = Collector(OneNumber(lanes), policy, frames_per_batch=3 * max(lanes, 1), seed=0).next()
+    assert torch.equal(batch["observation"], torch.tensor([1.0, 2, 3]).expand(batch.shape))
+    assert torch.equal(batch["seen"], batch["observation"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (lambda seen: torch.zeros(2, 3), "it returned a Tensor.*TensorDictModule"),
+        (lambda seen: seen @ torch.ones(2, 3), "TensorDictModule"),
+        (
+            lambda td: td.set("action", torch.zeros(2, 3, dtype=torch.int64)).set_non_tensor("note", "hello"),
+            "no tensor",
+        ),
+    ],
+    ids=["returns a tensor", "takes a tensor", "writes text"],
+)
+def test_functions_that_are_no_policies_are_told_what_one_is(policy, words):
+    with pytest.raises(ArgumentError, match=words):
+        Collector(envs(2), policy)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8])
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+def test_real_actions_for_a_box_of_whole_numbers_are_refused(dtype, hooked):
+    class Whole(Three):
+        def __init__(self):
+            super().__init__()
+            self.action_space = gym.spaces.Box(-2, 2, (2,), dtype)
+
+    with pytest.raises(ArgumentError, match="got float32"):
+        Collector(envs(2, Whole), actor(torch.distributions.Normal, 2, keys=NORMAL, hooked=hooked))
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_the_first_call_is_on_observations_that_the_env_may_show(lanes):
+    class Chosen(gym.Env):
+        observation_space = gym.spaces.Dict(
+            {
+                "far": gym.spaces.MultiDiscrete([3, 3], start=[5, 5]),
+                "one": gym.spaces.MultiDiscrete([1, 3]),
+                "warm": gym.spaces.Box(20, 30, (2,), np.float32),
+                "cold": gym.spaces.Box(-np.inf, -3, (2,), np.float32),
+            }
+        )
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.observation_space.seed(int(self.np_random.integers(1000)))
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 0.0, False, False, {}
+
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.far, self.one, self.three = nn.Embedding(3, 4), nn.Embedding(1, 4), nn.Embedding(3, 4)
+
+        def forward(self, far, one, warm, cold):
+            assert bool((warm >= 20).all() and (cold <= -3).all())
+            x = self.far(far - 5).mean(-2) + self.one(one[..., 0]) + self.three(one[..., 1])
+            return (x.sum(-1) > 0).long()
+
+    policy, state = Picky(), torch.get_rng_state()
+    collector = Collector(envs(lanes, Chosen, categorical_action_encoding=True), policy, frames_per_batch=8, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(collector.next())
