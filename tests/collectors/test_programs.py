@@ -164,6 +164,67 @@ def test_hooks_are_never_skipped():
     assert calls.count("net") >= 8 and calls.count("actor") >= 8
 
 
+def test_a_layer_that_is_replaced_acts_from_the_next_batch_on():
+    policy = actor()
+    collector = Collector(cartpoles(2), policy, frames_per_batch=40)
+    collector.rollout()
+    net = policy.module[0].module
+    net[2] = nn.Linear(32, 8)
+    net[4] = nn.Linear(8, 2)
+    assert_stored_logits_are_the_modules(collector, policy)
+    net[4] = Odd(nn.Linear(8, 2))
+    assert bool((collector.rollout()["action"] == 0).all())
+    net.append(nn.Tanh())
+    assert_stored_logits_are_the_modules(collector, policy)
+    assert type(collector.engine.program) is LoweredProgram
+
+
+def test_a_hook_or_a_method_that_comes_later_is_called():
+    policy, calls = actor(), []
+    collector = Collector(cartpoles(2), policy, frames_per_batch=16)
+    collector.rollout()
+    net = policy.module[0].module
+    handle = net[0].register_forward_hook(lambda *_: calls.append(1))
+    collector.rollout()
+    called = len(calls)
+    assert called >= 8
+    handle.remove()
+    collector.rollout()
+    assert len(calls) == called
+    net.forward = lambda x: torch.tensor([0.0, 100.0]).expand(x.shape[0], 2)
+    assert bool((collector.rollout()["action"] == 1).all())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda policy: policy.register_forward_hook(lambda *_: None),
+        lambda policy: setattr(policy.module[0], "module", nn.Linear(4, 3)),
+    ],
+    ids=["hooked on the tensordict level", "another number of actions"],
+)
+def test_a_change_that_a_batch_has_no_place_for_is_refused(change):
+    policy = actor()
+    collector = Collector(cartpoles(2), policy, frames_per_batch=16)
+    collector.rollout()
+    change(policy)
+    with pytest.raises(ArgumentError, match="Make a new collector"):
+        collector.rollout()
+
+
+def test_a_stage_whose_output_changes_its_shape_is_named():
+    class Fickle(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x)[:, : 2 if self.calls < 6 else 1]
+
+    collector = Collector(cartpoles(2), actor(Fickle(4, 2)), frames_per_batch=40)
+    with pytest.raises(ArgumentError, match=r"logits is not what it was on its first call.*got \(2, 1\)"):
+        collector.rollout()
+
+
 def test_a_sequence_of_stages_keeps_what_lies_between():
     torch.manual_seed(0)
     trunk = TensorDictModule(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ["observation"], ["hidden"])

@@ -77,12 +77,7 @@ def take(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dt
     ArgumentError, NumericsError
     """
     if value is None or value.shape != row.shape or value.dtype is not kind:
-        got = "nothing" if value is None else f"{tuple(value.shape)} {value.dtype}"
-        raise ArgumentError(
-            f"the policy's {show(key)} is not what it was on its first call",
-            where=_BEFORE.format(t),
-            why=f"expected {tuple(row.shape)} {kind}, got {got}",
-        )
+        raise changed_output(key, value, row, kind, t)
     row.copy_(value)
     if kind.is_floating_point:
         total = value.sum().item()  # one operation; -inf, which masks an action, is no NaN
@@ -97,6 +92,16 @@ def changed_input(key: Key, t: int) -> ArgumentError:
         where=_BEFORE.format(t),
         why="it did not on its first call, and the row is what the batch keeps of the env",
         fix=f"Clone it first, or write to a key of its own instead of {show(key)}.",
+    )
+
+
+def changed_output(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dtype, t: int) -> ArgumentError:
+    """The error for an output of another shape or dtype, or none."""
+    got = "nothing" if value is None else f"{tuple(value.shape)} {value.dtype}"
+    return ArgumentError(
+        f"the policy's {show(key)} is not what it was on its first call",
+        where=_BEFORE.format(t),
+        why=f"expected {tuple(row.shape)} {kind}, got {got}",
     )
 
 

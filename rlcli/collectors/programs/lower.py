@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -77,7 +78,11 @@ def lower(
     if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
         return whole
     program = LoweredProgram(parts.stages, draw, actions, written)
-    return program if program.reads <= set(inputs) and _same(program, example, shown) else whole
+    if not program.reads <= set(inputs) or not _same(program, example, shown):
+        return whole
+    again = partial(lower, policy, actions, inputs, batch_size, placement, exploration, legal)
+    program.watch(policy, again)  # type: ignore[arg-type]
+    return program
 
 
 def _probe(

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.collectors.columns import Columns, Schema
-from rlcli.collectors.programs.called import not_finite
+from rlcli.collectors.programs.called import changed_output, not_finite
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.envs.actions import ActionFormat
-from rlcli.errors import NumericsError
+from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import Layer, on_rows
 from rlcli.keys import ACTION, Key, show
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.stages import Stage
+from rlcli.modules.structure import Structure
 
 Rows = dict[Key, list[Tensor]]
 
@@ -70,8 +71,35 @@ class LoweredProgram(Program):
         if draw.chosen_key is not None:
             self.once[draw.chosen_key] = ((1,), np.dtype(np.float32))
 
+        self.version = 0  # of the stages
+        self._structure: Structure | None = None
+
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundLowered(self, columns, lanes)
+
+    def watch(self, policy: nn.Module, again: Callable[[], Program]) -> None:
+        """`policy` was taken apart by `again()`: once its modules or hooks change, that must be done anew."""
+        self._structure, self._again = Structure(policy), again
+
+    def refresh(self) -> None:
+        """Take the policy apart anew if it is no longer made of the same modules.
+
+        Raises
+        ------
+        ArgumentError
+            What it is now has to be run, or writes, otherwise.
+        """
+        if self._structure is None or self._structure.holds():
+            return
+        new = self._again()
+        if not isinstance(new, LoweredProgram) or (new.reads, new.once) != (self.reads, self.once):
+            raise ArgumentError(
+                "the policy was changed after its collector was made",
+                why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
+                fix="Make a new collector after such changes.",
+            )
+        self.stages, self.layers, self.draw, self._structure = new.stages, new.layers, new.draw, new._structure
+        self.version += 1
 
 
 class _BoundLowered(Bound):
@@ -90,18 +118,19 @@ class _BoundLowered(Bound):
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
         ]  # [T] tuples of [N, k]
-        self.scales = {stage.out_keys[0]: stage.scale for stage in program.stages if stage.scale is not None}
-        moving = [key not in self.scales for key in program.draw.param_keys]
         self.flat_rows = [row[0].reshape(-1) for row in self.param_rows]
-        self.more_rows = [
-            [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
-        ]
         shape, dtype = program.actions.shape, program.actions.dtype
         self.taken = np.empty((steps, lanes, *shape), dtype)
         self.taken_rows = list(self.taken)
         self._bind_weights()
 
     def _bind_weights(self) -> None:
+        self.version = self.program.version
+        self.scales = {stage.out_keys[0]: stage.scale for stage in self.program.stages if stage.scale is not None}
+        moving = [key not in self.scales for key in self.program.draw.param_keys]
+        self.more_rows = [
+            [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
+        ]
         stages = zip(self.program.stages, self.program.layers, strict=True)
         runs = [_runner(stage, layers, self.inputs) for stage, layers in stages if stage.scale is None]
         self.seen = self._places()
@@ -127,7 +156,8 @@ class _BoundLowered(Bound):
                 )  # fmt: skip
 
     def begin(self, rng, first, last) -> None:
-        if self._places() != self.seen:
+        self.program.refresh()
+        if self.version != self.program.version or self._places() != self.seen:
             self._bind_weights()
         self.fill_constants()
         self._check_constants()
@@ -230,7 +260,9 @@ def _runner(stage: Stage, layers: list[Layer] | None, rows: Rows) -> Callable[[i
     given, taken = list(zip(*inputs, strict=True)), list(zip(*outputs, strict=True))  # of each step
 
     def call(t: int) -> None:
-        for row, value in zip(taken[t], stage(*given[t]), strict=True):
+        for key, row, value in zip(stage.out_keys, taken[t], stage(*given[t]), strict=True):
+            if value.shape != row.shape or value.dtype is not row.dtype:  # `copy_` would spread or cast it
+                raise changed_output(key, value, row, row.dtype, t)
             row.copy_(value)
 
     return call

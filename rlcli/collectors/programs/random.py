@@ -43,9 +43,8 @@ class _BoundRandom(Bound):
     def __init__(self, program: RandomProgram, columns: Columns, lanes: int) -> None:
         self.actions, self.lanes = program.actions, lanes
         self.action = columns.data.get(ACTION)
-        key = program.log_prob_key
-        self.log_prob = None if key is None else columns.data.get(key)
-        self.key, self.shape = key, program.log_prob_shape
+        self.key, self.shape = program.log_prob_key, program.log_prob_shape
+        self.log_prob = None if self.key is None else columns.data.get(self.key)
         self.first = 0
 
     def begin(self, rng, first, last) -> None:
@@ -58,7 +57,7 @@ class _BoundRandom(Bound):
                 self.actions.encode(across, column)
             else:
                 column[...] = across
-        if self.log_prob is not None:
+        if self.log_prob is not None and self.key is not None:
             if not each and math.prod(self.shape) != 1:
                 raise ArgumentError(
                     f"the first frames' random actions have no {show(self.key)} like the policy's",
