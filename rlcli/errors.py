@@ -41,7 +41,7 @@ class RlcliError(Exception):
 
     def __reduce__(self):
         # keyword-only fields would be lost by Exception's own pickling, and workers send errors to their parent
-        return _rebuild, (type(self), self.what, self.where, self.why, self.fix)
+        return _rebuild, (type(self), self.what, self.where, self.why, self.fix), self.__dict__
 
 
 def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | None, fix: str | None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -109,6 +110,7 @@ class BaseCollector:
             raise ArgumentError("the collector is running already")
         self._stop.clear()
         self._thread = threading.Thread(target=self._work, name="rlcli-collector", daemon=True)
+        atexit.register(self._end_thread)  # one that still ran while the interpreter ends would abort the process
         self._thread.start()
 
     def _work(self) -> None:
@@ -118,17 +120,23 @@ class BaseCollector:
                     return
         except BaseException as error:  # kept for the thread that called start: async_shutdown raises it
             self._failure = error
+        finally:
+            atexit.unregister(self._end_thread)
 
     def async_shutdown(self, timeout: float | None = None) -> None:
         """Stop the thread after its current batch; what it raised is raised here."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
-            self._thread = None
+        self._end_thread(timeout)
         self.shutdown()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def _end_thread(self, timeout: float | None = None) -> None:
+        atexit.unregister(self._end_thread)
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
 
     def shutdown(self) -> None:
         """Close the envs; iterating afterwards is an error."""

@@ -6,6 +6,8 @@ Here is what happens batch by batch.  Which options exclude each other is in `op
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ from rlcli.collectors.options import check_split, next_obs_mode, whole_trajector
 from rlcli.collectors.policies import own_device
 from rlcli.collectors.trajectory_ids import _TrajectoryPool
 from rlcli.collectors.weights import Source
-from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta
+from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta, with_transforms
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, POLICY_VERSION, TRUNCATED, Key
@@ -175,32 +177,36 @@ class Collector(BaseCollector):
         self.update_at_each_batch = update_at_each_batch
         self.raw_done: np.ndarray | None = None  # [N, T, 1] of the last batch, where set_truncated changes it
 
-        self.env = make_env(
-            create_env_fn, create_env_kwargs, policy, max_frames_per_traj, auto_register_policy_transforms
-        )
-        self.next_obs = next_obs_mode(next_obs, compact_obs, delta_of(self.env) is not None)
-        self.env, self.delta = with_delta(self.env, self.next_obs, delta_dtype, on_overflow)
-        self.batched = bool(self.env.batch_size)
-        self.placement = place(
-            device=one_device(device, devices), env_device=env_device, policy_device=policy_device,
-            storing_device=storing_device, env_own=self.env.device, policy_own=own_device(policy),
-            no_cuda_sync=no_cuda_sync,
-        )  # fmt: skip
-        wired = wire(
-            self.env, policy, self.placement, exploration_type=exploration_type, keep_keys=keep_keys,
-            max_frames_per_traj=max_frames_per_traj,
-        )  # fmt: skip
-        self.lanes, self._stored, self._weights = wired.lanes, wired.stored, wired.weights
-        self.policy, self.is_copy = wired.policy, wired.is_copy
-        self.rng = np.random.Generator(np.random.PCG64(_drawn_seed() if seed is None else seed))
-        self.ids = traj_pool or _TrajectoryPool()
-        self.engine = Engine(
-            wired.lanes, wired.transforms, wired.faces, wired.program, wired.random, stored=wired.stored,
-            keep_finals=self.next_obs != "compact", track_ids=track_traj_ids, ids=self.ids, rng=self.rng,
-            reuse=reuse_batch, reset_when_done=reset_when_done,
-        )  # fmt: skip
-        if seed is not None or not self.lanes.seeded:
-            self.lanes.seed(_drawn_seed() if seed is None else seed, every_episode=episode_seeds)
+        with contextlib.ExitStack() as undo:
+            env = make_env(create_env_fn, create_env_kwargs)
+            if env is not create_env_fn:  # if anything fails, nobody else can close what was made here
+                undo.callback(env.close)
+            self.env = with_transforms(env, policy, max_frames_per_traj, auto_register_policy_transforms)
+            self.next_obs = next_obs_mode(next_obs, compact_obs, delta_of(self.env) is not None)
+            self.env, self.delta = with_delta(self.env, self.next_obs, delta_dtype, on_overflow)
+            self.batched = bool(self.env.batch_size)
+            self.placement = place(
+                device=one_device(device, devices), env_device=env_device, policy_device=policy_device,
+                storing_device=storing_device, env_own=self.env.device, policy_own=own_device(policy),
+                no_cuda_sync=no_cuda_sync,
+            )  # fmt: skip
+            wired = wire(
+                self.env, policy, self.placement, exploration_type=exploration_type, keep_keys=keep_keys,
+                max_frames_per_traj=max_frames_per_traj,
+            )  # fmt: skip
+            self.lanes, self._stored, self._weights = wired.lanes, wired.stored, wired.weights
+            self.policy, self.is_copy = wired.policy, wired.is_copy
+            self.rng = np.random.Generator(np.random.PCG64(_drawn_seed() if seed is None else seed))
+            self.ids = traj_pool or _TrajectoryPool()
+            self.engine = Engine(
+                wired.lanes, wired.transforms, wired.faces, wired.program, wired.random, stored=wired.stored,
+                keep_finals=self.next_obs != "compact", track_ids=track_traj_ids, ids=self.ids, rng=self.rng,
+                reuse=reuse_batch, reset_when_done=reset_when_done,
+                max_frames=max_frames_per_traj,
+            )  # fmt: skip
+            if seed is not None or not self.lanes.seeded:
+                self.lanes.seed(_drawn_seed() if seed is None else seed, every_episode=episode_seeds)
+            undo.pop_all()
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property
@@ -244,6 +250,7 @@ class Collector(BaseCollector):
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
         left = max(0, self.init_random_frames - self.frames)
+        self.engine.program.in_background(self._thread is threading.current_thread())
         columns, finals = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)
         self._flag_last_step(columns)
         if self.track_policy_version:

@@ -54,24 +54,32 @@ class Wired:
     stored: Callable[[Key], bool]
 
 
-def make_env(
-    create_env_fn: EnvMaker, kwargs: dict[str, Any] | None, policy: Any, max_frames_per_traj: int | None, auto: bool
-) -> EnvBase:
-    """The env, with the transforms that options and policy ask for.
+def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
+    """The env that was given, or one that is made.
 
     Raises
     ------
     ArgumentError
-        Several envs, or a limit below 1.
+        Several envs.
     """
     if isinstance(create_env_fn, list | tuple):
         raise ArgumentError(
             f"a Collector steps one env, and got a list of {len(create_env_fn)}",
             fix="Put them together: SerialEnv(n, [make_env, ...]).",
         )
+    return create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn(**(kwargs or {}))
+
+
+def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:
+    """The env with the transforms that options and policy ask for.
+
+    Raises
+    ------
+    ArgumentError
+        A limit below 1.
+    """
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
-    env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn(**(kwargs or {}))
     extra: list[Transform] = [] if max_frames_per_traj is None else [StepCounter()]
     if auto and policy is not None:
         extra += missing_transforms(env, policy)
@@ -117,7 +125,8 @@ def wire(
     lanes = array_face(base)
     if isinstance(lanes, TensorDictLanes) and placement.env not in (None, base.device or torch.device("cpu")):
         base.to(placement.env)
-    lanes.limit_frames(max_frames_per_traj)
+    lanes.limit_frames(max_frames_per_traj)  # may refuse; the engine gives it only to the episodes that it begins
+    lanes.limit_frames(None)
     reward = {REWARD: ((1,), np.dtype(np.float32))}
     schema = dict(lanes.schema)
     for transform in transforms:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -64,6 +67,39 @@ def test_a_policy_that_draws_from_torchs_stream_is_seeded_by_the_collector_and_d
         return found
 
     assert torch.equal(batch(0, 1), batch(0, 2)) and not torch.equal(batch(0, 1), batch(1, 1))
+
+
+def test_seeding_such_a_stream_leaves_other_devices_alone(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("every GPU was seeded for a policy on the CPU")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    Collector(walks(), lambda td: td.set("action", torch.rand(2, 2)), frames_per_batch=20, seed=0).rollout()
+
+
+def test_collecting_in_the_background_never_takes_torchs_stream_back():
+    """A batch that was on its way when another thread used the stream must not put back what was there before."""
+    inside, seeded = threading.Event(), threading.Event()
+
+    class Buffer:
+        def extend(self, batch):
+            pass
+
+    def policy(td):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            seeded.wait(10)
+        return td.set("action", torch.zeros(2, 2))
+
+    torch.manual_seed(5)
+    expected = torch.rand(5)
+    collector = Collector(walks(), policy, frames_per_batch=20, seed=0, replay_buffer=Buffer())
+    collector.start()
+    assert inside.wait(10)
+    torch.manual_seed(5)
+    seeded.set()
+    collector.async_shutdown()
+    assert torch.equal(torch.rand(5), expected)
 
 
 def test_such_a_stream_goes_on_after_a_restore():
@@ -263,3 +299,11 @@ def test_exact_is_full_whatever_else_is_asked_for(lanes, stack, options, acting)
         assert set(full.keys(True, True)) == set(exact.keys(True, True))
         for key in full.keys(True, True):
             assert torch.equal(full.get(key) + 0, exact.get(key) + 0), key
+
+
+def test_an_error_keeps_its_evidence_between_processes():
+    error = NumericsError("the policy's logits is not finite", where="here", why="so", fix="do this")
+    error.evidence = {"observation": np.ones((2, 3), np.float32)}
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is NumericsError and str(again) == str(error)
+    assert np.array_equal(again.evidence["observation"], error.evidence["observation"])

@@ -63,6 +63,9 @@ class Program:
         """Make it ready to act on these rows."""
         raise NotImplementedError
 
+    def in_background(self, whether: bool) -> None:
+        """Whether another thread works beside the one that acts."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it beside weights."""
         return {}

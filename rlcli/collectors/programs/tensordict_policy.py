@@ -143,6 +143,9 @@ class TensorDictProgram(Program):
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundTensorDict(self, columns)
 
+    def in_background(self, whether: bool) -> None:
+        self.stream.shared = whether
+
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()
 
