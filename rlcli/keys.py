@@ -57,3 +57,8 @@ def under_next(key: Key) -> tuple[str, ...]:
 def show(key: Key) -> str:
     """A key as a person writes it: `next.observation`."""
     return ".".join(as_tuple(key))
+
+
+def spell(key: Key) -> str:
+    """`show`, with dots inside of names escaped: no two keys are spelled alike, so files can tell them apart."""
+    return ".".join(part.replace("\\", "\\\\").replace(".", "\\.") for part in as_tuple(key))

@@ -6,8 +6,9 @@ transforms carry.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
 from rlcli.envs.contract import BatchStart
 from rlcli.envs.lanes import Lanes
 from rlcli.envs.outcome import reward_column
-from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show
+from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, spell
 from rlcli.transforms import Faces, RowOp, Transform, by_name, saved_by_name
 from rlcli.transforms.base import RAW
 
@@ -65,6 +66,9 @@ class Engine:
         Of exploration.
     reset_when_done : bool
         False ends a batch with its first episode.
+    max_frames : int, optional
+        Episodes are truncated after so many steps: those that begin while the engine steps, not those that others begin
+        on the same env.
     reuse : bool
         Always write into the same memory: what was handed out before is overwritten.
     """
@@ -84,11 +88,12 @@ class Engine:
         rng: np.random.Generator,
         reuse: bool = False,
         reset_when_done: bool = True,
+        max_frames: int | None = None,
     ) -> None:
         self.transforms = transforms
         self.lanes, self.faces, self.program, self.random = lanes, faces, program, random
         self.stored, self.keep_finals, self.track_ids, self.ids, self.reuse = stored, keep_finals, track_ids, ids, reuse
-        self.rng, self.reset_when_done = rng, reset_when_done
+        self.rng, self.reset_when_done, self.max_frames = rng, reset_when_done, max_frames
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
         self.live: Schema = {**faces.rows, **program.live}
@@ -148,7 +153,6 @@ class Engine:
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
         """Begin a new episode in every lane, with new ids, from nothing."""
-        self.lanes.take_outcome()
         self._begin(list(range(self.lanes.n)))
         self.begun = True
 
@@ -167,41 +171,52 @@ class Engine:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and arrays: carrier, ids, random stream, transforms, envs."""
-        if not self.begun:
-            return {"begun": False, "next_id": self.ids.next_id, "rng": self.rng.bit_generator.state}
-        return {
-            "begun": True,
+        """Plain values and arrays: random streams, transforms, envs; of open episodes the carrier and ids too."""
+        state = {
+            "begun": self.begun,
             "next_id": self.ids.next_id,
             "rng": self.rng.bit_generator.state,
-            "ids": self.current_ids.copy(),
-            "carrier": {show(key): array.copy() for key, array in self.carrier.items()},
-            "fresh": self.fresh.copy(),
             "transforms": {name: transform.state_dict() for name, transform in by_name(self.transforms).items()},
-            "lanes": self.lanes.state_dict(),
             "program": self.program.state_dict(),
-            "waiting": list(self._waiting),
             "bounds": self.lanes.bounds.state_dict(),
         }
+        if min(self.lanes.episodes) >= 0:  # else they were never reset
+            state["lanes"] = self.lanes.state_dict()
+        if self.begun:
+            state |= {
+                "ids": self.current_ids.copy(),
+                "carrier": {spell(key): array.copy() for key, array in self.carrier.items()},
+                "fresh": self.fresh.copy(),
+                "waiting": list(self._waiting),
+            }
+        return state
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
         """Continue from `state_dict`; the lanes that had to begin a new episode."""
         self.ids.restart_at(int(state["next_id"]))
         self.rng.bit_generator.state = state["rng"]
         self.begun = bool(state["begun"])
-        if not self.begun:
+        if "transforms" not in state:  # an older checkpoint, of a collector without open episodes
             return []
-        self.current_ids[:] = state["ids"]
-        self.fresh = np.asarray(state["fresh"], np.bool_)
-        for key, array in self.carrier.items():
-            array[...] = np.asarray(state["carrier"][show(key)])
         saved = saved_by_name(state["transforms"], self.transforms)
         for name, transform in by_name(self.transforms).items():
             transform.load_state_dict(saved[name])
         self.program.load_state_dict(state["program"])
         self.lanes.bounds.load_state_dict(state.get("bounds", {}))
-        self._waiting = [int(lane) for lane in state["waiting"]]
-        waiting = list(self._waiting)
+        with self._limited():
+            if self.begun:
+                return self._reopen(state, replay)
+            if "lanes" in state:  # all begin new episodes: for their seeds, it counts how many there were
+                self.lanes.load_state_dict(state["lanes"], replay=False)
+            return []
+
+    def _reopen(self, state: dict[str, Any], replay: bool) -> list[int]:
+        """Go on with the episodes that were open; the lanes that could not."""
+        self.current_ids[:] = state["ids"]
+        self.fresh = np.asarray(state["fresh"], np.bool_)
+        for key, array in self.carrier.items():
+            array[...] = np.asarray(state["carrier"][spell(key)])
+        waiting = [int(lane) for lane in state["waiting"]]
         lost = [lane for lane in self.lanes.load_state_dict(state["lanes"], replay=replay) if lane not in waiting]
         if lost:
             self._begin(lost)
@@ -219,6 +234,22 @@ class Engine:
         finals : Finals
             The true next observations of steps that ended an episode; valid until the next call.
         """
+        with self._limited():
+            return self._collect(steps, random_steps, timed)
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        if self.max_frames is None:
+            yield
+            return
+        self.lanes.limit_frames(self.max_frames)
+        try:
+            yield
+        finally:
+            self.lanes.limit_frames(None)
+
+    def _collect(self, steps: int, random_steps: int, timed: bool) -> tuple[dict[Key, np.ndarray], Finals]:
+        self.lanes.take_outcome()  # of steps that raised, of ours or of somebody else's
         with self.guard():
             if not self.begun:
                 self.restart()

@@ -17,7 +17,7 @@ from rlcli.collectors.programs import Bound
 from rlcli.envs.contract import broken
 from rlcli.envs.lanes import Lanes
 from rlcli.errors import NumericsError
-from rlcli.keys import Key, show
+from rlcli.keys import Key, show, spell
 from rlcli.transforms import RowOp
 
 
@@ -69,20 +69,20 @@ class BoundBatch:
                         op.reset(t + 1, done)
         except NumericsError as error:
             self.shown.step(t)  # if the policy was shown a NaN, the env is to be named
-            error.evidence = {show(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
+            error.evidence = {spell(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
             raise
         return last
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """A row op ends episodes: flag them truncated, and have them reset with the others."""
         ends = self.lanes.outcome.ends
+        own = len(ends) - len(done)  # the last ends are those of this step
+        flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[own:]}
         for lane in cut:
-            if lane in done:
-                at = next(i for i, end in enumerate(ends) if end[:2] == (t, lane))
-                ends[at] = (t, lane, ends[at][2], True)
-            else:
-                ends.append((t, lane, False, True))
-        return sorted({*done, *cut})
+            flags[lane] = (flags.get(lane, (False, False))[0], True)
+        over = sorted(flags)
+        ends[own:] = [(t, lane, *flags[lane]) for lane in over]  # in lane order, as the env writes them
+        return over
 
 
 class FiniteRows(RowOp):

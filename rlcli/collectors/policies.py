@@ -92,7 +92,8 @@ def copy_weights(source: nn.Module | TensorDictBase | Mapping[str, torch.Tensor]
     Raises
     ------
     ArgumentError
-        A name is missing or a shape differs; then nothing was changed.
+        A name is missing or a shape differs; then nothing was changed.  A `state_dict` may lack what it never holds, a
+        buffer that is not persistent: that stays as it is.
     """
     if isinstance(source, nn.Module):
         values: Mapping[str, Any] = dict(source.named_parameters()) | dict(source.named_buffers())
@@ -106,6 +107,9 @@ def copy_weights(source: nn.Module | TensorDictBase | Mapping[str, torch.Tensor]
             fix="Pass a module, a TensorDict of parameters, or a state_dict.",
         )  # fmt: skip
     tensors = dict(target.named_parameters()) | dict(target.named_buffers())
+    if values is source:  # a mapping of what a checkpoint holds
+        left_out = tensors.keys() - target.state_dict().keys() - values.keys()
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     for name, tensor in tensors.items():
         if name not in values:
             raise ArgumentError(f"the new weights have no '{name}'", fix="Pass the module the collector was made with.")

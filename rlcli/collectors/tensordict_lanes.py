@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,12 +49,23 @@ class TensorDictLanes(Lanes):
         )
         self.env = env
         self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
+        self._run_seed = env.seeded_with
         self._env_seed: int | None = None  # until the env was given it
         self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
         """One seed for all lanes, as `EnvBase.set_seed` takes it: no episode has a seed of its own."""
         self._run_seed = self._env_seed = run_seed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"clock": self.clock[0], "started": list(self.started), "episodes": list(self.episodes)}
+
+    def load_state_dict(self, state, *, replay):
+        """No such env can be brought back: all lanes begin new episodes, with a seed that none before them had."""
+        self.reopen(int(state["clock"]), state["started"], state["episodes"])
+        if self._run_seed is not None:
+            self._env_seed = self.seed_of(0, max(self.episodes) + 1)
+        return list(range(self.n))
 
     def seed_used(self, lane: int, episode: int) -> int | None:
         return self._run_seed

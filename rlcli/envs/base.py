@@ -50,6 +50,7 @@ class EnvBase:
         self.state_spec = Composite({}, shape=self.batch_size)
         self.reward_spec: TensorSpec = Unbounded(shape=(*self.batch_size, 1), dtype=torch.float32)
         self.is_closed = False
+        self.seeded_with: int | None = None  # what `set_seed` was given last
 
     @property
     def out_of_bounds(self) -> str:
@@ -115,6 +116,7 @@ class EnvBase:
     def set_seed(self, seed: int) -> int:
         """Seed every env from `seed`, the next episode included; returns a seed for the next user in a chain."""
         self._set_seed(int(seed))
+        self.seeded_with = int(seed)
         return int(seed) + 1
 
     def reset(self, td: TensorDictBase | None = None) -> TensorDictBase:

@@ -69,6 +69,7 @@ class LanesEnv(EnvBase):
         return self._observations(row)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
+        self.lanes.take_outcome()  # of a step that raised
         row = self._fresh()
         for key, array in row.items():
             self._rows[key][1] = array

@@ -62,7 +62,7 @@ class TransformedEnv(EnvBase):
             transform.check_later(self.transforms[place:])
 
     def _set_seed(self, seed: int) -> None:
-        self.base_env._set_seed(seed)
+        self.base_env.set_seed(seed)
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         base_in = td

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rlcli.keys import OBSERVATION, Key, show
+from rlcli.keys import OBSERVATION, Key, spell
 from rlcli.specs import Bounded
 from rlcli.transforms.base import RAW, RowOp, Transform, reset_mask
 from rlcli.transforms.running_moments import RunningMoments
@@ -110,11 +110,11 @@ class RunningNorm(Transform):
     # -- state ---------------------------------------------------------------------------------------------
     def get_extra_state(self):
         named = zip(self.in_keys, self.tallies, strict=True)
-        return {f"{show(key)}/{name}": v for key, tally in named for name, v in tally.state().items()}
+        return {f"{spell(key)}/{name}": v for key, tally in named for name, v in tally.state().items()}
 
     def set_extra_state(self, state):
         for key, tally in zip(self.in_keys, self.tallies, strict=True):
-            prefix = f"{show(key)}/"
+            prefix = f"{spell(key)}/"
             tally.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -275,3 +279,86 @@ def test_padded_trajectories_on_request():
     with pytest.warns(UserWarning, match="pads"):
         batch = Collector(counters(1), frames_per_batch=18, split_trajs=True).next()
     assert batch["mask"].sum(1).tolist() == [3, 1, 5] * 2 and batch.shape == (6, 5)
+
+
+def test_ids_do_not_depend_on_who_cuts_an_episode():
+    """Ids are given in the order of lanes, whether the env or a transform ends the episodes of a step."""
+
+    def cartpoles():
+        return SerialEnv(6, lambda: GymEnv("CartPole-v1"))
+
+    batches = [
+        Collector(TransformedEnv(cartpoles(), StepCounter(12)), frames_per_batch=360, seed=0).next(),
+        Collector(cartpoles(), frames_per_batch=360, seed=0, max_frames_per_traj=12).next(),
+    ]
+    for key in batches[1].keys(True, True):
+        assert torch.equal(batches[0].get(key), batches[1].get(key)), key
+
+
+def test_a_frame_limit_leaves_the_users_env_as_it_was():
+    env = counters(1, lengths=(20,))
+    collector = Collector(env, frames_per_batch=5, max_frames_per_traj=2)
+    collector.next()
+    assert env.rollout(50).shape == (1, 20)
+    assert bool(collector.next()["next", "truncated"].any())
+
+
+@pytest.mark.parametrize("wrong", [{"keep_keys": ["nothing"]}, {"max_frames_per_traj": 0}, {"policy": 7}])
+def test_an_env_that_was_made_is_closed_when_the_collector_cannot_be(wrong):
+    made = []
+
+    def make():
+        made.append(counters())
+        return made[0]
+
+    with pytest.raises(ArgumentError):
+        Collector(make, **{"policy": None} | wrong)
+    assert made[0].is_closed
+    mine = counters()
+    with pytest.raises(ArgumentError):
+        Collector(mine, **{"policy": None} | wrong)
+    assert not mine.is_closed
+
+
+def test_keys_that_look_alike_are_saved_apart():
+    class Alike(gym.Env):
+        observation_space = gym.spaces.Dict(
+            {"a.b": gym.spaces.Box(-9, 9, (1,)), "a": gym.spaces.Dict({"b": gym.spaces.Box(-9, 9, (1,))})}
+        )
+        action_space = gym.spaces.Discrete(2)
+
+        def see(self):
+            return {"a.b": np.full(1, 1, np.float32), "a": {"b": np.full(1, 2, np.float32)}}
+
+        def reset(self, *, seed=None, options=None):
+            return self.see(), {}
+
+        def step(self, action):
+            return self.see(), 0.0, False, False, {}
+
+    collector = Collector(GymEnv(Alike()), frames_per_batch=2)
+    collector.next()
+    assert sorted(float(x.item()) for x in collector.state_dict()["engine"]["carrier"].values()) == [1, 2]
+
+
+def test_a_collector_that_is_never_shut_down_lets_the_process_end():
+    code = """
+import torch
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, SerialEnv
+
+class Buffer:
+    def extend(self, batch):
+        pass
+
+net = torch.nn.Linear(4, 2)
+def policy(td):
+    return td.set("action", torch.nn.functional.one_hot(net(td["observation"]).argmax(-1), 2))
+collector = Collector(SerialEnv(2, lambda: GymEnv("CartPole-v1")), policy, frames_per_batch=64, replay_buffer=Buffer())
+collector.start()
+while collector.frames < 256:
+    pass
+print("over")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr

@@ -144,3 +144,24 @@ def test_a_model_that_is_used_itself_needs_no_copy_and_strangers_are_refused():
 def test_a_list_of_envs_is_refused_with_what_to_type():
     with pytest.raises(ArgumentError, match="SerialEnv"):
         Collector([lambda: GymEnv(Walk())] * 2)
+
+
+def test_a_state_dict_need_not_hold_what_it_never_holds(copies):
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.register_buffer("scale", torch.ones(()), persistent=False)
+            self.register_buffer("shift", torch.zeros(()))
+
+        def forward(self, place):
+            return super().forward(place) * self.scale + self.shift
+
+    trained = Scaled()
+    made = collector(TensorDictModule(trained, ["place"], ["action"]))
+    nn.init.zeros_(trained.weight)
+    nn.init.constant_(trained.bias, 0.5)
+    made.update_policy_weights_(made.policy.__class__(trained, ["place"], ["action"]).state_dict())
+    assert acted(made) == 0.5
+    weights = made.policy.state_dict()
+    with pytest.raises(ArgumentError, match="shift"):  # this one a state_dict does hold
+        made.update_policy_weights_({name: x for name, x in weights.items() if "shift" not in name})

@@ -1,0 +1,154 @@
+"""What a collector saves between two batches is all of it, and what it is brought back from is never played again."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlcli.collectors import Collector
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import EnvError
+from rlcli.specs import Composite, OneHot, Unbounded
+from rlcli.transforms import RunningNorm
+
+
+def cartpoles(n: int = 2) -> SerialEnv:
+    return SerialEnv(n, lambda: GymEnv("CartPole-v1"))
+
+
+def finished(collector: Collector) -> None:
+    list(collector)
+
+
+def renewed(collector: Collector) -> None:
+    collector.next()
+    collector.begin_anew(64)
+
+
+def reseeded(collector: Collector) -> None:
+    collector.next()
+    collector.set_seed(3, episode_seeds=True)
+
+
+@pytest.mark.parametrize("end", [finished, renewed, reseeded])
+def test_statistics_are_saved_whether_episodes_are_open_or_not(end):
+    def made():
+        collector = Collector(
+            TransformedEnv(cartpoles(), RunningNorm()), frames_per_batch=64, total_frames=128, trajs_per_batch=1,
+            deliver_leftovers=True, seed=0, episode_seeds=True,
+        )  # fmt: skip
+        if end is reseeded:
+            collector.set_seed(3, episode_seeds=True)
+        return collector
+
+    collector = made()
+    end(collector)
+    state = collector.state_dict()
+    again = made()
+    assert again.load_state_dict(state) == []
+    for one, other in zip(again.engine.transforms, collector.engine.transforms, strict=True):
+        saved = one.state_dict()["_extra_state"]
+        assert any(float(np.abs(np.asarray(x)).max()) > 0 for x in saved.values())
+        for name, x in other.state_dict()["_extra_state"].items():
+            assert np.array_equal(np.asarray(saved[name]), np.asarray(x)), name
+    expected, got = collector.rollout(16), again.rollout(16)
+    for key in expected.keys(True, True):
+        assert torch.equal(expected.get(key), got.get(key)), key
+
+
+class Drawn(EnvBase):
+    """A TensorDict env that shows numbers of its own seeded stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite({"observation": Unbounded((1,))})
+        self.action_spec = OneHot(2)
+        self.stream = torch.Generator()
+
+    def _set_seed(self, seed):
+        self.stream.manual_seed(seed)
+
+    def _see(self):
+        return TensorDict({"observation": torch.rand(1, generator=self.stream)}, [])
+
+    def _reset(self, td):
+        return self._see()
+
+    def _step(self, td):
+        return self._see().update({"reward": torch.zeros(1), "terminated": torch.zeros(1, dtype=torch.bool)})
+
+
+def several() -> EnvBase:
+    return SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), RunningNorm()))
+
+
+@pytest.mark.parametrize("make", [Drawn, lambda: TransformedEnv(Drawn()), several], ids=["plain", "inside", "several"])
+def test_a_seed_that_an_env_of_tensordicts_was_given_is_kept(make):
+    shown = []
+    for noise in range(2):
+        torch.manual_seed(noise)
+        env = make()
+        env.set_seed(5)
+        shown.append(Collector(env, frames_per_batch=4).next()["observation"].flatten(0, -2)[0])
+    assert torch.equal(*shown)
+
+
+@pytest.mark.parametrize("make", [Drawn, several])
+@pytest.mark.parametrize("own", [False, True], ids=["the collector's seed", "the env's seed"])
+def test_a_resume_does_not_play_the_first_frames_again(make, own):
+    def made():
+        env = make()
+        if own:
+            env.set_seed(5)
+        return Collector(env, frames_per_batch=8, seed=None if own else 0)
+
+    collector = made()
+    first = collector.next()["observation"]
+    state = collector.state_dict()
+    again = made()
+    assert again.load_state_dict(state) == list(range(collector.lanes.n))
+    assert not torch.equal(again.next()["observation"], first)
+    once_more = made()
+    once_more.load_state_dict(state)
+    assert not torch.equal(once_more.next()["observation"], first)
+
+
+class Fails(gym.Env):
+    """Raises in the third step that any of them takes."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,), np.float32), gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        Fails.steps += 1
+        if Fails.steps == 4:
+            raise RuntimeError("boom")
+        return np.zeros(1, np.float32), float(Fails.steps), False, False, {}
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_after_a_step_that_raised_the_next_one_is_whole(reset):
+    Fails.steps = 0
+    env = SerialEnv(2, lambda: GymEnv(Fails()))
+    env.rand_step(env.reset())
+    td = env.reset()
+    with pytest.raises(EnvError, match="boom"):
+        env.rand_step(td)
+    td = env.rand_step(env.reset() if reset else td)
+    assert td["next", "reward"].flatten().tolist() == [5, 6]
+
+
+def test_a_collector_is_not_given_the_rewards_of_a_step_that_raised_by_hand():
+    Fails.steps = 0
+    env = SerialEnv(2, lambda: GymEnv(Fails()))
+    collector = Collector(env, frames_per_batch=2)
+    collector.next()
+    with pytest.raises(EnvError, match="boom"):
+        env.rand_step(env.reset())
+    assert collector.next()["next", "reward"].flatten().tolist() == [5, 6]
