@@ -7,7 +7,7 @@ many steps), `priority_weight` and masks. Writes the priority of every row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
-from rlcli.objectives.arguments import one_of
+from rlcli.objectives.arguments import Elsewhere, elsewhere, one_of
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.reduction import MASK_KEYS, reduce
 from rlcli.objectives.targets import Pair
+from rlcli.objectives.value.choice import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value_error import DISTANCES
 
@@ -37,6 +38,8 @@ class BootstrappedLoss(Loss):
     gamma : float
         Discount of one step.
     reduction : {"mean", "sum", "none"}
+    upstream : dict
+        Options that upstream has: those that change nothing here are taken, others refused with what to do instead.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {
@@ -48,15 +51,24 @@ class BootstrappedLoss(Loss):
         "priority_weight": PRIORITY_WEIGHT,
     }
 
-    def __init__(self, loss_function: str, gamma: float, reduction: str) -> None:
+    upstream_options: ClassVar[dict[str, Elsewhere]] = {
+        "deactivate_vmap": Elsewhere(None, ""),  # there is none
+        "priority_key": Elsewhere((None,), "Rename it: loss.set_keys(priority=...)."),
+        "use_prioritized_weights": Elsewhere(("auto",), "Leave the weights out of the batch, or rename them."),
+    }
+
+    def __init__(
+        self, loss_function: str, gamma: float | None, reduction: str | None, upstream: Mapping[str, Any]
+    ) -> None:
         super().__init__(reduction)
+        elsewhere(self, upstream, self.upstream_options)
         one_of("loss_function", loss_function, DISTANCES)
         self.loss_function = loss_function
-        self.make_value_estimator(gamma=gamma)
+        self.make_value_estimator(gamma=0.99 if gamma is None else gamma)
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
         """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
-        if value_type is not None:
+        if value_type not in (None, ValueEstimators.TD0, ValueEstimators.TD0.value):
             raise ArgumentError("targets are one-step here", why=f"got {value_type}", fix="Use n-step rewards instead.")
         if not 0 <= gamma <= 1:
             raise ArgumentError("gamma must lie in [0, 1]", why=f"got {gamma}")

@@ -5,7 +5,7 @@ Reads the network's in_keys, those under `next`, action, reward, terminated and 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -40,6 +40,8 @@ class DQNLoss(BootstrappedLoss):
         "categorical" or "one_hot"; by default what the network says.
     reduction : {"mean", "sum", "none"}
     gamma : float
+    **upstream
+        See `BootstrappedLoss`.
 
     Notes
     -----
@@ -56,10 +58,11 @@ class DQNLoss(BootstrappedLoss):
         delay_value: bool = True,
         double_dqn: bool = False,
         action_space: str | TensorSpec | None = None,
-        reduction: str = "mean",
-        gamma: float = 0.99,
+        reduction: str | None = "mean",
+        gamma: float | None = 0.99,
+        **upstream: Any,
     ) -> None:
-        super().__init__(loss_function, gamma, reduction)
+        super().__init__(loss_function, gamma, reduction, upstream)
         if double_dqn and not delay_value:
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None
@@ -76,8 +79,12 @@ class DQNLoss(BootstrappedLoss):
             self.tensor_keys.action_value = self.online.key
 
     @property
-    def out_keys(self) -> list[str]:
+    def loss_keys(self) -> list[str]:
         return ["loss"]
+
+    @property
+    def out_keys(self) -> list[str]:
+        return ["loss", "q_value"]
 
     @property
     def in_keys(self) -> list[Key]:

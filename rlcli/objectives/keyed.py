@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import nn
+from tensordict import TensorDict
+from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, unravel
+from rlcli.keys import Key, as_tuple, unravel
 
 
 class KeyedModule(nn.Module):
     """An `nn.Module` that reads and writes tensordict entries under names the user may change.
+
+    Called with tensors by name, `stage(observation=x, next_reward=r)`, it reads them as a batch, whose dims are those
+    before the last one of the reward or advantage, and returns the entries of `returned` in that order.
 
     Attributes
     ----------
@@ -40,3 +45,41 @@ class KeyedModule(nn.Module):
                     fix=f"Did you mean {near[0]!r}?" if near else None,
                 )
             setattr(self.tensor_keys, role, unravel(key))
+
+    @property
+    def readable(self) -> Sequence[Key]:
+        """What a call with tensors by name may give."""
+        raise NotImplementedError
+
+    @property
+    def returned(self) -> Sequence[Key]:
+        """What a call with tensors by name returns."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        if "tensordict" in given:  # the name that upstream has for it
+            args = (given.pop("tensordict"), *args)
+        if args or "td" in given or not given:
+            return super().__call__(*args, **given)
+        found = super().__call__(self._batch(given))
+        return tuple(found.get(key) for key in self.returned)
+
+    def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:
+        """Tensors by name as a batch: a key's name is its parts joined with `_`."""
+        known = {"_".join(as_tuple(key)): key for key in self.readable}
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ArgumentError(
+                    f"{type(self).__name__} reads nothing called {name!r}",
+                    why=f"it reads {', '.join(known)}",
+                    fix=f"Did you mean {near[0]!r}?" if near else None,
+                )
+        td = TensorDict({known[name]: x for name, x in given.items()})
+        for role in ("reward", "advantage"):  # one number a row: what comes before it is the batch
+            key = as_tuple(getattr(self.tensor_keys, role, role))[-1]
+            number = next((x for name, x in given.items() if as_tuple(known[name])[-1] == key), None)
+            if number is not None and number.shape[-1:] == (1,):
+                td.batch_size = number.shape[:-1]
+                return td
+        return td.auto_batch_size_()

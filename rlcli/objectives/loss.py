@@ -28,11 +28,12 @@ class Loss(KeyedModule, ABC):
     Parameters
     ----------
     reduction : {"mean", "sum", "none"}
-        Of the loss terms, over the rows that masks let through.
+        Of the loss terms, over the rows that masks let through; None is "mean".
     """
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, reduction: str | None = "mean") -> None:
         super().__init__()
+        reduction = "mean" if reduction is None else reduction
         one_of("reduction", reduction, REDUCTIONS)
         self.reduction = reduction
 
@@ -48,8 +49,21 @@ class Loss(KeyedModule, ABC):
 
     @property
     @abstractmethod
-    def out_keys(self) -> Sequence[str]:
+    def loss_keys(self) -> Sequence[str]:
         """The terms that are summed and minimised."""
+
+    @property
+    @abstractmethod
+    def out_keys(self) -> Sequence[str]:
+        """All that `forward` gives: those terms, and diagnostics."""
+
+    @property
+    def readable(self) -> Sequence[Key]:
+        return [*self.in_keys, *self.optional_keys]
+
+    @property
+    def returned(self) -> Sequence[Key]:
+        return self.out_keys
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:

@@ -1,8 +1,8 @@
 """What all policy-gradient losses share: log-probabilities, value error, entropy, masks, and the keys they read.
 
 Reads the networks' in_keys, action, advantage, value_target, for value clipping the old state_value, and any mask.
-Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimizer; computes no advantage unless
-`make_value_estimator` asked for it.
+Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimizer; computes an advantage only where the
+batch has none, in `forward`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, no_grad
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key
-from rlcli.objectives.arguments import either, one_of
+from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, under_next
+from rlcli.objectives.arguments import Elsewhere, either, elsewhere, one_of
 from rlcli.objectives.density import Density
 from rlcli.objectives.frozen import frozen, shared_parameters
 from rlcli.objectives.loss import Loss, Terms
@@ -56,11 +56,15 @@ class PolicyGradientLoss(Loss):
         Of the loss terms, over the rows that masks let through.
     log_explained_variance : bool
         Also report it.
+    **upstream
+        Options that upstream has: taken where they ask for what happens here anyway (`functional=False`,
+        `delay_actor=False`), refused with what to do instead where not.
 
     Attributes
     ----------
     value_estimator : ValueEstimator or None
-        What `make_value_estimator` made: `forward` runs it on batches without advantage.
+        What `make_value_estimator` made, or `forward` where nobody did: run on batches that have rewards and no
+        advantage.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {
@@ -68,9 +72,26 @@ class PolicyGradientLoss(Loss):
         "advantage": ADVANTAGE,
         "value_target": VALUE_TARGET,
         "value": STATE_VALUE,
+        "reward": "reward",
+        "done": "done",
+        "terminated": "terminated",
+    }
+    upstream_options: ClassVar[dict[str, Elsewhere]] = {
+        "functional": Elsewhere((False,), "Leave it out: the networks keep their parameters."),
+        "delay_actor": Elsewhere((False,), "Leave it out: there is no target network of the actor."),
+        "delay_value": Elsewhere((False,), "Leave it out: there is no target network of the critic."),
+        "device": Elsewhere((None,), "Move the loss: loss.to(device)."),
+        "gamma": Elsewhere((None,), "Tell the estimator: loss.make_value_estimator(gamma=...)."),
+        "advantage_key": Elsewhere((None,), "Rename it: loss.set_keys(advantage=...)."),
+        "value_target_key": Elsewhere((None,), "Rename it: loss.set_keys(value_target=...)."),
+        "value_key": Elsewhere((None,), "Rename it: loss.set_keys(value=...)."),
+        "normalize_advantage_exclude_dims": Elsewhere(((), None), "Standardise the advantages before the loss."),
+        "advantage_norm": Elsewhere((None,), "Use normalize_advantage=True, or standardise before the loss."),
+        "max_importance_ratio": Elsewhere((None,), "Use ClipPPOLoss, whose clip_epsilon limits the ratio."),
     }
     actor_term: ClassVar[str] = "loss_objective"
     critic_term: ClassVar[str] = "loss_critic"
+    objective_figures: ClassVar[tuple[str, ...]] = ()  # diagnostics that `objective` adds
     default_value_estimator: ClassVar[ValueEstimators] = ValueEstimators.GAE
 
     def __init__(
@@ -82,23 +103,25 @@ class PolicyGradientLoss(Loss):
         critic: TensorDictModuleBase | None = None,
         entropy_bonus: bool = True,
         samples_mc_entropy: int = 1,
-        entropy_coeff: float = 0.01,
+        entropy_coeff: float | None = 0.01,
         critic_coeff: float | None = 1.0,
         loss_critic_type: str = "smooth_l1",
         normalize_advantage: bool = False,
         clip_value: float | None = None,
         separate_losses: bool = False,
-        reduction: str = "mean",
+        reduction: str | None = "mean",
         log_explained_variance: bool = True,
+        **upstream: Any,
     ) -> None:
         super().__init__(reduction)
+        elsewhere(self, upstream, self.upstream_options)
         one_of("loss_critic_type", loss_critic_type, DISTANCES)
         actor_network = either("actor_network", actor_network, "actor", actor)
         critic_network = either("critic_network", critic_network, "critic", critic)
         if actor_network is None:
             raise ArgumentError("a policy-gradient loss needs an actor", fix="Give it as actor_network.")
         self.actor_network, self.critic_network = actor_network, critic_network
-        self.entropy_bonus, self.entropy_coeff = entropy_bonus, entropy_coeff
+        self.entropy_bonus, self.entropy_coeff = entropy_bonus, 0.01 if entropy_coeff is None else entropy_coeff
         self.critic_coeff = critic_coeff if critic_network is not None else None
         self.loss_critic_type = loss_critic_type
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
@@ -129,15 +152,29 @@ class PolicyGradientLoss(Loss):
         return []
 
     @property
-    def out_keys(self) -> list[str]:
+    def readable(self) -> Sequence[Key]:
+        k, critic = self.tensor_keys, [] if self.critic is None else self.critic.in_keys
+        following = (k.reward, k.done, k.terminated, *critic)  # an estimator reads them
+        return list(dict.fromkeys([*super().readable, *critic, *map(under_next, following)]))
+
+    @property
+    def loss_keys(self) -> list[str]:
         return (
             [self.actor_term]
             + ([self.critic_term] if self.critic_coeff is not None else [])
             + (["loss_entropy"] if self.entropy_bonus else [])
         )
 
+    @property
+    def out_keys(self) -> list[str]:
+        keys = [self.actor_term, *self.objective_figures] + (["entropy", "loss_entropy"] if self.entropy_bonus else [])
+        if self.critic_coeff is not None:
+            keys += [self.critic_term] + ([] if self.clip_value is None else ["value_clip_fraction"])
+            keys += ["explained_variance"] if self.log_explained_variance else []
+        return keys
+
     def make_value_estimator(self, value_type: ValueEstimators | str | None = None, **options: Any) -> ValueEstimator:
-        """Let `forward` complete batches that have no advantage.
+        """Choose how `forward` completes batches that have no advantage.
 
         Parameters
         ----------
@@ -161,9 +198,16 @@ class PolicyGradientLoss(Loss):
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         """Loss terms and diagnostics of a batch `[*B]`, as a tensordict without batch dims."""
-        if self.value_estimator is not None and td.get(self.tensor_keys.advantage, None) is None:
-            self.value_estimator(td)
+        if td.get(self.tensor_keys.advantage, None) is None and self._may_estimate(td):
+            (self.value_estimator or self.make_value_estimator())(td)
         return TensorDict(dict(self.terms(self.columns(td), td.ndim)))
+
+    def _may_estimate(self, td: TensorDictBase) -> bool:
+        """Whether values or returns can be had of a batch without being told how: as upstream does, by default."""
+        if self.value_estimator is not None:
+            return True
+        able = self.critic_network is not None or self.default_value_estimator is ValueEstimators.TD1
+        return able and td.get(under_next(self.tensor_keys.reward), None) is not None
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         keys = self.tensor_keys

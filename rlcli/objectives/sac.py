@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -20,9 +20,10 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, Key, under_next
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
+from rlcli.objectives.arguments import Elsewhere
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
 from rlcli.objectives.density import Density
-from rlcli.objectives.frozen import frozen
+from rlcli.objectives.frozen import frozen, shared_parameters
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.lowered import Columns, Lowered
 from rlcli.objectives.targets import Pair, target_of
@@ -54,11 +55,24 @@ class SACLoss(BootstrappedLoss):
         Auto: minus the number of action dims.
     delay_qvalue : bool
         Targets come from target networks.
+    separate_losses : bool
+        Keep the critics' gradient out of every parameter that the actor has too.
     reduction : {"mean", "sum", "none"}
     gamma : float
     generator : torch.Generator, optional
         Of the actions that are drawn, on the device of the actor; torch's global one by default.
+    **upstream
+        See `BootstrappedLoss`.
     """
+
+    upstream_options: ClassVar[dict[str, Elsewhere]] = {
+        **BootstrappedLoss.upstream_options,
+        "value_network": Elsewhere((None,), "Leave it out: targets are those of the qvalue networks."),
+        "delay_actor": Elsewhere((False,), "Leave it out: there is no target network of the actor."),
+        "delay_value": Elsewhere(None, ""),  # of the value network that there is not
+        "skip_done_states": Elsewhere((False,), "Leave it out: what follows a terminated step is of no effect here."),
+        "scalar_output_mode": Elsewhere((None,), "Leave it out: diagnostics are means."),
+    }
 
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "state_action_value": STATE_ACTION_VALUE}
 
@@ -76,15 +90,18 @@ class SACLoss(BootstrappedLoss):
         fixed_alpha: bool = False,
         target_entropy: str | float = "auto",
         delay_qvalue: bool = True,
-        reduction: str = "mean",
-        gamma: float = 0.99,
+        separate_losses: bool = False,
+        reduction: str | None = "mean",
+        gamma: float | None = 0.99,
         generator: torch.Generator | None = None,
+        **upstream: Any,
     ) -> None:
-        super().__init__(loss_function, gamma, reduction)
+        super().__init__(loss_function, gamma, reduction, upstream)
         for name, x in (("alpha_init", alpha_init), ("min_alpha", min_alpha), ("max_alpha", max_alpha)):
             if x is not None and x <= 0:
                 raise ArgumentError(f"{name} must be above 0", why=f"got {x}")
         self.actor_network, self.generator = actor_network, generator
+        self.separate_losses = separate_losses
         self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))
         self.target_qvalue_network = target_of(self.qvalue_network) if delay_qvalue else None
         self.delay_qvalue, self.fixed_alpha = delay_qvalue, fixed_alpha
@@ -104,8 +121,12 @@ class SACLoss(BootstrappedLoss):
         self.target_entropy = _entropy(target_entropy, spec, self.tensor_keys.action)
 
     @property
-    def out_keys(self) -> list[str]:
+    def loss_keys(self) -> list[str]:
         return ["loss_actor", "loss_qvalue", "loss_alpha"]
+
+    @property
+    def out_keys(self) -> list[str]:
+        return [*self.loss_keys, "alpha", "entropy", "q_value"]
 
     @property
     def in_keys(self) -> list[Key]:
@@ -134,7 +155,9 @@ class SACLoss(BootstrappedLoss):
         alpha = self.clamp_alpha_()
         with torch.no_grad():
             target = self._target(columns, alpha, batch_dims)
-        values = self._values(self.critics, columns, batch_dims)
+        shared = shared_parameters(self.actor_network, self.qvalue_network) if self.separate_losses else ()
+        with frozen(shared):
+            values = self._values(self.critics, columns, batch_dims)
         error = sum(value_error(q, target, self.loss_function) for q in values)
         action, log_prob = self._draw(columns, batch_dims)
         with frozen(self.qvalue_network.parameters()):  # the action gets a gradient through the critics

@@ -92,7 +92,7 @@ class ClosedPPO:
             del terms["explained_variance"]
         if loss.clip_value is None:
             del terms["value_clip_fraction"]
-        return {"loss": sum(terms[name] for name in loss.out_keys), **terms}
+        return {"loss": sum(terms[name] for name in loss.loss_keys), **terms}
 
 
 def _discrete(loss: ClipPPOLoss) -> bool:

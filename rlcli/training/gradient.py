@@ -54,6 +54,6 @@ class Autograd:
 
 def _total(loss: Loss, columns: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
     terms = loss.terms(columns)
-    total = sum(terms[name] for name in loss.out_keys)
+    total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
     return total, terms

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
+from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, ValueNorm, VTrace
 
 WRITTEN = ("advantage", "value_target", "state_value")
 
@@ -326,3 +326,48 @@ def test_a_batch_without_a_row_that_counts_is_refused():
     td["mask"] = torch.zeros(3, 20, dtype=torch.bool)
     with pytest.raises(ArgumentError, match="no row of the batch counts"):
         gae(make_critic())(td)
+
+
+@pytest.mark.parametrize("kind", ["gae", "td0", "td1", "td_lambda"])
+def test_the_target_alone_can_be_had(kind):
+    td, critic = rollout(make_actor()), make_critic()
+    before = td.copy()
+    for options in ({}, {"shifted": True}, {"value_norm": ValueNorm()}):
+        estimator = STORED[kind](value_network=critic, **options)
+        if "value_norm" in options:
+            estimator(td.copy())
+        target = estimator.value_estimate(td)
+        assert set(td.keys(True, True)) == set(before.keys(True, True)) and target.shape == (3, 20, 1)
+        if "value_norm" not in options:  # whose statistics a full estimate changes
+            torch.testing.assert_close(target, estimator(td.copy())["value_target"], rtol=0, atol=0)
+
+
+def test_estimators_take_tensors_by_name_and_options_that_change_nothing():
+    td, critic = rollout(make_actor(), (2, 7)), make_critic()
+    expected = gae(critic)(td.copy())
+    same = {
+        "vectorized": False,
+        "deactivate_vmap": True,
+        "device": "cpu",
+        "value_chunk_dim": 0,
+        "auto_reset_env": False,
+    }
+    estimator = gae(critic, **same)
+    keys = [key for key in estimator.in_keys if td.get(key, None) is not None]
+    named = estimator(**{"_".join(key) if isinstance(key, tuple) else key: td[key] for key in keys})
+    torch.testing.assert_close(named, (expected["advantage"], expected["value_target"]), rtol=0, atol=0)
+    for option, value in (("value_chunk_dim", 1), ("auto_reset_env", True), ("advantage_key", "adv")):
+        with pytest.raises(ArgumentError, match=option):
+            gae(critic, **{option: value})
+    with pytest.raises(ArgumentError, match="Did you mean 'shifted'"):
+        gae(critic, shiftd=True)
+
+
+def test_a_reward_key_lies_under_next_said_or_not():
+    td, critic = rollout(make_actor()), make_critic()
+    expected = gae(critic)(td.copy())["advantage"]
+    td.rename_key_(("next", "reward"), ("next", "score"))
+    for key in ("score", ("next", "score")):
+        estimator = gae(critic)
+        estimator.set_keys(reward=key)
+        assert torch.equal(estimator(td.copy())["advantage"], expected)

@@ -7,8 +7,16 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
-from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, ValueEstimators
+from rlcli.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
+from rlcli.objectives import (
+    A2CLoss,
+    ClipPPOLoss,
+    DQNLoss,
+    KLPENPPOLoss,
+    ReinforceLoss,
+    SACLoss,
+    ValueEstimators,
+)
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace
 
 LOSSES = {"ppo": ClipPPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
@@ -51,7 +59,7 @@ def test_reinforce_without_a_baseline_weighs_actions_by_their_returns():
     td = rollout(actor, (4, 15))
     loss = ReinforceLoss(actor)
     loss.make_value_estimator(gamma=0.9)
-    assert "value_target" not in loss.in_keys and loss.out_keys == ["loss_actor"]
+    assert "value_target" not in loss.in_keys and loss.loss_keys == ["loss_actor"]
     out = loss(td)
     sums = TD1Estimator(gamma=0.9, value_network=None, zero_values=True)
     returns = sums(rollout(actor, (4, 15)))["advantage"].squeeze(-1)
@@ -68,8 +76,8 @@ def test_reinforce_without_a_baseline_weighs_actions_by_their_returns():
 def test_a_loss_completes_a_batch_with_the_estimator_it_was_told(kind):
     actor, critic = make_actor(), make_critic()
     loss = A2CLoss(actor, critic)
-    with pytest.raises(MissingKeyError, match="advantage"):
-        loss(rollout(actor))
+    with pytest.raises(MissingKeyError, match=r"no advantage.*Run a value estimator"):
+        loss(rollout(actor).exclude(("next", "reward")))
     made = loss.make_value_estimator(kind, gamma=0.9)
     assert loss(rollout(actor))["loss_objective"].requires_grad
     names = [name for name, _ in loss.named_parameters()]
@@ -200,3 +208,103 @@ def test_columns_that_the_actor_cannot_take_are_named(kind, key):
     td[key] = td[key][..., None].expand(3, 20, *td[key].shape[2:], 2).reshape(3, 20, -1)
     with pytest.raises(ArgumentError, match=f"the actor cannot be evaluated.*{key}"):
         LOSSES[kind](actor, critic)(td)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_that_nobody_told_how_estimates_as_its_default_says(kind):
+    actor, critic = make_actor(), make_critic()
+    told, alone = (LOSSES[kind](actor, critic) for _ in range(2))
+    told.make_value_estimator()
+    td = actor.module[0](rollout(actor)).detach()
+    torch.testing.assert_close(dict(alone(td.copy()).items()), dict(told(td.copy()).items()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_writes_its_out_keys_and_takes_tensors_by_name(kind):
+    actor, critic = make_actor(), make_critic()
+    for options in ({}, {"entropy_bonus": False}, {"critic_coeff": None}, {"clip_value": 0.2}):
+        td, loss = ready(actor, critic, (5, 1)), LOSSES[kind](actor, critic, **options)
+        loss.eval()
+        out = loss(td)
+        assert set(out.keys()) == set(loss.out_keys) and set(loss.loss_keys) <= set(loss.out_keys)
+        named = loss(**{"_".join(key) if isinstance(key, tuple) else key: td[key] for key in loss.in_keys})
+        torch.testing.assert_close(named, tuple(out[key] for key in loss.out_keys))
+        torch.testing.assert_close(dict(loss(tensordict=td).items()), dict(out.items()))
+    with pytest.raises(ArgumentError, match=r"reads nothing called 'obsrvation'.*Did you mean 'observation'"):
+        loss(obsrvation=td["observation"])
+
+
+def test_the_reward_and_the_ends_of_a_loss_can_be_renamed():
+    actor, critic = make_actor(), make_critic()
+    expected = ClipPPOLoss(actor, critic)(rollout(actor))
+    td = rollout(actor)
+    names = {"reward": "score", "done": "over", "terminated": "dead"}
+    for old, new in names.items():
+        td.rename_key_(("next", old), ("next", new))
+    for when in ("before", "after"):
+        loss = ClipPPOLoss(actor, critic)
+        loss.make_value_estimator() if when == "before" else None
+        loss.set_keys(**names)
+        torch.testing.assert_close(dict(loss(td.copy()).items()), dict(expected.items()))
+
+
+@pytest.mark.parametrize(
+    ("option", "same", "other", "instead"),
+    [
+        ("functional", False, True, "keep their parameters"),
+        ("delay_actor", False, True, "no target network"),
+        ("device", None, "cuda", r"loss\.to\(device\)"),
+        ("gamma", None, 0.9, "make_value_estimator"),
+        ("advantage_key", None, "adv", "set_keys"),
+        ("max_importance_ratio", None, 10.0, "ClipPPOLoss"),
+    ],
+)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_options_of_upstream_are_taken_where_they_change_nothing(kind, option, same, other, instead):
+    actor, critic = make_actor(), make_critic()
+    td = ready(actor, critic)
+    expected = dict(LOSSES[kind](actor, critic)(td).items())
+    taken = LOSSES[kind](actor, critic, **{option: same}, reduction=None, entropy_coeff=None)(td)
+    torch.testing.assert_close(dict(taken.items()), expected, rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=f"{option}=.*{instead}"):
+        LOSSES[kind](actor, critic, **{option: other})
+    with pytest.raises(ArgumentError, match=r"no option called 'entropy_coef'.*Did you mean 'entropy_coeff'"):
+        LOSSES[kind](actor, critic, entropy_coef=0.1)
+
+
+def test_an_actor_and_critics_that_share_parameters_can_be_kept_apart():
+    trunk = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    head = nn.Sequential(trunk, nn.Linear(8, 4), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(head, ["observation"], ["loc", "scale"]), ["loc", "scale"], distribution_class=TanhNormal
+    )
+
+    class Value(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.last = trunk, nn.Linear(10, 1)
+
+        def forward(self, observation, action):
+            return self.last(torch.cat([self.trunk(observation), action], -1))
+
+    critics = [ValueOperator(Value(), ["observation", "action"]) for _ in range(2)]
+    td = rollout(make_actor(), (40,))
+    td["action"] = torch.rand(40, 2) - 0.5
+    for apart in (True, False):
+        out = SACLoss(actor, critics, target_entropy=-2.0, separate_losses=apart)(td.copy())
+        reached = torch.autograd.grad(out["loss_qvalue"], trunk[0].weight, allow_unused=True, retain_graph=True)
+        assert (reached == (None,)) == apart
+        assert torch.autograd.grad(out["loss_qvalue"], critics[1].module.last.weight, retain_graph=True)[0].any()
+        assert torch.autograd.grad(out["loss_actor"], trunk[0].weight)[0].any()
+
+
+def test_targets_of_one_step_are_what_off_policy_losses_have():
+    loss = DQNLoss(MLP(4, 3, (8,)), action_space="categorical", priority_key=None, use_prioritized_weights="auto")
+    loss.make_value_estimator(ValueEstimators.TD0, gamma=0.5)
+    assert loss.gamma == 0.5
+    with pytest.raises(ArgumentError, match="one-step"):
+        loss.make_value_estimator(ValueEstimators.TDLambda)
+    with pytest.raises(ArgumentError, match="set_keys"):
+        DQNLoss(MLP(4, 3, (8,)), action_space="categorical", priority_key="p")
+    with pytest.raises(ArgumentError, match=r"no value_network.*Leave it out"):
+        SACLoss(make_actor("tanh_normal"), make_critic(), target_entropy=-3.0, value_network=make_critic())

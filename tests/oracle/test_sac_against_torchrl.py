@@ -98,7 +98,7 @@ def test_terms_gradients_and_priorities_agree(extra, options):
     for name in ("loss_actor", "loss_qvalue", "loss_alpha", "alpha", "entropy"):
         assert close(x[name], y[name]), name
     assert a["td_error"].shape == b["td_error"].shape and close(a["td_error"], b["td_error"])
-    sum(x[k] for k in ours.out_keys).backward()
+    sum(x[k] for k in ours.loss_keys).backward()
     sum(y[k] for k in ("loss_actor", "loss_qvalue", "loss_alpha")).backward()
     first, second = ([p.grad for p in critic.parameters()] for critic in ours.qvalue_network)
     critics = [torch.stack(pair) for pair in zip(first, second, strict=True)]

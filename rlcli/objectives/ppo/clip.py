@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
@@ -30,6 +30,7 @@ class ClipPPOLoss(PPOLoss):
         `True` limits the value's move by `clip_epsilon`.
     """
 
+    objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)
     clip_epsilon: float | tuple[float, float] | Tensor
 
     def __init__(

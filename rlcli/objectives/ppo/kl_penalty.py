@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -38,6 +38,7 @@ class KLPENPPOLoss(PPOLoss):
         Actions drawn for the divergence of distributions that have no formula for it.
     """
 
+    objective_figures: ClassVar[tuple[str, ...]] = ("kl", "kl_coef", *PPOLoss.objective_figures)
     beta: Tensor
 
     def __init__(

@@ -35,6 +35,7 @@ class PPOLoss(PolicyGradientLoss):
     the two names in use, `sample_log_prob` and `action_log_prob`, is read all the same.
     """
 
+    objective_figures: ClassVar[tuple[str, ...]] = ("kl_approx", "ESS")
     default_keys: ClassVar[dict[str, Key]] = {**PolicyGradientLoss.default_keys, "sample_log_prob": SAMPLE_LOG_PROB}
 
     def __init__(

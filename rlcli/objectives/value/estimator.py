@@ -24,6 +24,7 @@ from rlcli.keys import (
     APPROXIMATED,
     DONE,
     IS_INIT,
+    NEXT,
     REWARD,
     SHIFTED_VALID,
     STATE_VALUE,
@@ -32,10 +33,11 @@ from rlcli.keys import (
     TRUNCATED,
     VALUE_TARGET,
     Key,
+    as_tuple,
     show,
     under_next,
 )
-from rlcli.objectives.arguments import either
+from rlcli.objectives.arguments import Elsewhere, either, elsewhere
 from rlcli.objectives.frozen import frozen
 from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
@@ -94,6 +96,9 @@ class ValueEstimator(KeyedModule, ABC):
         The network writes values in units of their spread, and learns targets in those units.
     backend : {"auto", "reference", "cpu", "triton"}
         Which kernel runs the recursion.
+    **upstream
+        Options that upstream has: `vectorized`, `deactivate_vmap` and `device` change no number and are taken, others
+        where they ask for what happens here anyway, and refused with what to do instead where not.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {
@@ -105,6 +110,17 @@ class ValueEstimator(KeyedModule, ABC):
         "terminated": TERMINATED,
         "truncated": TRUNCATED,
         "traj_ids": TRAJ_IDS,
+    }
+    upstream_options: ClassVar[dict[str, Elsewhere]] = {
+        "vectorized": Elsewhere(None, ""),  # the same numbers either way
+        "deactivate_vmap": Elsewhere(None, ""),
+        "device": Elsewhere(None, ""),  # that of the batch
+        "value_chunk_dim": Elsewhere((0, None), "Leave it out: chunks are parts of the leading dim."),
+        "auto_reset_env": Elsewhere((False, None), "Leave it out: next observations are the real ones here."),
+        "group_key": Elsewhere((None,), "Standardise the advantages of each group after the estimator."),
+        "advantage_key": Elsewhere((None,), "Rename it: estimator.set_keys(advantage=...)."),
+        "value_target_key": Elsewhere((None,), "Rename it: estimator.set_keys(value_target=...)."),
+        "value_key": Elsewhere((None,), "Rename it: estimator.set_keys(value=...)."),
     }
     reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
 
@@ -129,8 +145,10 @@ class ValueEstimator(KeyedModule, ABC):
         compute_dtype: torch.dtype | None = None,
         value_norm: ValueNorm | None = None,
         backend: str = "auto",
+        **upstream: Any,
     ) -> None:
         super().__init__()
+        elsewhere(self, upstream, self.upstream_options)
         if backend not in BACKENDS:
             raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
         if differentiable and isinstance(value_norm, PopArt):
@@ -173,6 +191,22 @@ class ValueEstimator(KeyedModule, ABC):
     def out_keys(self) -> list[Key]:
         k = self.tensor_keys
         return [k.advantage, k.value_target, k.value, *([SHIFTED_VALID] if self.shifted else [])]
+
+    @property
+    def readable(self) -> list[Key]:
+        k = self.tensor_keys
+        return list(dict.fromkeys([*self.in_keys, k.value, k.truncated, k.traj_ids, IS_INIT, *MASK_KEYS]))
+
+    @property
+    def returned(self) -> list[Key]:
+        return [self.tensor_keys.advantage, self.tensor_keys.value_target]
+
+    def set_keys(self, **names: Key) -> None:
+        """Rename entries: `estimator.set_keys(advantage="adv")`. Rewards and ends lie under `next`, said or not."""
+        below = {role for role, key in ValueEstimator.default_keys.items() if as_tuple(key)[0] == NEXT}
+        super().set_keys(
+            **{role: under_next(x) if role in below and as_tuple(x)[0] != NEXT else x for role, x in names.items()}
+        )
 
     @property
     def last_rows(self) -> int:
@@ -224,6 +258,21 @@ class ValueEstimator(KeyedModule, ABC):
             read = self._read(source, time, target_params)
             advantage, target = self.estimate(source, *read.blanked(), time)
             return self._write(td, read, advantage, target)
+
+    def value_estimate(
+        self,
+        td: TensorDictBase,
+        *,
+        params: TensorDictBase | None = None,
+        target_params: TensorDictBase | None = None,
+    ) -> Tensor:
+        """The value targets ``[*B, F]`` that `forward` would write for `td` ``[*B]``, which stays as it is."""
+        time = self._time(td)
+        with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
+            source = self._source(td)
+            read = self._read(source, time, target_params)
+            target = zeroed(self.estimate(source, *read.blanked(), time)[1], read.values.valid)
+            return target if self.value_norm is None else self.value_norm.normalise(target)
 
     def _source(self, td: TensorDictBase) -> TensorDictBase:
         """The batch, with rows that count in place of those that do not wherever a NaN there could go on."""
