@@ -21,7 +21,7 @@ LAYERS = [
 # single files at the bottom, and the parts that put everything together at the top, may use each other
 OPEN = (0, len(LAYERS) - 1)
 # names from the documents that re-export without code of their own
-EXEMPT = {"rlcli", "rlcli.__main__", "rlcli.envs.transforms", "rlcli.data.replay_buffers"}
+EXEMPT = {"rlcli", "rlcli.__main__", "rlcli.envs.transforms", "rlcli.envs.utils", "rlcli.data.replay_buffers"}
 OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt", "ray"}
 
 

@@ -20,12 +20,30 @@ from rlcli.data.segments import SegmentReader, SegmentWriter, open_segments, ver
 from rlcli.data.split_trajectories import split_trajectories
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
 from rlcli.data.stored import open_buffer
+from rlcli.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 
 __all__ = [
+    "Binary",
+    "Bounded",
+    "Categorical",
+    "Composite",
     "CompressedStorage",
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "MultiCategorical",
+    "MultiOneHot",
+    "OneHot",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -41,6 +59,8 @@ __all__ = [
     "Storage",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "TensorSpec",
+    "Unbounded",
     "full_next_obs",
     "open_buffer",
     "open_segments",

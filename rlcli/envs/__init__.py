@@ -1,10 +1,28 @@
 """Environments: a TensorDict face for people, an array face for the collector's loop."""
 
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
+
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv
 from rlcli.envs.mdp import step_mdp
 from rlcli.envs.native import NativeEnv, make_native
 from rlcli.envs.serial import SerialEnv
-from rlcli.envs.transformed import TransformedEnv
+from rlcli.envs.spec_check import check_env_specs
+from rlcli.envs.transforms import *  # noqa: F403
+from rlcli.envs.transforms import __all__ as _transforms
 
-__all__ = ["EnvBase", "GymEnv", "NativeEnv", "SerialEnv", "TransformedEnv", "make_native", "step_mdp"]
+__all__ = [
+    "EnvBase",
+    "ExplorationType",
+    "GymEnv",
+    "NativeEnv",
+    "SerialEnv",
+    "check_env_specs",
+    "exploration_type",
+    "make_native",
+    "set_exploration_type",
+    "step_mdp",
+    *_transforms,
+]

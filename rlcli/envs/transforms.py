@@ -1,5 +1,6 @@
 """The documents' import path for transforms."""
 
+from rlcli.envs.transformed import TransformedEnv
 from rlcli.transforms import (
     CatFrames,
     Compose,
@@ -34,4 +35,5 @@ __all__ = [
     "TensorDictPrimer",
     "ToTensorImage",
     "Transform",
+    "TransformedEnv",
 ]
