@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rlcli.cli.job import Flags
@@ -39,6 +40,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     with loading():
         from rlcli.jobs import evaluate
 
+    film = f", then one more for {args.video}" if args.video else ""
+    print(f"playing {args.episodes} episodes{film} ...", file=sys.stderr, flush=True)
     result = evaluate(path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video)
     if result is not None:
         print(result)

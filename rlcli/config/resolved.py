@@ -128,6 +128,11 @@ def unknown_key(
     return Problem(f"unknown key {key!r}", (hint or "(--help of the verb lists all keys)").lstrip(), where)
 
 
+def settings(cfg: Any) -> dict[str, Any]:
+    """Every value of a configuration by its dotted key: `"env.id"`."""
+    return dict(_flatten(type(cfg), to_dict(cfg)))
+
+
 def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for name, value in data.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
 from rlcli.training.saver import Saver
 from rlcli.training.signals import StopSignals
+
+TOLD_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 
 
 class Learner:
@@ -85,6 +89,7 @@ class Learner:
         self.saver.parts["loop"] = self.loop
         self.replayable = remember_episodes(self.collector, cfg.run.max_replay_steps)
         self.given: Given | None = None
+        self._waited = math.inf  # for the last evaluation, in seconds; how long the first takes is not known
 
     def begin(self) -> None:
         """What a new run does before it starts, and a resumed one does not."""
@@ -118,13 +123,18 @@ class Learner:
 
         An error is reported, and ends nothing but the evaluation. None if the run was asked to stop meanwhile.
         """
+        episodes = self.cfg.run.eval_episodes
+        if self._waited > TOLD_FROM:
+            self.reporter.say(f"evaluating: {episodes} episodes, most likely actions ...")
+        began = time.monotonic()
         try:
             with random_streams.kept():  # an evaluation that is cut short must not move them
-                found = self._play(self.cfg.run.eval_episodes)
+                found = self._play(episodes)
         except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
             failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else told(error))
             self.reporter.warn("evaluation", f"an evaluation {failed}")
             return failed
+        self._waited = time.monotonic() - began
         if found is not None:
             self.reporter.out_of_bounds(found.outside.news(), "in evaluations ")
         return found
@@ -149,7 +159,6 @@ class Learner:
         if found is None:
             self.saver.stop_if_asked(self.collector.frames)
             return {}
-        self.reporter.say(f"evaluation: {found}")
         return {"evaluation": found.as_dict()}
 
     def load(self, found: Checkpoint) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlcli.collectors import Collector
+from rlcli.config.resolved import settings
 from rlcli.config.schemas import CollectConfig
 from rlcli.errors import ResourceError, StoppedSafely
 from rlcli.keys import Key
@@ -32,7 +33,7 @@ def reporter_of(
     """
     facts = Facts(
         title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
-        obs_keys=observed, next_obs=cfg.memory.next_obs,
+        obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg),
     )  # fmt: skip
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=cfg.logger.kind, resume_at=resume_at)
     stop.in_place = reporter.redraws

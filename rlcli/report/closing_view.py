@@ -98,6 +98,8 @@ def _ending(summary: Mapping) -> Iterator[tuple[str, str]]:
 
 
 def _played(played: Mapping) -> str:
+    if "error" in played:
+        return f"failed: {played['error']}"
     returns = played["returns"]
     text = f"return {figures.number(played['mean_return'])} +- {figures.number(played['std_return'])}"
     if returns:

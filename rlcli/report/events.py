@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -31,6 +31,13 @@ class EventsWriter:
         """One record at `frames` with every (name, value)."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
         self._add(frames, summary=self._summary(value=values))
+
+    def settings(self, settings: Mapping[str, object]) -> None:
+        """The settings of the run, by key; a value that is no number, bool or text is spelled."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        plain = {key: x if isinstance(x, bool | int | float | str) else str(x) for key, x in settings.items()}
+        self._add(0, summary=hparams_pb(plain))
 
     def flush(self) -> None:
         self._writer.flush()

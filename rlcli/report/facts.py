@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +22,8 @@ class Facts:
         The observations of the batch, for the ledger.
     next_obs : str
         "full", "compact", "exact" or "delta".
+    settings : mapping
+        What the run was asked for, by key (`"env.id"`).
     """
 
     title: str
@@ -30,6 +32,7 @@ class Facts:
     seed: int | None = None
     obs_keys: Sequence[Key] = (OBSERVATION,)
     next_obs: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

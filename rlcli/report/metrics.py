@@ -19,6 +19,11 @@ from rlcli.errors import ConfigError, ResourceError
 from rlcli.report.events import EventsWriter
 
 FRAMES = "frames"
+_GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learning"
+    "episodes": ("return", "length", "batch_return", "batch_length", "episodes", "best"),
+    "rows": ("boundary_rows", "approximated", "dropped"),
+    "throughput": ("frames_per_second", "seconds", "iteration"),
+}
 LOGGERS = ("auto", "none", "tensorboard")
 
 
@@ -72,8 +77,19 @@ class MetricsWriter:
         except OSError as error:
             raise _cannot_write(self.path, error, len(data)) from error
         if self._events is not None:
-            scalars = ((name, value) for name, value in _scalars(values) if name != FRAMES)
+            scalars = ((_tag(name), value) for name, value in _scalars(values) if name != FRAMES)
             self._events.write(int(values.get(FRAMES) or 0), scalars)
+
+    def settings(self, settings: Mapping[str, object]) -> None:
+        """What the run was asked for, key by key, for TensorBoard's page that compares runs."""
+        if self._events is not None:
+            self._events.settings(settings)
+
+    def evaluation(self, frames: int, played: Mapping[str, object]) -> None:
+        """The closing evaluation, which belongs to no iteration, for TensorBoard."""
+        if self._events is not None:
+            scalars = _scalars({"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
+            self._events.write(frames, scalars)
 
     def flush(self) -> None:
         """Push the TensorBoard events out and the file to the disk (before a checkpoint refers to it)."""
@@ -195,6 +211,15 @@ def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
             yield from _scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float):
             yield f"{prefix}{name}", value
+
+
+def _tag(name: str) -> str:
+    """A figure's place among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
+    if "/" in name:
+        return name
+    if name.startswith("eval_"):
+        return f"evaluation/{name.removeprefix('eval_')}"
+    return next((f"{group}/{name}" for group, names in _GROUPS.items() if name in names), f"learning/{name}")
 
 
 def _cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:

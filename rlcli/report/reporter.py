@@ -128,6 +128,8 @@ class Reporter:
         """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
         for text in lines:
             self._view.say(text)
+        if self._metrics is not None and self.facts.settings:
+            self._metrics.settings(self.facts.settings)
         self.clock.start()
         self.memory.ask_process()
         if self._view.redraws:
@@ -241,6 +243,7 @@ class Reporter:
                 closing.write(self.folder, summary)
         finally:
             if self._metrics is not None:
+                self._metrics.evaluation(self.tally.frames, summary.get("evaluation") or {})
                 self._metrics.close()
         self._view.report(summary)
         return summary

@@ -9,7 +9,7 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 
 from rlcli.envs import EnvBase
-from rlcli.errors import ConfigError, EnvError
+from rlcli.errors import ConfigError, EnvError, told
 
 LONGEST = 10_000
 
@@ -36,10 +36,7 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) 
     with torch.no_grad(), set_interaction_type(kind):
         td = env.reset()
         for _ in range(LONGEST):
-            frame = lanes.inner[0].render()
-            if frame is None:
-                raise EnvError("the environment cannot be rendered", where=lanes.name)
-            frames.append(frame)
+            frames.append(_picture(lanes.inner[0], lanes.name))
             td, following = env.step_and_maybe_reset(policy(td))
             if bool(td.get(("next", "done")).any()):
                 break
@@ -53,3 +50,26 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) 
             why=str(error).splitlines()[0],
             fix='For .mp4: pip install "rlcli[video]"; or use .gif.',
         ) from error
+
+
+def _picture(env, name: str):
+    """What an env draws of its present state.
+
+    Raises
+    ------
+    EnvError
+        It draws nothing, or its renderer found no display.
+    """
+    try:
+        picture = env.render()
+    except Exception as error:  # a renderer raises types of its own, and the env's code is not ours
+        mujoco = type(error).__module__.startswith("mujoco") or "mujoco" in type(env.unwrapped).__module__
+        raise EnvError(
+            "the environment cannot be rendered",
+            where=name,
+            why=told(error),
+            fix="Without a display, begin the command with MUJOCO_GL=egl or MUJOCO_GL=osmesa." if mujoco else None,
+        ) from error
+    if picture is None:
+        raise EnvError("the environment cannot be rendered", where=name, why="render() gave nothing")
+    return picture

@@ -122,7 +122,7 @@ def test_a_signal_in_the_last_evaluation_ends_it_and_resuming_plays_it(rlcli, mo
         patch.setattr(evaluation, "STEPS_A_BATCH", 2)
         assert rlcli("train", "run.dir=r", "run.eval_episodes=5").code == 75
     assert statuses("r") == ("stopped", 1024)
-    assert "evaluation: return" in rlcli("resume", "r").out
+    assert "evaluation  return" in rlcli("resume", "r").out
     assert statuses("r") == ("done", 1024)
 
 

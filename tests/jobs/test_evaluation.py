@@ -181,7 +181,7 @@ def test_an_error_in_an_evaluation_ends_no_run(run, monkeypatch, capsys):
     assert warning["count"] == 2 and "ConnectionError" in warning["text"]
     report = (trained.path / "report.md").read_text()
     assert "| failed |" in report and "the simulator is gone" in report
-    assert "evaluation: failed: the environment raised in step" in capsys.readouterr().out
+    assert "evaluation  failed: the environment raised in step" in capsys.readouterr().out
     with pytest.raises(EnvError, match="the simulator is gone"):
         evaluate("a", episodes=2)
 

@@ -163,5 +163,29 @@ def test_tensorboard_reads_back_what_a_resumed_run_kept(tmp_path, monkeypatch):
     with MetricsWriter(path, logger="auto", resume_at=20) as writer:
         writer.write({"frames": 30, "kl": 9.0})
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("kl")] == [(10, 1.0), (20, 2.0), (30, 9.0)]
+    assert [(event.step, event.value) for event in events.Scalars("learning/kl")] == [(10, 1.0), (20, 2.0), (30, 9.0)]
     assert "stages/env" in events.Tags()["scalars"] and "bad" not in events.Tags()["scalars"]
+
+
+def test_tensorboard_gets_sections_the_settings_and_the_closing_evaluation(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with MetricsWriter(tmp_path / "metrics.jsonl", logger="tensorboard") as writer:
+        writer.settings({"env.id": "CartPole-v1", "optim.lr": 1e-3, "policy.hidden": [64, 64], "loss.target_kl": None})
+        record = {
+            "frames": 10,
+            "kl": 1.0,
+            "return": 2.0,
+            "approximated": 0,
+            "frames_per_second": 9.0,
+            "eval_return": 5.0,
+        }
+        writer.write(record | {"memory": {"rollout": 3}})
+        writer.evaluation(10, {"mean_return": 7.0, "returns": [7.0], "cut": 0})
+    events = EventAccumulator(str(tmp_path)).Reload()
+    sections = {"learning/kl", "episodes/return", "rows/approximated", "throughput/frames_per_second", "memory/rollout"}
+    assert sections < set(events.Tags()["scalars"])
+    assert [event.value for event in events.Scalars("evaluation/return")] == [5.0, 7.0]
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"env.id" in content and b"CartPole-v1" in content and b"[64, 64]" in content
