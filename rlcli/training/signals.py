@@ -1,4 +1,5 @@
-"""Stopping on request: SIGTERM or Ctrl-C set a flag that the loop reads; a second Ctrl-C stops now.
+"""Stopping on request: SIGTERM, Ctrl-C or a terminal that is closed set a flag that the loop reads; a second Ctrl-C
+stops now.
 
 The handler does nothing else but write one line with a bare system call: it may run in the middle of a write
 to the same stream, of a checkpoint, or of anything.
@@ -7,8 +8,10 @@ to the same stream, of a checkpoint, or of anything.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import termios
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -20,7 +23,7 @@ NOTICE = "stopping after this batch; Ctrl-C again stops now and loses it"
 
 
 class StopSignals:
-    """A flag that SIGTERM and Ctrl-C raise, while the context is open.
+    """A flag that SIGTERM, SIGHUP and Ctrl-C raise, while the context is open.
 
     Outside the main thread, where Python takes no signal handlers, the flag simply stays down.
 
@@ -37,7 +40,7 @@ class StopSignals:
     requested : bool
         Whether to stop at the next safe place.
     reason : str
-        "SIGTERM" or "Ctrl-C"; "" before.
+        "SIGTERM", "SIGHUP" or "Ctrl-C"; "" before.
 
     Raises
     ------
@@ -75,6 +78,8 @@ class StopSignals:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
+        elif number == signal.SIGHUP:
+            _leave_closed_terminal()
         if not self.requested:
             self._ask(number)
             if self._notice:
@@ -93,7 +98,7 @@ class StopSignals:
 
 
 class BeforeTheRun:
-    """While there is nothing to save yet, or no longer: SIGTERM ends the process with 75, Ctrl-C with an interrupt.
+    """While there is nothing to save yet, or no longer: a signal ends the process with 75, Ctrl-C with an interrupt.
 
     `StopSignals` takes over for as long as a run is going on, and also takes what a library has swallowed by then:
     what is raised from a handler lands in the middle of any import.
@@ -119,21 +124,24 @@ class BeforeTheRun:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        if number == signal.SIGTERM:
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
+        if number != signal.SIGINT:
             with contextlib.suppress(OSError):
-                os.write(2, b"stopped by SIGTERM while no run was going on; nothing was lost\n")
+                text = f"stopped by {signal.Signals(number).name} while no run was going on; nothing was lost\n"
+                os.write(2, text.encode())
         raise self._interruption()
 
     def _interruption(self) -> BaseException:
-        return SystemExit(StoppedSafely.exit_code) if self.number == signal.SIGTERM else KeyboardInterrupt()
+        return KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(StoppedSafely.exit_code)
 
 
 def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:
-    """Give SIGTERM and Ctrl-C to a handler; what they had before. Outside the main thread, nothing."""
+    """Give SIGTERM, SIGHUP and Ctrl-C to a handler; what they had before. Outside the main thread, nothing."""
     before: dict[int, object] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # a background job is started with Ctrl-C ignored, and keeps it so
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            # a background job is started with Ctrl-C ignored, one under nohup with SIGHUP, and keeps it so
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
     return before
@@ -144,3 +152,13 @@ def _put_back(before: dict[int, object]) -> None:
         # None stands for a handler that was not set from Python and cannot be put back from it
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
     before.clear()
+
+
+def _leave_closed_terminal() -> None:
+    """Streams of a terminal that is gone go nowhere from now on: a run that saves itself goes on writing lines."""
+    for stream in (0, 1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # ENOTTY is a file or a pipe, which stays
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)

@@ -14,12 +14,14 @@ import threading
 
 import pytest
 
-from rlcli.training.signals import StopSignals
+from rlcli.training.signals import BeforeTheRun, StopSignals
 
-BOTH = (signal.SIGTERM, signal.SIGINT)
+ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP"), (signal.SIGINT, "Ctrl-C")]
+)
 def test_the_first_signal_only_raises_the_flag(number, reason, capfd):
     with StopSignals() as stop:
         assert not stop.requested
@@ -45,21 +47,64 @@ def test_sigterm_may_be_repeated_and_does_not_count_as_a_ctrl_c(capfd):
 
 
 def test_the_handlers_before_are_put_back():
-    before = [signal.getsignal(number) for number in BOTH]
+    before = [signal.getsignal(number) for number in ALL]
     with pytest.raises(RuntimeError), StopSignals(""):
-        assert [signal.getsignal(number) for number in BOTH] != before
+        assert [signal.getsignal(number) for number in ALL] != before
         raise RuntimeError
-    assert [signal.getsignal(number) for number in BOTH] == before
+    assert [signal.getsignal(number) for number in ALL] == before
 
 
-def test_a_signal_that_was_ignored_stays_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", ALL)
+def test_a_signal_that_was_ignored_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)  # as a background job has Ctrl-C, and nohup SIGHUP
     try:
-        with StopSignals("") as stop:
-            signal.raise_signal(signal.SIGINT)
+        with BeforeTheRun(), StopSignals("") as stop:
+            signal.raise_signal(number)
             assert not stop.requested
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def in_a_terminal_that_closes(code):
+    """The exit code of a program that prints "up", and whose terminal is then closed."""
+    ours, theirs = pty.openpty()
+
+    def take_the_terminal():
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_the_terminal
+    )
+    os.close(theirs)
+    try:
+        assert os.read(ours, 10).startswith(b"up")
+        os.close(ours)
+        return process.wait(20)
+    finally:
+        process.kill()
+
+
+def test_a_closed_terminal_is_a_safe_stop_that_may_go_on_writing():
+    code = (
+        "import time; from rlcli.training.signals import StopSignals\n"
+        "with StopSignals() as stop:\n"
+        "    print('up', flush=True)\n"
+        "    while not stop.requested: time.sleep(0.01)\n"
+        "    print('saving', flush=True)\n"
+        "raise SystemExit(75 if stop.reason == 'SIGHUP' else 1)"
+    )
+    assert in_a_terminal_that_closes(code) == 75
+
+
+def test_a_terminal_closed_before_the_run_ends_the_process_safely():
+    code = (
+        "import time; from rlcli.training.signals import BeforeTheRun\n"
+        "with BeforeTheRun():\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(20)\n"
+    )
+    assert in_a_terminal_that_closes(code) == 75
 
 
 def test_outside_the_main_thread_nothing_is_installed():
