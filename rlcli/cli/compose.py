@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.cli.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
-from rlcli.config import registry
+from rlcli.config import guard, registry
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
 from rlcli.config.schemas import VERBS, CollectConfig
@@ -168,6 +168,8 @@ def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked,
     texts = [f"{key}={value}" for wanted in asked.values() for key, value in wanted.items() if key not in typed_keys]
     params, bad = check_overrides(VERBS[ready.verb], texts, recipes, multirun=True)
     problems += bad
+    for item in params:
+        problems += [p for v in item.values for p in guard.check_places({item.key: v}, guard.SWEEPER_PARAMS)]
     for item in ready.checked:
         if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
             problems.append(Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=..."))

@@ -21,6 +21,10 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 HYDRA_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 SWEEPER_PARAMS = "hydra.sweeper.params"
+_WRITTEN = ("run.dir", "storage.scratch_dir", "hydra.run.dir", "hydra.sweep.dir")  # folders that rlcli itself writes
+_FOLDER = re.compile(r"(?:^|[._])(?:folder|dir|directory)$")  # an argument of an env, wrapper or policy by name
+_BELOW_RUNS = re.compile(r"runs/[^$~]+")
+_DATED = re.compile(r"\$\{(?:now:[\w.%:+ -]*|hydra:job\.num|seed|recipe)\}")
 _RESOLVERS = ("now", "hydra")  # the date, and Hydra's own record of the job: job number, output folder
 _REFERENCE = re.compile(
     r"\$\{(?:[\w.\[\]-]+|(?:" + "|".join(_RESOLVERS) + r"):[\w.%:+/ -]*)\}"  # ${env.num}, ${now:%H-%M}
@@ -114,6 +118,32 @@ def check(data: Any, where: str, *, colon_in_env_id: bool = False) -> list[Probl
 def check_override(key: str, value: Any) -> list[Problem]:
     """The same for one override; only here an env id may name the module that registers it."""
     return [p for path, leaf in _leaves(value, tuple(key.split("."))) for p in _check_leaf(path, leaf, True)]
+
+
+def check_places(data: Any, where: str) -> list[Problem]:
+    """What a recipe would have written outside `./runs`; only the command line may name such a place.
+
+    Judged by the text alone, so a reference to another key is none: what it would become is not known here. `where`
+    names the recipe's file.
+    """
+    return [
+        Problem(
+            f"{key}={value!r} would write outside ./runs",
+            "give it on the command line, which may write anywhere, or name a folder below runs/",
+            where,
+        )
+        for path, value in _leaves(data, ())
+        if value is not None and _leaves_runs(key := ".".join(map(str, path)), value)
+    ]
+
+
+def _leaves_runs(key: str, value: Any) -> bool:
+    text = _DATED.sub("x", str(value))
+    if key in _WRITTEN or (key.startswith(("env.", "policy.")) and _FOLDER.search(key)):
+        return not _BELOW_RUNS.fullmatch(text) or ".." in text
+    if key == "hydra.sweep.subdir" or key.startswith(("env.wrappers.", "env.transforms.")):
+        return text.startswith(("/", "~")) or ".." in text or "$" in text  # such as a prefix of file names
+    return False
 
 
 def _leaves(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

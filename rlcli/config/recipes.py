@@ -118,7 +118,8 @@ def unknown_recipe(name: str, recipes: Iterable[str]) -> Problem:
 def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: dict[str, Recipe]) -> list[Problem]:
     """Unknown keys, wrong types and illegal defaults of one recipe."""
     where = str(recipe.path)
-    found = list(_check_defaults(schema, data.get("defaults", []), recipes, where))
+    found = guard.check_places(data, where)
+    found += list(_check_defaults(schema, data.get("defaults", []), recipes, where))
     body = {key: value for key, value in data.items() if key not in ("defaults", "hydra", "recipe")}
     return found + list(_check_body(schema, body, "", where))
 

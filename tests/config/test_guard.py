@@ -108,11 +108,42 @@ def test_a_recipe_that_could_run_something_is_refused(payload, trap):
 def test_the_same_recipe_without_the_payload_is_accepted(trap):
     (trap / "recipes").mkdir()
     (trap / "recipes" / "good.yaml").write_text(
-        "defaults: [{override /memory: full}]\nenv: {num: 2, kwargs: {x: 1}}\nrun: {dir: 'a/${env.id}'}\n"
-        "hydra: {sweep: {dir: 'x/${now:%H-%M}'}, sweeper: {params: {seed: 'range(0,3)', optim.lr: '1,2'}}}"
+        "defaults: [{override /memory: full}]\nenv: {num: 2, kwargs: {x: 1}}\nrun: {dir: 'runs/a/${seed}'}\n"
+        "hydra: {sweep: {dir: 'runs/x/${now:%H-%M}'}, sweeper: {params: {seed: 'range(0,3)', optim.lr: '1,2'}}}"
     )
-    assert compose.configure("train", ["recipe=good"]).run.dir == "a/CartPole-v1"
+    assert compose.configure("train", ["recipe=good"]).run.dir == "runs/a/0"
     compose.plan("train", ["recipe=good"], multirun=True)
+
+
+OUTSIDE = (
+    "run: {dir: ../x}", "run: {dir: /tmp/x}", "run: {dir: '~/x'}", "run: {dir: runs/../../x}", "run: {dir: x}",
+    "hydra: {run: {dir: ../x}}", "hydra: {sweep: {dir: x}}", "hydra: {sweep: {subdir: ../../x}}",
+    "hydra: {sweep: {subdir: '${hydra:job.override_dirname}'}}",
+    "storage: {kind: memmap, scratch_dir: /tmp}", "storage: {scratch_dir: '${run.dir}/../../x'}",
+    "env: {wrappers: [{RecordVideo: {video_folder: ../outside}}]}",
+    "env: {wrappers: [{RecordVideo: {video_folder: videos}}]}",
+    "env: {wrappers: [{RecordVideo: {video_folder: '${env.kwargs.x}'}}]}",
+    "env: {wrappers: [{RecordVideo: {video_folder: runs/v, name_prefix: ../../x}}]}",
+    "env: {kwargs: {log_dir: /tmp/x}}",
+    "hydra: {sweeper: {params: {run.dir: '../x,../y'}}}",
+    "hydra: {sweeper: {params: {storage.scratch_dir: /tmp}}}",
+    "hydra: {sweeper: {params: {env.wrappers: '[{RecordVideo:{video_folder:../x}}]'}}}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OUTSIDE)
+def test_a_recipe_cannot_have_anything_written_outside_runs(text, trap):
+    (trap / "recipes").mkdir()
+    (trap / "recipes" / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"would write outside \./runs"):
+        compose.plan("train", ["recipe=bad"], multirun="sweep" in text)
+
+
+def test_the_command_line_may_write_anywhere(trap):
+    wrapped = "env.wrappers=[{RecordVideo:{video_folder:../outside}}]"
+    cfg = compose.configure("train", ["run.dir=../x", "storage=memmap", "storage.scratch_dir=/tmp", wrapped, "loss=dqn",
+                                      "sampler=random"])  # fmt: skip
+    assert (cfg.run.dir, cfg.storage.scratch_dir) == ("../x", "/tmp")
 
 
 @pytest.mark.parametrize(
