@@ -21,7 +21,7 @@ from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler, SliceSampler
 from rlcli.data.storages import LazyTensorStorage, Storage
 from rlcli.keys import Key
-from rlcli.training.run import Run
+from rlcli.training.run import BUFFER, Run
 from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
 
 
@@ -94,7 +94,7 @@ def build_storage(cfg: Config, run: Run) -> Storage:
     if s.kind == "memmap":
         from rlcli.data.storages.memmap import LazyMemmapStorage
 
-        folder = run.path / "buffer" if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
+        folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
         clear_rows(folder)
         return LazyMemmapStorage(s.max_size, ndim=s.ndim, scratch_dir=folder)
     return LazyTensorStorage(s.max_size, ndim=s.ndim)

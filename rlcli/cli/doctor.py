@@ -53,7 +53,7 @@ def _report() -> Iterator[str]:
         found = [f"{name} {_version(name)}" for name in packages if _version(name)]
         lacking = [name for name in packages if not _version(name)]
         advice = f'pip install "rlcli[{extra}]"' if lacking else ""
-        yield f"  {extra:<12} {', '.join(found) or '-':<44} {advice}".rstrip()
+        yield f"  {extra:<12} {', '.join(found) or 'not installed':<44} {advice}".rstrip()
 
 
 def _version(name: str) -> str | None:

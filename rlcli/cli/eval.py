@@ -28,7 +28,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags.add_argument("--stochastic", action="store_true")
     flags.add_argument("--seed", type=int, default=None)
     flags.add_argument("--video", default=None)
-    args = flags.parse_args(list(words))
+    args = flags.parse(words)
     if args.help:
         print(USAGE, end="")
         return 0

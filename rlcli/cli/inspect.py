@@ -28,7 +28,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags.add_argument("path", nargs="?")
     flags.add_argument("--trajectory", type=int, default=None, metavar="ID")
     flags.add_argument("--json", action="store_true")
-    args = flags.parse_args(list(words))
+    args = flags.parse(words)
     if args.help:
         print(USAGE, end="")
         return 0

@@ -6,11 +6,13 @@ And what `plan` and `show` share, which look at what one of them would do.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rlcli.config.schemas import VERBS
+from rlcli.config.suggest import did_you_mean
 from rlcli.errors import ConfigError
 
 Start = Callable[[Any, list[str]], Any]
@@ -20,7 +22,36 @@ _FLAG = re.compile(r"--?[a-zA-Z]")  # a number may be negative
 class Flags(argparse.ArgumentParser):
     """A parser whose complaints are our errors."""
 
-    def knows(self, word: str) -> bool:
+    def parse(self, words: Sequence[str], rest: str = "") -> argparse.Namespace:
+        """The flags of a verb, and a file whose name begins with a dash as that file.
+
+        Parameters
+        ----------
+        rest : str
+            Where a flag that the verb has not goes, `--seed 3` as the one word `--seed=3`: what to write instead is
+            said with everything else that is wrong with the overrides. Without it, it is refused here.
+        """
+        theirs, ours, waiting = list[str](), list[str](), list(words)
+        while waiting:
+            word = waiting.pop(0)
+            if self._knows(word) or not _FLAG.match(word):
+                ours.append(word)
+            elif os.path.exists(word):
+                ours.append(f"./{word}")
+            elif "=" in word or not waiting or "=" in waiting[0] or _FLAG.match(waiting[0]):
+                theirs.append(word)
+            else:
+                theirs.append(f"{word}={waiting.pop(0)}")
+        if theirs and not rest:
+            name = theirs[0].partition("=")[0]
+            hint = did_you_mean(name, (name for action in self._actions for name in action.option_strings))
+            raise ConfigError(f"there is no flag {name}", fix=hint or f"See {self.prog} --help.")
+        args = self.parse_intermixed_args(ours)
+        if rest:
+            getattr(args, rest).extend(theirs)
+        return args
+
+    def _knows(self, word: str) -> bool:
         """Whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
         names = [name for action in self._actions for name in action.option_strings]
         return word.partition("=")[0] in names or (word[:1] == "-" and word[1:2] != "-" and word[:2] in names)
@@ -39,7 +70,7 @@ def looked_at(look: str, words: Sequence[str], usage: str, flag: str) -> argpars
     flags.add_argument("-h", "--help", action="store_true")
     flags.add_argument(flag, action="store_true")
     flags.add_argument("words", nargs="*")
-    args = _parsed(flags, words, "words")
+    args = flags.parse(words, "words")
     if args.help:
         print(usage, end="")
         return None
@@ -56,26 +87,7 @@ def parse(verb: str, words: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("--resolve", action="store_true")
     flags.add_argument("-p", "--package")
     flags.add_argument("overrides", nargs="*")
-    return _parsed(flags, words, "overrides")
-
-
-def _parsed(flags: Flags, words: Sequence[str], rest: str) -> argparse.Namespace:
-    """The flags of a verb; one that it has not, `--seed 3`, stands among the `rest` as the one word `--seed=3`.
-
-    What to write instead is said with everything else that is wrong with the overrides.
-    """
-    theirs, ours, waiting = list[str](), list[str](), list(words)
-    while waiting:
-        word = waiting.pop(0)
-        if flags.knows(word) or not _FLAG.match(word):
-            ours.append(word)
-        elif "=" in word or not waiting or "=" in waiting[0] or _FLAG.match(waiting[0]):
-            theirs.append(word)
-        else:
-            theirs.append(f"{word}={waiting.pop(0)}")
-    args = flags.parse_intermixed_args(ours)
-    getattr(args, rest).extend(theirs)
-    return args
+    return flags.parse(words, "overrides")
 
 
 def run_job(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Start) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcli.config.problem import raise_all
 from rlcli.config.suggest import unknown
@@ -71,33 +73,57 @@ def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
         yield f"{opening}{about}".rstrip()
 
 
+_COLUMNS = ("run", "recipe", "env", "seed", "status", "frames", "result", "time", "overrides")
+
+
 def _runs(root: Path) -> Iterator[str]:
-    """Run folders, newest first."""
+    """Run folders, newest first, in columns."""
     from rlcli.training.runs import all_runs
 
     found = all_runs(root)
     if not found:
         yield f"runs: none under {root}/ yet"
         return
-    yield "runs (rlcli resume RUN, rlcli eval RUN)"
-    for one in found:
-        yield f"  {one.path}  {_summary(one)}".rstrip()
+    yield "runs (rlcli resume RUN, rlcli eval RUN); result: the evaluation, else the mean return of the last episodes"
+    table = [_COLUMNS, *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        line = "  ".join(
+            text.rjust(width) if name in ("seed", "frames", "result", "time") else text.ljust(width)
+            for name, text, width in zip(_COLUMNS, row, widths, strict=True)
+        )
+        yield f"  {line}".rstrip()
 
 
-def _summary(run: Run) -> str:
-    """What a run was and what came of it, or that it has not ended."""
+def _row(run: Run) -> tuple[str, ...]:
+    """What a run is, what came of it so far, and what was typed for it beside its recipe, env and seed."""
+    info = run.info
     try:
-        data = run.summary
+        status, data = run.status, run.summary
     except DamagedDataError:
-        return "summary cannot be read"
-    if not data:
-        return "not finished"
-    learned, evaluated = (data.get(part) for part in ("learning", "evaluation"))
-    figures = {key: data.get(key) for key in ("status", "env", "seed", "frames")}
-    figures["return"] = learned.get("return") if isinstance(learned, dict) else None
-    figures["evaluation"] = evaluated.get("mean_return") if isinstance(evaluated, dict) else None
-    return " ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in figures.items()
-        if isinstance(value, int | float | str)
+        status, data = "summary cannot be read", {}
+    frames = _last_frames(run) if status == "running" else data.get("frames")
+    seconds = _part(data, "throughput").get("seconds", data.get("seconds"))
+    result = _part(data, "evaluation").get("mean_return", _part(data, "learning").get("return"))
+    given = [
+        str(word) for word in info.get("overrides") or () if not re.match("(recipe|env.id|seed|run.dir)=", str(word))
+    ]
+    figures = (
+        f"{frames:,}" if isinstance(frames, int) else "",
+        f"{result:.4g}" if isinstance(result, int | float) else "",
+        str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else "",
     )
+    words = (info.get("recipe") or "-", info.get("env"), info.get("seed"), status)
+    return (str(run.path), *(shorten(str(word), 40) for word in words), *figures, shorten(" ".join(given), 60))
+
+
+def _last_frames(run: Run) -> object:
+    try:
+        return next((record.get("frames") for record in reversed(run.metrics()) if "frames" in record), None)
+    except (DamagedDataError, OSError):
+        return None
+
+
+def _part(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = data.get(name)
+    return part if isinstance(part, Mapping) else {}

@@ -17,15 +17,14 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Over
 from hydra.errors import HydraException
 
 from rlcli.config import guard
-from rlcli.config.other_names import choice_instead, facts_of, instead
+from rlcli.config.other_names import choice_instead, facts_of
 from rlcli.config.problem import Problem
 from rlcli.config.recipes import unknown_recipe
-from rlcli.config.resolved import as_whole, check_type, unknown_key
-from rlcli.config.suggest import did_you_mean, unknown
-from rlcli.config.tree import branches, choices, find, groups, leaves, verbs_with
+from rlcli.config.resolved import as_whole, check_type, unknown_flag, unknown_key
+from rlcli.config.suggest import unknown
+from rlcli.config.tree import branches, choices, find, groups, verbs_with
 
 MAX_JOBS = 10_000
-FLAGS = ("--help", "--multirun", "--cfg", "--resolve", "--package", "--import", "--recipe-dir", "--debug")
 _SHOWN = 200  # characters of an override that cannot be read
 
 
@@ -70,7 +69,7 @@ def check_overrides(
     while waiting:
         text = waiting.pop(0)
         if text.startswith("-"):
-            problems.append(_flag(schema, text, facts))
+            problems.append(unknown_flag(schema, text, facts))
             continue
         override = _parsed(text)
         if override is None:
@@ -139,17 +138,6 @@ def _depth(text: str) -> int:
         depth += (character in "[{(") - (character in "]})")
         deepest = max(deepest, depth)
     return deepest
-
-
-def _flag(schema: type, text: str, facts: Mapping[str, Any]) -> Problem:
-    """A flag that rlcli has not, `--seed=3`: values are written without dashes."""
-    name, _, value = text.partition("=")
-    key = name.lstrip("-").replace("-", "_")
-    if find(schema, key) is not None or key in (*groups(schema), "recipe"):
-        hint = f"write {key}={value or '...'}"
-    else:
-        hint = instead(schema, name, value, facts) or did_you_mean(name, (*FLAGS, *leaves(schema)))
-    return Problem(f"rlcli has no flag {name}", hint or "(--help lists flags and keys)")
 
 
 def _unreadable(text: str, recipes: list[str]) -> Problem:

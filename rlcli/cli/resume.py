@@ -25,7 +25,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags.add_argument("path", metavar="RUN", nargs="?")
     flags.add_argument("overrides", nargs="*")
     flags.add_argument("--force", action="store_true")
-    args = flags.parse_intermixed_args(list(words))
+    args = flags.parse(words, "overrides")
     if args.help:
         print(USAGE, end="")
         return 0

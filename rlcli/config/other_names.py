@@ -148,7 +148,8 @@ def instead(schema: type, name: str, value: str, facts: Facts) -> str:
         return f"write env={value}"
     if word in groups(schema) and word != "env":  # --device cuda
         return f"write {word}={value or '...'}"
-    if (ours := word if word in leaves(schema) else _RENAMED.get(word)) is not None:
+    dotted = name.lstrip("+-")
+    if (ours := next((key for key in (dotted, word) if key in leaves(schema)), _RENAMED.get(word))) is not None:
         return _belongs(schema, ours) or f"write {ours}={value or '...'}"
     if (counted := _COUNTED.get(word)) is None:
         return ""

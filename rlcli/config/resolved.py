@@ -16,6 +16,7 @@ from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.suggest import did_you_mean
 from rlcli.config.tree import Leaf, branches, find, groups, leaves
 
+FLAGS = ("--help", "--multirun", "--cfg", "--resolve", "--package", "--import", "--recipe-dir", "--force", "--debug")
 C = TypeVar("C", bound=CollectConfig)
 
 
@@ -68,6 +69,8 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> li
     from omegaconf.errors import OmegaConfBaseException
 
     leaf = find(schema, key)
+    if key in branches(schema):
+        return [Problem(f"{key} cannot be {value!r}", "it holds keys", where)]
     if leaf is None:
         return [unknown_key(schema, key, value, where)]
     try:
@@ -133,6 +136,15 @@ def settings(cfg: Any) -> dict[str, Any]:
     return dict(_flatten(type(cfg), to_dict(cfg)))
 
 
+def unknown_flag(schema: type, text: str, facts: Mapping[str, Any] | None = None) -> Problem:
+    """The sentence for a flag that no verb has, `--seed=3`: values are written without dashes."""
+    name, _, value = text.partition("=")
+    hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(
+        name, (*FLAGS, *leaves(schema))
+    )
+    return Problem(f"rlcli has no flag {name}", hint or "(--help lists flags and keys)")
+
+
 def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for name, value in data.items():
@@ -150,7 +162,9 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
     problems: list[Problem] = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals:
+        if text.startswith("-"):
+            problems.append(unknown_flag(schema, text))
+        elif not equals:
             problems.append(Problem(f"cannot read {text!r}", "write key=value"))
         elif key in groups(schema):
             problems.append(

@@ -61,7 +61,7 @@ class ConsoleConfig:
 class RunConfig:
     """The run folder, checkpoints, and evaluation along the way."""
 
-    dir: str | None = option(None, "folder of the run; null: runs/<verb>/<recipe>/<date>_<time>_s<seed>")
+    dir: str | None = option(None, "folder of the run; null: runs/<verb>/<recipe, or env>/<date>_<time>_s<seed>")
     checkpoint_every: int = option(50_000, "frames between checkpoints", ge=1)
     keep: int = option(2, "checkpoints kept", ge=2)
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
@@ -74,7 +74,7 @@ class CollectConfig:
     """Everything `rlcli collect` reads."""
 
     seed: int = option(0, "every random number of the run derives from it", ge=0, le=2**32 - 1)
-    total_frames: int = option(100_000, "frames to collect, exactly", ge=1, le=10**15)
+    total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
     threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
     env: EnvConfig = option(EnvConfig, "the world")

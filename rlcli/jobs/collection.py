@@ -20,7 +20,7 @@ from rlcli.jobs.collect_policy import acting_policy
 from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.found import SEGMENTS, TREE, Found
 from rlcli.jobs.replaying import NOTICE, lose, remember_episodes
-from rlcli.jobs.reporting import reporter_of, rounded
+from rlcli.jobs.reporting import notes, reporter_of
 from rlcli.jobs.row_specs import row_specs
 from rlcli.keys import (
     DONE,
@@ -96,7 +96,7 @@ class Collection:
     def start(self) -> None:
         """Say what was derived, and bring a resumed run to the last frame on the disk."""
         collector = self.collector
-        lines = [f"run {self.run.path}", *rounded(self.cfg, collector)]
+        lines = [f"run {self.run.path}", *notes(self.cfg, collector)]
         if self.resumed is None:
             self._try_replaying()
         if not self.replayable:

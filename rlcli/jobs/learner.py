@@ -22,7 +22,7 @@ from rlcli.jobs import off_policy, on_policy
 from rlcli.jobs.foresee import Learning, expected
 from rlcli.jobs.given_rows import Given
 from rlcli.jobs.replaying import NOTICE, lose, remember_episodes
-from rlcli.jobs.reporting import reporter_of, rounded
+from rlcli.jobs.reporting import notes, reporter_of
 from rlcli.report.process import process_memory
 from rlcli.report.reporter import Watched
 from rlcli.training import random_streams
@@ -99,7 +99,7 @@ class Learner:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
         lines = [f"run {self.run.path}", f"threads {self.threads} ({'auto' if cfg.threads == 'auto' else 'as asked'})"]
-        lines += rounded(cfg, collector)
+        lines += notes(cfg, collector)
         if not self.replayable:
             lines.append(NOTICE)
         lines += [self.given.line] if self.given is not None else []

@@ -40,12 +40,18 @@ def reporter_of(
     return reporter
 
 
-def rounded(cfg: CollectConfig, collector: Collector) -> list[str]:
-    """A line for the start of the run, where a batch holds other frames than were asked for."""
-    asked, frames = cfg.collector.frames_per_batch, collector.frames_in_batch
-    if frames == asked:
-        return []
-    return [f"frames_per_batch {asked} rounded up to {frames}: whole steps of {collector.lanes.n} envs"]
+def notes(cfg: CollectConfig, collector: Collector) -> list[str]:
+    """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
+    envs, asked, frames = collector.lanes.n, cfg.collector.frames_per_batch, collector.frames_in_batch
+    total = -(-cfg.total_frames // envs) * envs
+    lines = []
+    if frames != asked:
+        lines.append(f"frames_per_batch {asked} rounded up to {frames}: whole steps of {envs} envs")
+    if total != cfg.total_frames:
+        lines.append(f"total_frames {cfg.total_frames} rounded up to {total}: whole steps of {envs} envs")
+    if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
+        lines.append(f"{cfg.env.id} as the emulator gives it; env=atari skips, shrinks and stacks frames")
+    return lines
 
 
 @contextlib.contextmanager

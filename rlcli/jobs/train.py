@@ -10,6 +10,7 @@ from rlcli.jobs.learner import Learner
 from rlcli.jobs.load import TrainingRun
 from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import resumable
+from rlcli.training.commands import run_command
 from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import create, taken_back
 from rlcli.training.run_lock import RunLock
@@ -38,7 +39,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
 
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
-    run, commands = learner.run, {"evaluate": f"rlcli eval {learner.run.path}"}
+    run, commands = learner.run, {"evaluate": run_command("eval", learner.run.path)}
     with resumable(run), closing(run, learner.reporter, learner.collector, "train", commands) as facts:
         if rows := learner.loop.given:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}

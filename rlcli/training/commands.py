@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 def resume_command(run: Path | str) -> str:
     """What continues a run, typed in this directory: `rlcli resume runs/train/...`."""
+    return run_command("resume", run)
+
+
+def run_command(verb: str, run: Path | str) -> str:
+    """A verb on a run, typed in this directory, with the packages that the run's own names come from."""
     path = Path(run).absolute()
     here = Path.cwd()
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
-    words = ["rlcli", "resume", f"./{shown}" if shown.startswith("-") else shown]
+    words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
     for package in registry.imported:  # without it the run's own env or policy has no name
         words += ["--import", package]
     return shlex.join(words)

@@ -41,6 +41,7 @@ from rlcli.typed import (
 )
 
 RUN, CONFIG, DIFF, METRICS, CHECKPOINTS = "run.json", "config.json", "git.diff", "metrics.jsonl", "checkpoints"
+BUFFER = "buffer"
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from datetime import datetime
 from pathlib import Path
 
 from rlcli.config import registry
-from rlcli.errors import ConfigError, ResourceError
-from rlcli.report.closing import SUMMARY
+from rlcli.errors import ResourceError
 from rlcli.training.provenance import git_state, versions
-from rlcli.training.run import CHECKPOINTS, CONFIG, DIFF, RUN, Run, refused
+from rlcli.training.run import BUFFER, CHECKPOINTS, CONFIG, DIFF, RUN, Run, refused
+from rlcli.training.run_lock import LOCK
 
 ROOT = "runs"
 
 
-def derived(verb: str, recipe: str | None, seed: int | None, *, root: Path | str = ROOT) -> Path:
-    """`runs/<verb>/<recipe>/<date>_<time>_s<seed>` for now, in local time."""
+def derived(verb: str, name: str, seed: int | None, *, root: Path | str = ROOT) -> Path:
+    """`runs/<verb>/<name>/<date>_<time>_s<seed>` for now, in local time; the name is the recipe's, or the env's."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    return Path(root) / _as_name(verb) / _as_name(recipe or "default") / f"{stamp}_s{seed}"
+    return Path(root) / _as_name(verb) / _as_name(name) / f"{stamp}_s{seed}"
 
 
 def create(
@@ -55,16 +55,18 @@ def create(
     ResourceError
         The folder exists and holds something, or cannot be written.
     """
-    path = (
-        _claim_given(Path(directory)) if directory is not None else _claim_new(derived(verb, recipe, seed, root=root))
-    )
-    git, diff = git_state()
     env = config.get("env")
+    env_id = env.get("id") if isinstance(env, Mapping) else None
+    if directory is not None:
+        path = _claim_given(Path(directory))
+    else:
+        path = _claim_new(derived(verb, recipe or str(env_id or "default"), seed, root=root))
+    git, diff = git_state()
     info = {
         "verb": verb,
         "recipe": recipe,
         "seed": seed,
-        "env": env.get("id") if isinstance(env, Mapping) else None,
+        "env": env_id,
         "overrides": list(overrides),
         "command": sys.argv,
         "packages": registry.packages(config),
@@ -82,19 +84,27 @@ def create(
     except FileExistsError:
         raise _occupied(path) from None
     except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)  # half a run is none
         raise refused(path, error) from error
     return Run(path)
 
 
 @contextlib.contextmanager
 def taken_back(run: Run) -> Iterator[None]:
-    """A run whose configuration turns out unusable leaves no folder behind."""
+    """A run that ends in an error before anything came of it leaves no folder behind."""
     try:
         yield
-    except ConfigError:
-        if not run.checkpoints and not run.metrics() and not (run.path / SUMMARY).exists():
+    except Exception:
+        if not any(_came_of(run, path) for path in run.path.rglob("*")):
             shutil.rmtree(run.path, ignore_errors=True)
         raise
+
+
+def _came_of(run: Run, path: Path) -> bool:
+    """Whether a file is more than what is there before the first batch: our own, a logger's, a buffer's empty rows."""
+    first = path.relative_to(run.path).parts[0]
+    before = first in (CONFIG, RUN, DIFF, LOCK, BUFFER) or first.startswith("events.out.")
+    return not before and path.is_file() and path.stat().st_size > 0
 
 
 def _claim_new(path: Path) -> Path:
@@ -135,4 +145,4 @@ def _occupied(path: Path) -> ResourceError:
 
 
 def _as_name(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "default"
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:100] or "default"

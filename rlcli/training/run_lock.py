@@ -55,11 +55,6 @@ class RunLock:
     ----------
     folder : Path
 
-    Attributes
-    ----------
-    stale : Holder or None
-        The holder before, when it ended without releasing (killed, power loss).
-
     Raises
     ------
     ResourceError
@@ -67,13 +62,12 @@ class RunLock:
 
     Examples
     --------
-    >>> with RunLock(folder) as lock:
-    ...     if lock.stale: print(f"taking over from {lock.stale}")
+    >>> with RunLock(folder):
+    ...     write_into(folder)
     """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self.stale: Holder | None = None
         self._fd = -1
 
     def acquire(self) -> RunLock:
@@ -118,7 +112,6 @@ class RunLock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.stale = read_holder(self.folder)
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, json.dumps(asdict(_myself())).encode(), 0)
         except OSError:

@@ -62,17 +62,48 @@ def test_ls_ends_a_line_that_is_too_long_with_dots_and_a_whole_word(rlcli, monke
         assert f"{recipe.header[0]} ".startswith(f"{abouts[name]} ")
 
 
-def test_ls_lists_runs_with_their_summary(rlcli, tmp_path):
-    ended = {"title": "x", "frames": 10, "learning": {"return": 1.25}, "evaluation": {"mean_return": 500.0}}
+def test_ls_lists_runs_in_columns(rlcli, tmp_path):
+    ended = {
+        "status": "done", "frames": 1000, "throughput": {"seconds": 75.2},
+        "learning": {"return": 1.25}, "evaluation": {"mean_return": 500.0},
+    }  # fmt: skip
+    info = {"recipe": "ppo_exact", "env": "CartPole-v1", "seed": 3, "overrides": ["recipe=ppo_exact", "optim.lr=1"]}
     for name, summary in [("a", ended), ("b", None), ("c", []), ("d", {"learning": 3, "frames": None})]:
         folder = tmp_path / "runs" / "train" / name
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text("{}")
+        (folder / "run.json").write_text(json.dumps(info if name == "a" else {}))
         if summary is not None:
             (folder / "summary.json").write_text(json.dumps(summary))
     _, out, _ = rlcli("ls runs")
-    assert "runs/train/a  frames=10 return=1.25 evaluation=500\n" in out and "runs/train/b  not finished" in out
-    assert "runs/train/c  summary cannot be read" in out and "runs/train/d\n" in out
+    rows = {line.split()[0]: line for line in out.splitlines()[1:]}
+    assert rows["run"].split() == ["run", "recipe", "env", "seed", "status", "frames", "result", "time", "overrides"]
+    assert rows["runs/train/a"].split()[1:] == [
+        "ppo_exact",
+        "CartPole-v1",
+        "3",
+        "done",
+        "1,000",
+        "500",
+        "0:01:15",
+        "optim.lr=1",
+    ]
+    assert rows["runs/train/a"].index("CartPole-v1") == rows["run"].index("env ")
+    assert rows["runs/train/b"].split()[-1] == rows["runs/train/d"].split()[-1] == "interrupted"
+    assert "summary cannot be read" in rows["runs/train/c"]
+
+
+def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
+    from rlcli.training.run_lock import RunLock
+
+    folder = tmp_path / "runs" / "train" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "summary.json").write_text('{"status": "stopped", "frames": 10}')
+    (folder / "metrics.jsonl").write_text('{"frames": 10}\n{"frames": 2000}\n')
+    assert " stopped " in rlcli("ls runs")[1]
+    with RunLock(folder):
+        out = rlcli("ls runs")[1]
+    assert " running " in out and " 2,000" in out and "stopped" not in out
 
 
 def test_ls_lists_envs_wrappers_and_policies(rlcli):

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ TYPED = {
     "device.train_device=cuda:3": ["is not there"],
     "device.env_device=toaster": ["is not a device"],
     "threads=100000": ["threads is 100000", "<= 1024"],
-    "total_frames=1e300": ["must be a whole number"],
+    "total_frames=1e300": ["total_frames is 1000", "<= 1000000000000000"],
     "seed=4294967296": ["<= 4294967295"],
     "optim.lr=nan": ["optim.lr is nan"],
     "env.reward_scale=inf": ["env.reward_scale is inf"],
@@ -69,7 +70,7 @@ TYPED = {
     "hydra.job.chdir=true": ["not accepted"],
     "a=b=c": ["cannot read 'a=b=c'"],
     "=3": ["unknown key ''"],
-    "--config-dir=x": ["unrecognized"],
+    "--config-dir=x": ["no flag --config-dir"],
 }
 ELSEWHERE = {"env=envpool": 2, "env.id=no_such_module_at_all:X-v0": 3}
 
@@ -82,6 +83,43 @@ def test_what_is_typed_wrong_is_a_sentence_and_leaves_nothing_behind(rlcli, tmp_
     answer = rlcli("train", *(typed[1:] if "run.dir" in words else typed))
     is_a_sentence(answer, ELSEWHERE.get(words, 2), *TYPED[words])
     assert answer.out == "" or "failed" not in answer.out
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--import", "hostile_package", "env.id=unbuildable"],
+        ["env.wrappers=[TimeLimit]"],
+        ["policy.kwargs={a:1}"],
+    ],
+    ids=["env", "settings", "options"],
+)
+def test_a_run_that_is_refused_before_its_first_batch_leaves_no_folder(rlcli, tmp_path, verb, words):
+    (tmp_path / "hostile_package.py").write_text(
+        "import rlcli\n@rlcli.register_env('unbuildable')\ndef unbuildable():\n    raise RuntimeError('no license')\n"
+    )
+    sys.modules.pop("hostile_package", None)
+    answer = rlcli(verb, "run.dir=r", "console=off", *words)
+    assert answer.code in (2, 3) and not (tmp_path / "r").exists(), answer
+    assert "Traceback" not in answer.err
+
+
+def test_a_folder_whose_first_files_cannot_be_written_is_taken_back(rlcli, tmp_path, monkeypatch):
+    from rlcli.training import run_folder
+
+    def full(*a, **k):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder.json, "dumps", full)
+    is_a_sentence(rlcli("train", "run.dir=r"), 5, "No space left")
+    assert not (tmp_path / "r").exists()
+
+
+def test_frames_are_exact_to_one_step_of_all_envs_and_the_run_says_so(rlcli):
+    answer = rlcli("collect", "env.num=5", "total_frames=256", "run.dir=r", "console=plain")
+    assert answer.code == 0 and open_run("r").summary["frames"] == 260
+    assert "total_frames 256 rounded up to 260: whole steps of 5 envs" in answer.out + answer.err
 
 
 def test_several_mistakes_are_on_one_page_and_nothing_runs(rlcli, tmp_path):

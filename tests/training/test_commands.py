@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from rlcli.config import registry
-from rlcli.training.commands import resume_command
+from rlcli.training.commands import resume_command, run_command
 
 
 def test_the_resume_command_can_be_pasted(tmp_path, monkeypatch):
@@ -16,3 +16,4 @@ def test_the_resume_command_can_be_pasted(tmp_path, monkeypatch):
     assert resume_command(tmp_path / "-a") == "rlcli resume ./-a"
     registry.imported.append("my_envs")
     assert resume_command("/r") == "rlcli resume /r --import my_envs"
+    assert run_command("eval", tmp_path / "r") == "rlcli eval r --import my_envs"

@@ -28,6 +28,12 @@ def test_the_path_says_verb_recipe_time_and_seed(tmp_path):
     assert re.fullmatch(r"train/ppo_exact/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_s1", str(path.relative_to(tmp_path)))
 
 
+def test_without_a_recipe_the_path_says_the_env(tmp_path):
+    config = {**CONFIG, "env": {"id": "ALE/Breakout-v5"}}
+    path = create(config, verb="train", recipe=None, seed=1, root=tmp_path).path
+    assert path.parent == tmp_path / "train" / "ALE-Breakout-v5"
+
+
 def test_two_runs_of_one_second_get_two_folders(tmp_path):
     paths = {made(tmp_path).path for _ in range(5)}
     assert len(paths) == 5
@@ -143,11 +149,12 @@ def test_a_second_process_is_refused_with_the_firsts_pid(tmp_path):
             process.kill()
 
 
-def test_a_lock_whose_holder_was_killed_is_seen_as_stale(tmp_path):
+def test_a_lock_whose_holder_was_killed_can_be_taken(tmp_path):
     with holder(tmp_path) as process:
         process.kill()
-    with RunLock(tmp_path) as lock:
-        assert lock.stale.pid == process.pid and not lock.stale.alive
+    dead = read_holder(tmp_path)
+    assert dead.pid == process.pid and not dead.alive
+    with RunLock(tmp_path):
         assert read_holder(tmp_path).pid == os.getpid() and read_holder(tmp_path).alive
     assert read_holder(tmp_path) is None
 
@@ -165,8 +172,8 @@ def test_a_forked_child_does_not_hold_on_after_its_parent(tmp_path):
 
 def test_a_lock_can_be_taken_again_after_release(tmp_path):
     for _ in range(2):
-        with RunLock(tmp_path) as lock:
-            assert lock.stale is None
+        with RunLock(tmp_path):
+            assert read_holder(tmp_path).alive
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
