@@ -125,6 +125,10 @@ class ActionFormat:
 
     def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+        if self.dtype.kind in "iu":  # as many values as the bounds have between them, both included
+            count = high - low + 1
+            actions = np.minimum(np.floor(low + u * count), high).astype(self.dtype)
+            return actions, np.full(u.shape[:2], -np.log(count).sum())
         bounded = np.isfinite(low) & np.isfinite(high)
         u = np.clip(u, 1e-16, 1 - 1e-16)
         width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)

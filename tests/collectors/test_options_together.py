@@ -177,6 +177,23 @@ def test_random_actions_of_an_unbounded_box_have_a_finite_log_density():
     assert torch.allclose(torch.from_numpy(density), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"), [(-2, 2, np.int64), (0, 255, np.uint8), ([0, 5], [1, 9], np.int32), (3, 3, np.int8)]
+)
+def test_random_actions_of_whole_numbers_take_each_of_them_alike(low, high, dtype):
+    low, high = np.broadcast_to(low, (2,)), np.broadcast_to(high, (2,))
+    space = gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+    format = GymEnv(gym.wrappers.TransformAction(Walk(), lambda a: a, space)).lanes.actions
+    actions, density = format.draw_with_density(np.random.default_rng(0), 4000, 5)
+    assert actions.dtype == dtype
+    for part in range(2):
+        values, counts = np.unique(actions[..., part], return_counts=True)
+        assert values.tolist() == list(range(low[part], high[part] + 1))
+        expected = actions.shape[0] * actions.shape[1] / len(values)
+        assert ((counts - expected) ** 2 / expected).sum() < len(values) - 1 + 5 * np.sqrt(2 * len(values))
+    assert density == pytest.approx(-np.log(high - low + 1.0).sum())
+
+
 # ---- ends and resets ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("mode", ["full", "exact", "compact"])
 def test_a_batch_that_ends_early_is_whole_in_every_mode(mode):
