@@ -80,7 +80,8 @@ def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, 
     """
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
-    extra: list[Transform] = [] if max_frames_per_traj is None else [StepCounter()]
+    counted = isinstance(env, TransformedEnv) and any(isinstance(t, StepCounter) for t in env.transforms)
+    extra: list[Transform] = [] if max_frames_per_traj is None or counted else [StepCounter()]
     if auto and policy is not None:
         extra += missing_transforms(env, policy)
     for transform in extra:

@@ -19,6 +19,8 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 
+SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
+
 
 class EnvBase:
     """An environment that reads and writes TensorDicts.
@@ -61,7 +63,7 @@ class EnvBase:
     @property
     def done_spec(self) -> Composite:
         """The three end flags, bool `[*batch, 1]` each."""
-        flag = Binary(1, shape=(*self.batch_size, 1), dtype=torch.bool)
+        flag = Binary(1, shape=(*self.batch_size, 1), dtype=torch.bool, device=self.device)
         return Composite({name: flag.clone() for name in END_FLAGS}, shape=self.batch_size)
 
     @property
@@ -228,9 +230,14 @@ class EnvBase:
         return td.set(ACTION, self.action_spec.zero()).set(NEXT, following)
 
     def to(self, device) -> EnvBase:
-        """Move the env's tensors to a device."""
+        """Move the env's tensors, and what its specs say of them, to a device."""
         self.device = torch.device(device)
+        self._move_specs(self.device)
         return self
+
+    def _move_specs(self, device: torch.device) -> None:
+        for name in SPECS:
+            setattr(self, name, getattr(self, name).to(device))
 
     def close(self) -> None:
         """Release what the env holds."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.envs.base import EnvBase
+from rlcli.envs.base import SPECS, EnvBase
 from rlcli.envs.bounds import strictest
 from rlcli.envs.gym_env import GymEnv
 from rlcli.envs.gym_lanes import GymLanes
@@ -16,6 +16,7 @@ from rlcli.envs.lanes_env import LanesEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
+from rlcli.specs import TensorSpec
 
 
 class SerialEnv(EnvBase):
@@ -50,8 +51,15 @@ class SerialEnv(EnvBase):
         for env in self.envs:
             _check_outside(env)
         self.inner: EnvBase = _together(self.envs, device)
-        for name in ("observation_spec", "state_spec", "action_spec", "reward_spec"):
+        self._take_specs()
+
+    def _take_specs(self) -> None:
+        for name in SPECS:
             setattr(self, name, getattr(self.inner, name))
+
+    def _move_specs(self, device: torch.device) -> None:
+        self.inner.to(device)
+        self._take_specs()
 
     @property
     def lanes(self) -> Lanes | None:
@@ -93,11 +101,33 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
     if all(type(env) is GymEnv for env in envs):
         first = envs[0].lanes  # type: ignore[attr-defined]
         gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
-        narrow = any(leaf.stored != leaf.dtype for leaf in first.leaves)
         mode = strictest(env.out_of_bounds for env in envs)
-        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrow, out_of_bounds=mode)
+        for place, env in enumerate(envs[1:], 1):
+            other = env.lanes  # type: ignore[attr-defined]
+            if other.actions.categorical != first.actions.categorical:
+                raise _differing(place, "action_spec", env, envs[0])
+            if _narrows(other) != _narrows(first):
+                raise _differing(place, "observation_spec", env, envs[0])
+        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=_narrows(first), out_of_bounds=mode)
         return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
     return _Stacked(envs, device)
+
+
+def _narrows(lanes: GymLanes) -> bool:
+    return any(leaf.stored != leaf.dtype for leaf in lanes.leaves)
+
+
+def _differing(place: int, name: str, env: EnvBase, first: EnvBase) -> ArgumentError:
+    return ArgumentError(
+        "envs that are stepped together have to be alike",
+        where=f"env {place}",
+        why=f"its {name} is {_brief(getattr(env, name))}, that of env 0 is {_brief(getattr(first, name))}",
+        fix="Make all of them with the same options (categorical_action_encoding, narrow, transforms).",
+    )
+
+
+def _brief(spec: TensorSpec) -> str:
+    return " ".join(repr(spec).split())
 
 
 class _Stacked(EnvBase):
@@ -107,6 +137,10 @@ class _Stacked(EnvBase):
         super().__init__(batch_size=(len(envs), *envs[0].batch_size), device=device)
         self.envs = envs
         first = envs[0]
+        for place, env in enumerate(envs[1:], 1):
+            for name in SPECS:
+                if getattr(env, name) != getattr(first, name):
+                    raise _differing(place, name, env, first)
         self.observation_spec = first.observation_spec.expand(*self.batch_size)
         self.state_spec = first.state_spec.expand(*self.batch_size)
         n = len(envs)
@@ -116,6 +150,11 @@ class _Stacked(EnvBase):
     @property
     def out_of_bounds(self) -> str:
         return strictest(env.out_of_bounds for env in self.envs)
+
+    def _move_specs(self, device: torch.device) -> None:
+        for env in self.envs:
+            env.to(device)
+        super()._move_specs(device)
 
     def _set_seed(self, seed: int) -> None:
         for env in self.envs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from rlcli.envs.base import EnvBase, _complete_flags
@@ -51,6 +52,10 @@ class TransformedEnv(EnvBase):
         self.transform = Compose(*self.transform, *_parts(transform))
         self._refresh()
         return self
+
+    def _move_specs(self, device: torch.device) -> None:
+        self.base_env.to(device)
+        self._refresh()
 
     def _refresh(self) -> None:
         base, t = self.base_env, self.transform

@@ -225,6 +225,17 @@ class Transform(nn.Module):
         raise NotImplementedError
 
     # -- small shared steps ------------------------------------------------------------------------
+    def _added(self, spec: Composite, key: Key, leaf: TensorSpec, argument: str) -> Composite:
+        """`spec` with a key that this transform adds, named by `argument`; the env's own must not be overwritten."""
+        if key in spec:
+            raise ArgumentError(
+                f"{type(self).__name__} would overwrite {show(key)}, which the env shows itself",
+                why=f"it is {spec[key]!r} there",
+                fix=f"Give it another name: {type(self).__name__}({argument}=...).",
+            )
+        spec[key] = leaf
+        return spec
+
     def _need(self, tensordict: TensorDictBase | None, key: Key) -> Tensor:
         value = None if tensordict is None else tensordict.get(key, None)
         if value is None:

@@ -26,8 +26,8 @@ class InitTracker(Transform):
         self.carry = Carry(bool)
 
     def transform_observation_spec(self, spec):
-        spec[self.init_key] = Categorical(2, (*spec.shape, 1), torch.bool, spec.device)
-        return spec
+        leaf = Categorical(2, (*spec.shape, 1), torch.bool, spec.device)
+        return self._added(spec, self.init_key, leaf, "init_key")
 
     def _step(self, tensordict, next_tensordict):
         return next_tensordict.set(self.init_key, _flags(next_tensordict, False))

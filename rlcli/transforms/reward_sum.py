@@ -30,8 +30,8 @@ class RewardSum(Transform):
         self.carry = Carry(np.float32)
 
     def transform_observation_spec(self, spec):
-        spec[self.out_keys[0]] = Unbounded((*spec.shape, 1), torch.float32, spec.device)
-        return spec
+        leaf = Unbounded((*spec.shape, 1), torch.float32, spec.device)
+        return self._added(spec, self.out_keys[0], leaf, "out_keys")
 
     def _step(self, tensordict, next_tensordict):
         key = self.out_keys[0]

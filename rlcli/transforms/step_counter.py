@@ -34,8 +34,8 @@ class StepCounter(Transform):
 
     def transform_observation_spec(self, spec):
         top = self.max_steps or torch.iinfo(torch.int64).max
-        spec[self.step_count_key] = Bounded(0, top, (*spec.shape, 1), torch.int64, spec.device)
-        return spec
+        leaf = Bounded(0, top, (*spec.shape, 1), torch.int64, spec.device)
+        return self._added(spec, self.step_count_key, leaf, "step_count_key")
 
     def transform_done_spec(self, spec):
         if self.ends_episodes and "truncated" not in spec:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gym_worlds import Sampled
+from tensordict import TensorDict
 
+from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import RESET
+from rlcli.specs import Categorical, Composite, Unbounded
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 LENGTHS = (2, 3, 5)
@@ -112,6 +116,95 @@ def test_transformed_envs_flatten_and_append():
     env = TransformedEnv(TransformedEnv(GymEnv(Sampled()), InitTracker()), StepCounter()).append_transform(RewardSum())
     assert isinstance(env.base_env, GymEnv)
     assert [type(t) for t in env.transforms] == [InitTracker, StepCounter, RewardSum]
+
+
+OWN_KEYS = gym.spaces.Dict({key: gym.spaces.Box(0, 9, (1,)) for key in ("step_count", "is_init", "episode_reward")})
+
+
+class Counts(gym.Env):
+    """Shows, under the names that transforms take by default, numbers of its own."""
+
+    observation_space, action_space = OWN_KEYS, gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {key: np.full(1, 7, np.float32) for key in OWN_KEYS}, {}
+
+    def step(self, action):
+        return self.reset()[0], 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("transform", "key", "argument"),
+    [
+        (StepCounter, "step_count", "step_count_key"),
+        (InitTracker, "is_init", "init_key"),
+        (RewardSum, "episode_reward", "out_keys"),
+    ],
+)
+def test_what_an_env_shows_itself_is_not_overwritten(transform, key, argument):
+    with pytest.raises(ArgumentError, match=rf"overwrite {key}.*{transform.__name__}\({argument}=\.\.\.\)"):
+        TransformedEnv(GymEnv(Counts()), transform())
+    named = {argument: ["mine"] if argument == "out_keys" else "mine"}
+    batch = TransformedEnv(GymEnv(Counts()), transform(**named)).rollout(3)
+    assert batch[key].flatten().tolist() == [7, 7, 7] and batch["mine"].shape == (3, 1)
+
+
+def test_a_limit_of_frames_finds_a_counter_or_adds_one():
+    with pytest.raises(ArgumentError, match="step_count_key"):
+        Collector(GymEnv(Counts()), frames_per_batch=4, max_frames_per_traj=2)
+    env = TransformedEnv(GymEnv(Counts()), StepCounter(step_count_key="steps"))
+    batch = Collector(env, frames_per_batch=4, max_frames_per_traj=2).rollout()
+    assert batch["steps"][:, 0].tolist() == [0, 1, 0, 1] and set(batch["step_count"].flatten().tolist()) == {7}
+
+
+class Flagged(EnvBase):
+    """A TensorDict env of the user's own."""
+
+    def __init__(self, width=2) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((width,)))
+        self.action_spec = Categorical(3)
+
+    def _reset(self, td):
+        return TensorDict({"observation": torch.zeros(self.observation_spec["observation"].shape)}, device=self.device)
+
+    def _step(self, td):
+        return self._reset(None).update({"reward": torch.ones(1), "terminated": torch.zeros(1, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (lambda: GymEnv("CartPole-v1"), lambda: GymEnv("CartPole-v1", categorical_action_encoding=True), "action_spec"),
+        (lambda: GymEnv(Sampled("doubles")), lambda: GymEnv(Sampled("doubles"), narrow=True), "observation_spec"),
+        (lambda: counting(Flagged), lambda: Flagged(), "observation_spec"),
+        (lambda: Flagged(), lambda: Flagged(3), "observation_spec"),
+    ],
+)
+def test_envs_that_differ_are_not_stepped_together(first, second, said):
+    with pytest.raises(ArgumentError, match=rf"alike \(env 2\): its {said} is "):
+        SerialEnv(3, [first, first, second])
+    assert SerialEnv(2, [second, second]).rollout(2).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GymEnv("CartPole-v1"),
+        lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1")),
+        lambda: SerialEnv(2, Flagged),
+        lambda: SerialEnv(2, transformed()[:1] * 2),
+        lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter()),
+    ],
+)
+def test_specs_follow_their_env_to_a_device(make):
+    place = torch.device("cpu:0")  # not equal to torch.device("cpu")
+    env = make().to(place)
+    specs = [env.full_observation_spec, env.full_action_spec, env.full_reward_spec, env.full_done_spec]
+    for spec in specs:
+        assert {leaf.device for leaf in spec.values(True, True)} == {place}
+    assert env.device == place and env.rollout(2).device == place
 
 
 def test_a_step_counters_limit_truncates():
