@@ -27,13 +27,15 @@ class Composite(TensorSpec):
     device : torch.device or str, optional
         By default the entries' own.
     **named : TensorSpec
-        More entries, by name.
+        More entries, by name.  One that is None says nothing of its key, which is then not here.
     """
 
     def __init__(self, specs: Mapping[Any, Any] | None = None, shape=(), device: Device = None, **named: Any) -> None:
         super().__init__(shape, torch.float32, device)
         self._specs: dict[str, TensorSpec] = {}
         for key, spec in {**(specs or {}), **named}.items():
+            if spec is None:
+                continue
             self.set(key, spec if device is None or isinstance(spec, Mapping) else spec.to(device))
 
     # -- mapping -----------------------------------------------------------------------------------

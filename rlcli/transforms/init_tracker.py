@@ -38,6 +38,9 @@ class InitTracker(Transform):
     def reads(self, schema):
         return [DONE]
 
+    def writes(self, schema):
+        return [self.init_key]
+
     def bind(self, rows, n):
         return _Rows(rows[self.init_key])
 

@@ -44,6 +44,9 @@ class RewardSum(Transform):
     def reads(self, schema):
         return [REWARD, DONE]
 
+    def writes(self, schema):
+        return list(self.out_keys)
+
     def recalls(self):
         return self.out_keys
 

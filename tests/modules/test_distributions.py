@@ -280,3 +280,13 @@ def test_a_probabilistic_module_is_recognised_with_its_keys() -> None:
     assert family_of(renamed) is CATEGORICAL
     assert param_keys(renamed) == [("agent", "head")]
     assert family_of(Stage(["probs"], ["action"], distribution_class=Categorical)) is None
+
+
+@pytest.mark.parametrize("kind", [TanhNormal, IndependentNormal])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_scale_may_be_a_number(kind, dtype):
+    loc = torch.tensor([[0.1, -0.3]], dtype=dtype)
+    short, long = kind(loc, 0.5), kind(loc, torch.full_like(loc, 0.5))
+    action = long.sample()
+    assert short.sample().dtype == dtype
+    assert torch.equal(short.log_prob(action), long.log_prob(action)) and torch.equal(short.entropy(), long.entropy())

@@ -180,3 +180,9 @@ def test_impossible_specs_are_refused():
         Composite({"a": Unbounded((4,))}, shape=(8,))
     with pytest.raises(ArgumentError, match="its last dim is one value"):
         OneHot(3)[0]
+
+
+def test_an_entry_of_none_says_nothing():
+    spec = Composite(action=None, observation=Unbounded((3,)))
+    assert spec.keys() == ["observation"] and spec.get("action") is None and "action" not in spec
+    assert spec.is_in(spec.rand()) and Composite(action=None).is_empty()

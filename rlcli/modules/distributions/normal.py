@@ -31,6 +31,13 @@ def standard_normal(params: Params, generator: torch.Generator | None) -> Tensor
     return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
 
 
+def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
+    """A deviation, a number too, with the shape, dtype and device of `loc`."""
+    if not isinstance(scale, Tensor):
+        scale = torch.as_tensor(scale, dtype=loc.dtype, device=loc.device)
+    return scale.expand_as(loc)
+
+
 class NormalFamily(Family):
     """Parameters `loc [*B, d]` and `scale [*B, d]` or `[d]` (positive); actions in the dtype of `loc`.
 
@@ -93,8 +100,8 @@ class IndependentNormal(FamilyDistribution):
     Parameters
     ----------
     loc, scale : Tensor `[*B, d]`
-        Mean and standard deviation; `scale` may be `[d]`.
+        Mean and standard deviation; `scale` may be `[d]`, or a number.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor) -> None:
-        super().__init__(NORMAL, (loc, scale.expand_as(loc)), loc.shape[:-1], loc.shape[-1:])
+    def __init__(self, loc: Tensor, scale: Tensor | float) -> None:
+        super().__init__(NORMAL, (loc, as_scale(scale, loc)), loc.shape[:-1], loc.shape[-1:])

@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 
 from rlcli.errors import ArgumentError
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
-from rlcli.modules.distributions.normal import LOG_SQRT_2PI, gaussian_divergence, standard_normal
+from rlcli.modules.distributions.normal import LOG_SQRT_2PI, as_scale, gaussian_divergence, standard_normal
 
 Bound = float | Sequence[float] | np.ndarray | Tensor
 
@@ -164,14 +164,14 @@ class TanhNormal(FamilyDistribution):
     Parameters
     ----------
     loc, scale : Tensor `[*B, d]`
-        Parameters of the Gaussian before tanh; `scale` may be `[d]`.
+        Parameters of the Gaussian before tanh; `scale` may be `[d]`, or a number.
     low, high : float or array `[d]`
         The box.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, low: Bound = -1.0, high: Bound = 1.0) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor | float, low: Bound = -1.0, high: Bound = 1.0) -> None:
         family = TanhNormalFamily(low, high)
-        super().__init__(family, (loc, scale.expand_as(loc)), loc.shape[:-1], loc.shape[-1:])
+        super().__init__(family, (loc, as_scale(scale, loc)), loc.shape[:-1], loc.shape[-1:])
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A differentiable sample and its exact log-probability."""
