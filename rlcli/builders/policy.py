@@ -25,17 +25,17 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
     learns = cfg.loss.kind if isinstance(cfg, Config) else ""
     if learns == "dqn":
         return build_q_actor(
-            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
+            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=p.activation,
             dueling=p.dueling, orthogonal=p.orthogonal, eps_init=p.eps_init, eps_end=p.eps_end,
             eps_frames=p.eps_frames, generator=cfg.seed,
         )  # fmt: skip
     if learns == "sac":
         return build_soft_actor_critic(
-            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
+            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=p.activation,
             orthogonal=p.orthogonal, generator=cfg.seed,
         )  # fmt: skip
     return build_actor_critic(
-        env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden or None, activation=p.activation,
+        env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=p.activation,
         shared=p.shared, orthogonal=p.orthogonal, distribution=p.distribution, init_std=p.init_std,
         state_dependent_std=p.state_dependent_std, generator=cfg.seed,
     )  # fmt: skip

@@ -53,7 +53,7 @@ class PolicyConfig:
     """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
 
     kind: str = option("mlp", "which policy choice this is", choices=("mlp", "cnn", "dict", "random", "checkpoint"))
-    hidden: list[int] = option([64, 64], "units of each hidden layer", ge=1)
+    hidden: list[int] = option([64, 64], "units of each hidden layer; []: none, a linear network", ge=1)
     activation: str = option("tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu"))
     shared: bool = option(False, "one trunk for actor and critic instead of one each")
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
