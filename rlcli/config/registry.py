@@ -8,12 +8,16 @@ only pick from these.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from rlcli.config.option import option_of
+from rlcli.config.schemas_env import PolicyConfig
 from rlcli.config.suggest import unknown
 from rlcli.errors import ConfigError, told
 
@@ -40,6 +44,8 @@ _OURS: dict[str, dict[str, str]] = {
     "transform": {name: f"rlcli.transforms:{name}" for name in _TRANSFORMS},
     "policy": {},
 }
+# choices of a group that no builder of the table stands behind: as much names of ours as those in it
+_CHOICES = {"policy": {field.name: option_of(field) for field in dataclasses.fields(PolicyConfig)}["kind"].choices}
 _users: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,14 +54,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _register(kind: str, name: str) -> Callable[[F], F]:
     if not name.isidentifier():
         raise ConfigError(f"a registered name is one word of letters, digits and _, not {name!r}", where=kind)
-    if name in _OURS[kind]:
+    if _is_ours(kind, name):
         raise ConfigError(f"{kind} {name!r} is already a name of rlcli", fix="Choose another name.")
 
     def keep(builder: F) -> F:
+        before = _users[kind].get(name, builder)
+        if _told(before) != _told(builder):  # the same one is registered anew where its module is loaded anew
+            raise ConfigError(
+                f"{kind} {name!r} is registered twice",
+                why=f"by {_told(before)} and by {_told(builder)}",
+                fix="Choose another name for one of them.",
+            )
         _users[kind][name] = builder
         return builder
 
     return keep
+
+
+def _is_ours(kind: str, name: str) -> bool:
+    return name in _OURS[kind] or name in _CHOICES.get(kind, ())
+
+
+def _told(builder: Any) -> str:
+    return f"{getattr(builder, '__module__', '?')}.{getattr(builder, '__qualname__', type(builder).__name__)}"
 
 
 def register_env(name: str) -> Callable[[F], F]:
@@ -117,7 +138,14 @@ def _entry_points(kind: str) -> dict[str, Any]:
     from importlib.metadata import entry_points  # 20 ms, so not for `--help`
 
     found = entry_points(group="rlcli")
-    return {p.name.partition(".")[2]: p for p in found if p.name.partition(".")[0] == kind}
+    points = {p.name.partition(".")[2]: p for p in found if p.name.partition(".")[0] == kind}
+    for name in [name for name in points if kind in KINDS and _is_ours(kind, name)]:
+        warnings.warn(
+            f"the entry point {points[name].value} announces {kind} {name!r}, which is a name of rlcli: it is left out",
+            stacklevel=2,
+        )
+        del points[name]
+    return points
 
 
 def recipe_packages() -> list[str]:

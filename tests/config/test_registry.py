@@ -28,6 +28,37 @@ def test_a_registered_builder_is_found_by_its_name():
 def test_our_names_cannot_be_taken():
     with pytest.raises(ConfigError, match="already a name"):
         registry.register_wrapper("ClipAction")
+    with pytest.raises(ConfigError, match="'mlp' is already a name"):
+        registry.register_policy("mlp")
+    with pytest.raises(ConfigError, match="already a name"):
+        registry.register_transform("RunningNorm")
+
+
+def test_a_name_is_registered_once():
+    def one():
+        return 1
+
+    def other():
+        return 2
+
+    for register in (registry.register_env, registry.register_policy):
+        register("mine")(one)
+        register("mine")(one)  # its module was loaded anew
+        with pytest.raises(ConfigError, match=r"registered twice.*one and by .*other"):
+            register("mine")(other)
+
+
+def test_an_entry_point_cannot_take_our_names(monkeypatch):
+    class Point:
+        name, value = "policy.cnn", "their_package:build"
+
+    registry._entry_points.cache_clear()
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point()])
+    try:
+        with pytest.warns(UserWarning, match=r"their_package:build announces policy 'cnn'"):
+            assert registry.users_names("policy") == ()
+    finally:
+        registry._entry_points.cache_clear()
 
 
 def test_a_name_is_one_word():
