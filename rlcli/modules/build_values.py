@@ -122,7 +122,11 @@ def build_soft_actor_critic(
             TensorDictModule(LogScaleExtractor(), ["loc_and_scale"], ["loc", "scale"]),
         )
         width = head.features + _width(observation_spec, keys)
-        own = {"hidden": (64, 64) if hidden is None else hidden, "activation": activation or "tanh", "orthogonal": orthogonal}
+        own = {
+            "hidden": (64, 64) if hidden is None else hidden,
+            "activation": activation or "tanh",
+            "orthogonal": orthogonal,
+        }
         values = [
             ValueOperator(StateActionMLP(width, **own), [*keys, head.key], [STATE_ACTION_VALUE])  # type: ignore[arg-type]
             for _ in range(critics)

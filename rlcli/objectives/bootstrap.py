@@ -29,7 +29,7 @@ ROWS = "td_error"  # the one entry of `terms` that has a number for every row
 
 
 class BootstrappedLoss(Loss):
-    """Base of `DQNLoss` and `SACLoss`; `terms` has a number for every row as well, `td_error`.
+    """Base of `DQNLoss` and `SACLoss`; `terms` has a number for every row as well, the absolute `td_error`.
 
     Parameters
     ----------

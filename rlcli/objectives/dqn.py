@@ -95,7 +95,7 @@ class DQNLoss(BootstrappedLoss):
         return [] if self.target_value_network is None else [(self.value_network, self.target_value_network)]
 
     def priority_column(self, error: Tensor) -> Tensor:
-        return error.unsqueeze(-1)
+        return error.square().unsqueeze(-1)  # as torchrl's; Schaul et al. 2016 rank rows by the error itself
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         columns, mask, weights = self.rows(columns, batch_dims)
@@ -111,7 +111,7 @@ class DQNLoss(BootstrappedLoss):
             else:
                 next_value = next_values.amax(-1)
             target = self.target(columns, next_value)
-            error = (value - target).square()
+            error = (value - target).abs()
         loss = self.reduced(value_error(value, target, self.loss_function), mask, weights)
         return {"loss": loss, "q_value": mean_of(value, mask), ROWS: error}
 

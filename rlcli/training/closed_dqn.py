@@ -54,8 +54,6 @@ class ClosedDQN:
         next_values = self.delayed.forward(later).numpy()
         # the online net runs on s' first: its backward pass is that of its last forward pass, on s
         choosing = self.online.forward(later).numpy().copy() if loss.double_dqn else next_values
-        if self.delayed is self.online:
-            next_values = choosing = next_values.copy()
         values = self.online.forward(columns[self.key])
         grad, errors = torch.empty_like(values), np.empty(len(values), np.float32)
         total, mean = self._kernel(

@@ -83,11 +83,12 @@ class OffPolicy:
         clock, collector = self.reporter.clock, self.collector
         self.saver.stop_if_asked(collector.frames)
         while collector.frames < self.total_frames:
+            progress = collector.frames / self.total_frames
             with clock("collect"):
                 batch = self.collect()
             with clock("store"):
                 self.buffer.extend(batch)
-            self.learn(batch.numel(), collector.frames / self.total_frames)
+            self.learn(batch.numel(), progress)
             collector.update_policy_weights_()
             if self.explore is not None:
                 self.explore(batch.numel())

@@ -81,7 +81,10 @@ class OffPolicyUpdate:
         self.optimizer.lr = self.lr.at(fraction)
 
     def __call__(self, sample: TensorDictBase) -> Tensor:
-        """Improve the parameters on a sample `[N]`; each row's error `[N]`, for priorities."""
+        """Improve the parameters on a sample `[N]`; each row's absolute error `[N]`, for priorities.
+
+        It is 0 where it is not finite: from such a row nothing can be learned, and it need not be drawn again.
+        """
         columns = {key: x for key in self._keys if (x := sample.get(key, None)) is not None}
         figures = self.gradient.of(columns)(columns)
         errors = figures.pop(ROWS)
@@ -89,7 +92,8 @@ class OffPolicyUpdate:
             self._means.add(made)
             if self.targets is not None:
                 self.targets.step()
-        return errors
+            return errors
+        return errors.nan_to_num(0.0, 0.0, 0.0)
 
     def figures(self) -> dict[str, float]:
         """Means over the steps since the last call; empty where there was none."""

@@ -6,14 +6,17 @@ import random
 
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tensordict.nn import TensorDictSequential
 from test_resume import final_state, same, stop_after
 
 from rlcli.cli.compose import configure
+from rlcli.config import registry
 from rlcli.config.registry import register_policy
 from rlcli.errors import ConfigError
 from rlcli.jobs import collect, evaluate, resume
 from rlcli.modules import MLP, EGreedyModule, QValueActor
+from rlcli.transforms import Transform
 
 SMALL = ["run.eval_episodes=0", "console=off", "logger=none", "policy.hidden=[16]", "sampler.batch_size=32"]
 DQN = [
@@ -85,6 +88,49 @@ def test_epsilon_falls_by_frames_and_ends_where_it_is_told_to(run):
     policy = final_state(run("run.dir=a", *DQN))["policy"]
     eps, frames = (next(x for k, x in policy.items() if k.endswith(name)) for name in (".eps", ".frames"))
     assert float(eps) == pytest.approx(0.05) and int(frames) >= 1200
+
+
+def test_schedules_stand_where_they_do_on_policy_before_the_batch_is_collected(run):
+    """Else the updates of a run's last batch have learning rate 0, and move nothing."""
+    last = run("run.dir=a", *DQN).metrics()[-1]
+    assert last["frames"] == 1200 and last["lr"] == pytest.approx(3e-4 * (1 - 1152 / 1200))
+
+
+@pytest.mark.parametrize("sampler", ["random", "prioritized"])
+def test_one_reward_that_is_not_a_number_is_skipped_and_counted_with_any_sampler(run, monkeypatch, sampler):
+    class Spoils(Transform):
+        """The reward of one step is not a number."""
+
+        def __init__(self):
+            super().__init__(in_keys=["reward"])
+            self.steps = 0
+
+        def _step(self, tensordict, next_tensordict):
+            self.steps += 1
+            if self.steps == 70:
+                next_tensordict["reward"][2] = torch.nan
+            return next_tensordict
+
+    monkeypatch.setitem(registry._users, "transform", {"Spoils": Spoils})
+    made = run("run.dir=a", *DQN, f"sampler={sampler}", "env.transforms=[Spoils]", "seed=1")
+    assert made.summary["status"] == "done"
+    assert sum(record.get("skipped", 0) for record in made.metrics()) >= 1
+
+
+def test_another_set_of_episodes_is_none_that_a_run_trains_on(run, monkeypatch):
+    seeds = []
+    reset = CartPoleEnv.reset
+    monkeypatch.setattr(
+        CartPoleEnv, "reset", lambda self, *, seed=None, **k: seeds.append(seed) or reset(self, seed=seed)
+    )
+    run("run.dir=a", *DQN, "seed=7", "run.max_replay_steps=0")
+    trained = set(seeds)
+    del seeds[:]
+    for seed in (None, 0, 7):
+        evaluate("a", episodes=3, seed=seed)
+    played = [seeds[i : i + 3] for i in range(len(seeds)) if i % 3 == 0]
+    assert not trained & set(seeds) and None not in seeds
+    assert len(set(map(tuple, played))) >= 2
 
 
 def test_the_greedy_policy_of_a_run_can_be_evaluated(run):

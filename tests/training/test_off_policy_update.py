@@ -48,6 +48,27 @@ def weights(one):
 
 
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
+@pytest.mark.parametrize("gradient", ["auto", "autograd"])
+def test_errors_are_absolute_and_0_where_nothing_can_be_learned(kind, gradient):
+    """Schaul et al. 2016: priorities are |delta|, of DQN as of SAC."""
+    one, rows = update(kind, gradient), sample(kind)
+    rows["next", "terminated"][:] = True  # targets are the rewards
+    with torch.no_grad():
+        if kind == "dqn":
+            q = one.loss.value_network(rows.clone())["action_value"].gather(-1, rows["action"].unsqueeze(-1))
+            expected = (q - rows["next", "reward"]).abs()
+        else:
+            q = [c(rows.clone())["state_action_value"] for c in one.loss.qvalue_network]
+            expected = torch.stack([(x - rows["next", "reward"]).abs() for x in q]).amax(0)
+    assert torch.allclose(one(rows), expected.squeeze(-1), atol=1e-5)
+    rows["next", "reward"][3] = torch.nan
+    before = weights(one)
+    errors = one(rows)
+    assert errors[3] == 0 and errors.isfinite().all() and (errors[4:] > 0).all()
+    assert torch.equal(weights(one), before) and one.step.guard.skipped == 1
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_ten_steps_by_the_closed_form_are_those_by_autograd(kind, optimizer):
     both = [update(kind, way, optimizer=optimizer, lr=1e-2, max_grad_norm=0.5) for way in ("auto", "autograd")]

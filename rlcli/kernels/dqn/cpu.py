@@ -37,7 +37,7 @@ def _best(values):
 
 @compiled()
 def q_learning(values, action, next_values, choosing, reward, terminated, gamma, steps, weight, kind, grad, errors):
-    """Loss and mean value of the actions taken; writes `grad [N, A]` and the squared `errors [N]`.
+    """Loss and mean value of the actions taken; writes `grad [N, A]` and the absolute `errors [N]`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
         for j in range(values.shape[1]):
             grad[i, j] = 0
         grad[i, action[i]] = share * slope
-        errors[i] = miss * miss
+        errors[i] = abs(miss)
         loss += share * error
         mean += values[i, action[i]]
     return loss, mean / count
