@@ -14,7 +14,7 @@ usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--video FILE.mp
 
   --episodes N       how many episodes
   --stochastic       actions drawn from the policy instead of the most likely ones
-  --seed N           episodes are reset with seeds derived from it; never those of training
+  --seed N           another set of episodes, which no run trains on; 0, the default, is that of a run's own evaluations
   --video FILE.mp4   record the first episode
 """
 
@@ -34,6 +34,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     if args.episodes < 1:
         raise ConfigError(f"--episodes is {args.episodes}", fix="Allowed: >= 1.")
+    if args.seed is not None and not 0 <= args.seed < 2**32:
+        raise ConfigError(f"--seed is {args.seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
     from rlcli.cli.runs import run_folder
 
     path = run_folder(args.path, "eval")

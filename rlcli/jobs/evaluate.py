@@ -32,11 +32,11 @@ def evaluate(
     path : path
         A run folder.
     episodes : int
-        How many, each on a seed of its own that no training run uses.
+        How many, each on a seed of its own.
     deterministic : bool
         The most likely action, or a draw.
     seed : int, optional
-        Another set of episodes.
+        Another set of episodes: 0, the default, is that of a run's own evaluations. No run trains on one of these sets.
     video : str, optional
         Where to write the first episode.
     """
@@ -51,7 +51,7 @@ def evaluate(
     try:
         with fitting(saved.path):
             policy = restored_policy(cfg, env, state)
-        first = EVALUATION_SEED if seed is None else seed
+        first = EVALUATION_SEED + (seed or 0)
         found = play(env, policy.actor, episodes, seed=first, deterministic=deterministic)
         assert found is not None  # nobody asked it to stop
     finally:
