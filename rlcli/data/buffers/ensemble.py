@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffers.prefetch import Prefetcher
@@ -25,6 +25,7 @@ from rlcli.data.buffers.tensordict_buffer import INDEX, TensorDictReplayBuffer
 from rlcli.data.index import RandomStream
 from rlcli.data.samplers.sampler import need_size, uniform
 from rlcli.data.sharing import RegionWriter
+from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import show
 
@@ -175,7 +176,11 @@ class ReplayBufferEnsemble:
         with self._lock:
             members = range(len(self.buffers)) if self.sample_from_all else self._members()
         parts = [self._part(int(member), size // self.drawn) for member in members]
-        batch = torch.stack(parts) if self.layout == "stack" else torch.cat(parts)
+        if any(isinstance(part, list | LazyStackedTensorDict) for part in parts):  # objects, not alike
+            items = [item for part in parts for item in (part if isinstance(part, list) else part.unbind(0))]
+            batch: Any = collate(items)
+        else:
+            batch = torch.stack(parts) if self.layout == "stack" else torch.cat(parts)
         return self._sides.read(batch)
 
     def _members(self) -> np.ndarray:
@@ -186,10 +191,11 @@ class ReplayBufferEnsemble:
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
         part = buffer.sample(size)
-        if isinstance(buffer, TensorDictReplayBuffer):
-            index = part.get(INDEX)
-            places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}
-            part.set(INDEX, TensorDict(places, batch_size=part.batch_size))
+        if isinstance(buffer, TensorDictReplayBuffer) and isinstance(part, TensorDictBase):
+            for each in part.tensordicts if isinstance(part, LazyStackedTensorDict) else [part]:
+                index = each.get(INDEX)
+                places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}
+                each.set(INDEX, TensorDict(places, batch_size=each.batch_size))
         return part
 
     def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBufferEnsemble:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
+from torch import Tensor
 
 from rlcli.data.storages import ListStorage
 from rlcli.data.storages.list_storage import collate
@@ -52,7 +53,7 @@ class ObjectRing:
         self.storage.put_at(rows, items)
 
     def read(self, rows: np.ndarray) -> Any:
-        """The objects of rows, stacked where they are tensors or TensorDicts of one shape."""
+        """The objects of rows, as `collate` puts them together."""
         return collate(self.storage.take(rows))
 
     def clear(self, *, fields: bool = False) -> None:
@@ -76,4 +77,15 @@ def items_of(batch: Any) -> list[Any]:
     """The objects of a batch: rows of a TensorDict or tensor, or the elements of a sequence."""
     if isinstance(batch, TensorDictBase):
         return list(batch.unbind(0)) if batch.ndim else [batch]
+    if isinstance(batch, Mapping):
+        raise ArgumentError("a batch of objects is a sequence of them", why="got a dict", fix="Use add(...) for one.")
     return list(batch)
+
+
+def tell(batch: TensorDictBase, name: str, values: Tensor) -> None:
+    """Write what is known of each object, ``[N]``, into a batch of them, in every row of those that have rows."""
+    if isinstance(batch, LazyStackedTensorDict):
+        for item, value in zip(batch.tensordicts, values, strict=True):
+            item.set(name, value.expand(item.batch_size))
+    else:
+        batch.set(name, values.reshape(-1, *[1] * (batch.ndim - 1)).expand(batch.batch_size))

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.data.buffers.objects import ObjectRing
+from rlcli.data.buffers.objects import ObjectRing, items_of
 from rlcli.data.buffers.ring import Ring
 from rlcli.data.sharing import SharedRing
 from rlcli.data.storages import ListStorage, Storage
+from rlcli.data.storages.list_storage import alike
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
@@ -23,16 +24,29 @@ def ring_of(
     if shared:
         return SharedRing(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
     if isinstance(storage, ListStorage):
+        options = {"next_obs": next_obs != "auto", "frame_stack": frame_stack is not None, "codes": codes}
+        if asked := [name for name, given in options.items() if given]:
+            raise ArgumentError(
+                f"{', '.join(asked)}: how rows are stored, and a list of objects has no rows",
+                where="storage",
+                fix="Use LazyTensorStorage, or leave them out.",
+            )
         return ObjectRing(storage)
     return Ring(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
 
 
 def as_batch(batch: Any, *, objects: bool) -> Any:
     """What a buffer of rows, or of objects, was given, as it writes it."""
-    if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):
-        batch = torch.stack(list(batch))
     if objects:
-        return batch
+        return batch if isinstance(batch, TensorDictBase) else items_of(batch)
+    if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):
+        if not alike(batch):
+            raise ArgumentError(
+                "a list of steps is stored as rows, and these are not alike",
+                why="keys, shapes, dtypes or devices differ from one to the next",
+                fix="Give all of them the same, or use ListStorage.",
+            )
+        batch = torch.stack(list(batch))
     if not isinstance(batch, TensorDictBase):
         raise ArgumentError(
             "a buffer of rows takes TensorDicts", why=f"got {type(batch).__name__}", fix="Or use ListStorage."

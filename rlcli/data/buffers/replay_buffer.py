@@ -265,6 +265,10 @@ class ReplayBuffer(SavedBuffer):
         """Write into a sample what only some kinds of buffer tell in it."""
 
     def _placed(self, batch: Any) -> Any:
+        if type(batch) in (list, tuple):
+            return type(batch)(self._placed(item) for item in batch)
+        if not hasattr(batch, "to"):
+            return batch  # an object that lies on no device
         if self.pin_memory and torch.cuda.is_available():
             batch = batch.pin_memory()
         return batch if self.device is None else batch.to(self.device, non_blocking=self.pin_memory)

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from tensordict import TensorDictBase
 
+from rlcli.data.buffers.objects import ObjectRing
 from rlcli.data.buffers.ring import Ring
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
@@ -32,7 +34,7 @@ class Sides:
     """
 
     def __init__(self, ring: Ring | None = None) -> None:
-        self._ring = ring
+        self._ring: Any = ring
         self._parts: list[tuple[Part, bool]] = []
         self._bound = 0  # parts up to the last one that reads the buffer
 
@@ -51,6 +53,12 @@ class Sides:
                 why=f"got {type(transform).__name__}" + (", which has no inverse" if invert else ""),
             )
         parts = list(transform) if isinstance(transform, Compose) else [transform]
+        if isinstance(self._ring, ObjectRing) and (reading := [part for part in parts if _reads_buffer(part)]):
+            raise ArgumentError(
+                f"{type(reading[0]).__name__} reads the rows of a buffer, and a list of objects has none",
+                where="transform",
+                fix="Use LazyTensorStorage.",
+            )
         self._parts += [(part, invert) for part in (reversed(parts) if invert else parts)]
         reads = [i for i, (part, _) in enumerate(self._parts) if _reads_buffer(part)]
         self._bound = 0 if self._ring is None else max(reads, default=-1) + 1
@@ -65,7 +73,11 @@ class Sides:
         """A batch on its way in; the caller's stays as it is."""
         for part, inverted in reversed(self._parts):
             if isinstance(part, Transform):
-                batch = (part.forward if inverted else part.inv)(batch.copy() if hasattr(batch, "copy") else batch)
+                change = part.forward if inverted else part.inv
+                if isinstance(batch, list | tuple):
+                    batch = [change(item.copy()) if isinstance(item, TensorDictBase) else item for item in batch]
+                else:
+                    batch = change(batch.copy() if hasattr(batch, "copy") else batch)
         return batch
 
     def wanted(self) -> list[Key] | None:

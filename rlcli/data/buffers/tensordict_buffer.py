@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli.data.buffers.objects import ObjectRing, items_of, tell
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.data.sharing import RegionWriter
@@ -33,9 +34,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.priority_key = unravel(priority_key)
 
     def _take_priorities(self, rows: Tensor, batch: Any) -> None:
-        priority = batch.get(self.priority_key, None) if isinstance(batch, TensorDictBase) else None
+        if isinstance(self.ring, ObjectRing) and not isinstance(batch, TensorDict):
+            for row, item in zip(rows, items_of(batch), strict=True):  # each of a shape of its own
+                priority = item.get(self.priority_key, None) if isinstance(item, TensorDictBase) else None
+                if priority is not None:
+                    self.update_priority(row, priority.reshape(1, -1))
+            return
+        priority = batch.get(self.priority_key, None)
         if priority is not None:
-            self.update_priority(rows, priority.reshape(len(rows), *priority.shape[batch.ndim :]))
+            self.update_priority(rows, priority.reshape(len(rows), -1))
 
     def writer(self) -> RegionWriter:
         writer = super().writer()
@@ -43,20 +50,33 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
         for name, value in info.items():
-            columns[name] = value.to(self.storage.device)
+            if isinstance(columns, TensorDictBase):
+                tell(columns, name, value.to(self.storage.device))
+            else:
+                columns[name] = value.to(self.storage.device)
 
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
         """Give the rows of a sample the priorities that it now holds under `priority_key`.
+
+        An object that has rows of its own (a `[T]` TensorDict in a `ListStorage`) gets one priority for all of them,
+        by the sampler's `reduction`.
 
         Raises
         ------
         MissingKeyError
             It holds no priorities, or does not say where its rows lie.
         """
+        if isinstance(sample, LazyStackedTensorDict) and isinstance(self.ring, ObjectRing):
+            for item in sample.unbind(0):  # not alike: each by itself
+                self.update_tensordict_priority(item.unsqueeze(0))
+            return
         for key, who in ((self.priority_key, "the loss writes it"), (INDEX, "samples of this buffer hold it")):
             if sample.get(key, None) is None:
                 raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why=who)
         index, priority = sample.get(INDEX), sample.get(self.priority_key)
+        if isinstance(self.ring, ObjectRing):
+            self.update_priority(index.reshape(len(index), -1)[:, 0], priority.reshape(len(index), -1))
+            return
         self.update_priority(index.reshape(-1), priority.reshape(index.numel(), *priority.shape[index.ndim :]))
 
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from rlcli.data.fields import Field
@@ -18,6 +18,10 @@ from rlcli.keys import Key
 
 class ListStorage(Storage):
     """A list of objects; it keeps references, not copies.
+
+    Objects are of any kind and need not be alike: strings, dicts, tensors and TensorDicts of other shapes and keys. A
+    sample of tensors or TensorDicts that are alike is their stack; of TensorDicts that are not, a lazy stack
+    (`LazyStackedTensorDict`); of anything else, a list. There are no trajectories, slices or dumps.
 
     Parameters
     ----------
@@ -66,13 +70,32 @@ class ListStorage(Storage):
 
 
 def collate(items: list[Any]) -> Any:
-    """A batch of objects: tensors and TensorDicts of one shape are stacked, anything else stays a list."""
-    first = items[0] if items else None
-    if isinstance(first, TensorDictBase) and all(isinstance(item, TensorDictBase) for item in items):
-        return torch.stack(items) if len({item.shape for item in items}) == 1 else items
-    if isinstance(first, Tensor) and all(isinstance(item, Tensor) for item in items):
-        return torch.stack(items) if len({(item.shape, item.dtype) for item in items}) == 1 else items
+    """A batch of objects.
+
+    Tensors and TensorDicts are stacked where they are alike. TensorDicts that are not (ragged tensors, other keys, rows
+    of their own in other numbers) are stacked lazily, each as it is: `batch[i]`, or `batch.get(key, as_list=True)`.
+    Anything else stays a list.
+    """
+    if items and all(isinstance(item, TensorDictBase) for item in items) and len({item.ndim for item in items}) == 1:
+        if alike(items):
+            return torch.stack(items)
+        return LazyStackedTensorDict.lazy_stack([item.copy() for item in items])  # what is set there stays there
+    if items and all(isinstance(item, Tensor) for item in items) and alike(items):
+        return torch.stack(items)
     return items
+
+
+def alike(items: Sequence[Any]) -> bool:
+    """Whether tensors, or TensorDicts, can be stacked: same keys, shapes, dtypes and devices."""
+    first = _form(items[0])
+    return all(_form(item) == first for item in items[1:])
+
+
+def _form(item: Any) -> Any:
+    if isinstance(item, TensorDictBase):
+        leaves = item.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor)
+        return item.shape, {key: _form(leaf) for key, leaf in leaves}
+    return item.shape, getattr(item, "dtype", None), item.device
 
 
 def _bytes(item: Any) -> int:
