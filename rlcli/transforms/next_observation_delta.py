@@ -59,6 +59,11 @@ class NextObservationDelta(Transform):
     on_overflow : "raise" or "keep"
         What becomes of a row whose difference the dtype cannot hold: an error; or its next observation is kept as it
         is under ``("next", "delta_kept", *obs)``, where all other rows are zeros that take no memory, and counted.
+    drop_delta : bool
+        In a buffer: leave the differences out of what is sampled.
+    restore_dtype : torch dtype or "root"
+        In a buffer: the dtype of the next observations that are rebuilt from differences of floats; "root" is that of
+        the observation.
 
     Raises
     ------
@@ -83,6 +88,8 @@ class NextObservationDelta(Transform):
         *,
         delta_dtype: torch.dtype = torch.float16,
         on_overflow: str = "raise",
+        drop_delta: bool = True,
+        restore_dtype: torch.dtype | str = "root",
     ) -> None:
         super().__init__(() if in_keys is None else in_keys)
         if delta_dtype not in FLOAT_CODES:
@@ -92,7 +99,11 @@ class NextObservationDelta(Transform):
             )
         if on_overflow not in ON_OVERFLOW:
             raise ArgumentError("on_overflow is raise or keep", where="on_overflow", why=f"got {on_overflow!r}")
+        floats = isinstance(restore_dtype, torch.dtype) and restore_dtype.is_floating_point
+        if restore_dtype != "root" and not floats:
+            raise ArgumentError('restore_dtype is a dtype of floats or "root"', why=f"got {restore_dtype!r}")
         self.delta_dtype, self.on_overflow = delta_dtype, on_overflow
+        self.drop_delta, self.restore_dtype = drop_delta, restore_dtype
         self.chosen = in_keys is not None
         self.keys: list[Key] = list(self.in_keys)  # on an env: those it turns into differences
         self._trips = RoundTrips()
@@ -272,12 +283,14 @@ class NextObservationDelta(Transform):
         coded = [] if held is None else [unravel(key) for key in held.keys(True, True)]
         for key in self.in_keys if self.chosen else coded:
             if key in coded:
-                nested.set(key, rebuilt(tensordict, key))
+                nested.set(key, self._restored(rebuilt(tensordict, key)))
             elif nested is None or nested.get(key, None) is None:
                 raise MissingKeyError(
                     f"the batch holds neither {show(delta_key(key))} nor {show(under_next(key))}",
                     fix="Collect with NextObservationDelta on the env, or with next_obs='delta'.",
                 )
+        if not self.drop_delta:
+            return tensordict
         if not self.chosen or set(coded) <= set(self.in_keys):
             for name in PARTS if coded else ():
                 nested.pop(name, None)
@@ -286,6 +299,12 @@ class NextObservationDelta(Transform):
             for part in (delta_key(key), scale_key(key), kept_key(key)):
                 _remove(tensordict, part)
         return tensordict
+
+    def _restored(self, after: Tensor) -> Tensor:
+        """A rebuilt next observation in the dtype that was asked for; whole numbers stay whole."""
+        if self.restore_dtype == "root" or not after.dtype.is_floating_point:
+            return after
+        return after.to(self.restore_dtype)  # type: ignore[arg-type]
 
     # -- checkpoints ---------------------------------------------------------------------------------------
     def get_extra_state(self):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.errors import ArgumentError
 from rlcli.keys import REWARD, Key
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms.base import RowOp, Transform
@@ -50,21 +51,33 @@ class RewardMap(Transform):
 
 
 class RewardScaling(RewardMap):
-    """`reward * scale + loc`.
+    """`reward * scale + loc`, or `(reward - loc) / scale`.
 
     Parameters
     ----------
     loc, scale : float
+    standard_normal : bool
+        The second formula: rewards of mean `loc` and deviation `scale` become standard ones.
     """
 
-    def __init__(self, loc: float, scale: float, in_keys: Sequence[Key] = ("reward",)) -> None:
+    def __init__(
+        self, loc: float, scale: float, in_keys: Sequence[Key] = ("reward",), *, standard_normal: bool = False
+    ) -> None:
         super().__init__(in_keys)
-        self.loc, self.scale = float(loc), float(scale)
+        self.loc, self.scale, self.standard_normal = float(loc), float(scale), standard_normal
+        if standard_normal and not self.scale > 0:
+            raise ArgumentError("scale is a deviation here, above 0", why=f"got {scale}")
 
     def on_tensor(self, reward):
+        if self.standard_normal:
+            return (reward - self.loc) / self.scale
         return reward * self.scale + self.loc
 
     def on_rows(self, reward):
+        if self.standard_normal:
+            np.subtract(reward, np.float32(self.loc), out=reward)
+            np.divide(reward, np.float32(self.scale), out=reward)
+            return
         np.multiply(reward, np.float32(self.scale), out=reward)
         np.add(reward, np.float32(self.loc), out=reward)
 

@@ -8,6 +8,7 @@ import torch
 from gym_worlds import OBSERVATIONS, Sampled, same_observation
 from tensordict import TensorDict
 
+from rlcli.collectors import Collector
 from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
@@ -157,3 +158,31 @@ def test_set_seed_covers_the_first_episode():
     a, b, c = first(1), first(1), first(2)
     assert torch.equal(a["observation"], b["observation"])
     assert not torch.equal(a["observation"][0], c["observation"][0])
+
+
+def test_an_env_may_be_given_as_env_name():
+    assert repr(GymEnv(env_name="CartPole-v1")) == repr(GymEnv("CartPole-v1"))
+    collector = Collector(GymEnv, create_env_kwargs={"env_name": "CartPole-v1"}, frames_per_batch=4)
+    assert len(collector.next()) == 4
+    with pytest.raises(ArgumentError, match="another name of env"):
+        GymEnv("CartPole-v1", env_name="CartPole-v1")
+    with pytest.raises(ArgumentError, match="needs an env"):
+        GymEnv()
+    with pytest.raises(ArgumentError, match=r"num_envs=4.*SerialEnv"):
+        GymEnv("CartPole-v1", num_envs=4)
+
+
+def test_an_action_is_taken_for_so_many_steps_and_the_rewards_add_up():
+    one, four = GymEnv("Pendulum-v1", max_episode_steps=10), GymEnv("Pendulum-v1", frame_skip=4, max_episode_steps=10)
+    a, b = (env.set_seed(3) and env.reset() for env in (one, four))
+    torch.manual_seed(0)
+    for length in (4, 4, 2):  # the episode ends amid the third
+        action, total = one.action_spec.rand(), 0.0
+        for _ in range(length):
+            a = one.step(a.set("action", action))["next"]
+            total += a["reward"].item()
+        b = four.step(b.set("action", action))["next"]
+        assert torch.equal(a["observation"], b["observation"]) and b["reward"].item() == pytest.approx(total, rel=1e-6)
+        assert torch.equal(a["truncated"], b["truncated"]) and b["truncated"].item() == (length == 2)
+    with pytest.raises(ArgumentError, match="frame_skip"):
+        GymEnv("Pendulum-v1", frame_skip=0)

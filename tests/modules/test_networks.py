@@ -23,6 +23,44 @@ def test_an_mlp_is_a_sequence_of_torchs_own_layers() -> None:
     assert MLP(4, 3, ()).out_features == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"num_cells": [8, 6], "activation_class": nn.ELU}, {"hidden": [8, 6], "activation": "elu"}),
+        ({"num_cells": 8, "depth": 2}, {"hidden": [8, 8]}),
+        ({"depth": 3}, {"hidden": [32, 32, 32]}),
+        ({"num_cells": ()}, {"hidden": ()}),
+        ({"num_cells": (8,), "depth": 1, "activation_class": nn.ReLU}, {"hidden": (8,), "activation": nn.ReLU}),
+    ],
+    ids=str,
+)
+def test_an_mlp_takes_the_names_of_upstream(options, same) -> None:
+    with seeded(0):
+        net = MLP(4, 2, **options)
+    with seeded(0):
+        expected = MLP(4, 2, **same)
+    assert str(net) == str(expected) and torch.equal(net(torch.ones(3, 4)), expected(torch.ones(3, 4)))
+    theirs = pytest.importorskip("torchrl.modules").MLP(4, 2, **options)
+    assert [type(layer) for layer in theirs] == [type(layer) for layer in net]
+    theirs.load_state_dict(net.state_dict())
+    assert torch.equal(net(torch.ones(3, 4)), theirs(torch.ones(3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_cells": 8}, "Give depth as well"),
+        ({"num_cells": [8], "depth": 2}, "num_cells has 1 layers"),
+        ({"num_cells": [8], "hidden": [8]}, "another spelling of hidden"),
+        ({"activation": "relu", "activation_class": nn.ReLU}, "another name of activation"),
+    ],
+    ids=str,
+)
+def test_an_mlp_said_twice_or_by_half_is_refused(options, words) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        MLP(4, 2, **options)
+
+
 def test_orthogonal_layers_have_their_gains() -> None:
     net = MLP(16, 4, (16,), orthogonal=True, last_gain=0.01)
     hidden, last = net[0], net[2]

@@ -50,6 +50,12 @@ def test_differences_are_written_and_read_alike(dtype):
     ours, upstream = NextObservationDelta(["observation"])(coded.clone()), theirs(coded.clone())
     assert torch.equal(ours["next", "observation"], upstream["next", "observation"])
     assert set(ours.keys(True, True)) == set(upstream.keys(True, True))
+    options = {"drop_delta": False, "restore_dtype": torch.float64}
+    ours, upstream = (t(["observation"], **options)(coded.clone()) for t in (NextObservationDelta, UpstreamDelta))
+    assert set(ours.keys(True, True)) == set(upstream.keys(True, True))
+    following = ours["next", "observation"]
+    assert following.dtype == upstream["next", "observation"].dtype == torch.float64
+    assert torch.equal(following, upstream["next", "observation"])
 
 
 @pytest.mark.parametrize("options", [{}, {"traj_key": None}, {"done_key": None}, {"fill_value": 7.0}])

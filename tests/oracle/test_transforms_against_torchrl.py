@@ -83,6 +83,8 @@ CASES = {
         [],
         {"shape": (3, 5, 6), "dtype": np.uint8},
     ),
+    "reward scaling": (lambda p: p.RewardScaling(0.3, 0.7), [], {}),
+    "reward standardised": (lambda p: p.RewardScaling(0.3, 0.7, standard_normal=True), [], {}),
     "reward clipping": (lambda p: p.RewardClipping(-0.5, 0.5), [], {}),
     "reward sign": (lambda p: p.SignTransform(in_keys=["reward"]), [], {}),
     "double to float": (lambda p: p.DoubleToFloat(in_keys=["observation"]), [], {"dtype": np.float64}),

@@ -73,6 +73,7 @@ CASES = {
     "count to 1": (lambda: StepCounter(max_steps=1), ["step_count"], {}),
     "reward sum": (lambda: RewardSum(), ["episode_reward"], {}),
     "reward scaling": (lambda: RewardScaling(0.3, 0.7), [REWARD], {}),
+    "reward standardised": (lambda: RewardScaling(0.3, 0.7, standard_normal=True), [REWARD], {}),
     "reward clipping": (lambda: RewardClipping(-0.5, 0.5), [REWARD], {}),
     "reward sign": (lambda: SignTransform(), [REWARD], {}),
     "scaled before it is summed": (
