@@ -145,8 +145,22 @@ def test_interleaved_single_steps_are_linked_and_not_copied():
     assert len(held._free) == len(held.memory)  # no slot is in use: 200 heads are links
 
 
+STORAGES = [LazyMemmapStorage, lambda size, ndim: CompressedStorage(size, ndim=ndim, widest=1)]
+
+
+@pytest.mark.parametrize("make", STORAGES)
+def test_float_stacks_are_read_where_only_one_of_row_and_successor_has_frames_apart(make):
+    film = torch.arange(40.0).view(10, 4).unfold(0, FRAMES, 1).mT.contiguous()  # the first one's older frames: a slot
+    done = torch.zeros(7, 1, dtype=torch.bool)
+    td = TensorDict({"pixels": film[:-1], "next": {"pixels": film[1:], "done": done}}, [7])
+    ring = Ring(make(60, ndim=1), frame_stack=FRAMES)
+    ring.extend(td)
+    for rows in ([0], [1], [2], [1, 4], [5, 0]):
+        same(ring.read(np.array(rows)), td[rows])
+
+
 @pytest.mark.filterwarnings("ignore:.*shifted by one")
-@pytest.mark.parametrize("make", [LazyMemmapStorage, lambda size, ndim: CompressedStorage(size, ndim=ndim, widest=1)])
+@pytest.mark.parametrize("make", STORAGES)
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_rows_that_are_not_in_plain_memory_read_the_same(make, ndim):
     rng = np.random.default_rng(0)

@@ -61,6 +61,8 @@ def _patch(stacks: FrameStacks, where: np.ndarray, made: Sequence[Tensor]) -> No
     kept = stacks.memory.reshape(-1, stacks.frame.width)
     for j, out in enumerate(made):
         at = np.flatnonzero(where[:, j].reshape(-1) < 0)
+        if not len(at):  # all of them are those of another list
+            continue
         frames = torch.from_numpy(kept[-1 - where[:, j].reshape(-1)[at]]).view(stacks.field.dtype)
         parts = out.view(-1, *stacks.frame.shape)
         parts[torch.from_numpy(at).to(out.device)] = frames.view(len(at), *stacks.frame.shape).to(out.device)
