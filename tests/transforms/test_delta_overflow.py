@@ -226,6 +226,20 @@ def test_a_ring_of_differences_gives_what_a_full_one_gives_however_it_is_written
     full.close(), coded.close()
 
 
+def test_a_row_written_over_without_a_kept_next_observation_has_none(tmp_path):
+    coded, kept = buffers(tmp_path, 1, "tensor")("coded"), NextObservationDelta(on_overflow="keep")
+    td = kept.compress(jumping(0, 6, often=1.0)[0])
+    plain = kept.compress(jumping(1, 6, often=0.0)[0])
+    assert KEPT in td.keys(True, True)
+    coded.extend(td)
+    assert coded[:][KEPT].any()
+    coded[[1, 2, 2]] = plain[:3].exclude(KEPT)
+    assert coded[:][KEPT].any(-1).tolist() == td[KEPT].any(-1).tolist()[:1] + [False] * 2 + [True] * 3
+    coded.extend(plain.exclude(KEPT))
+    coded[list(range(12))] = plain[[0] * 12].exclude(KEPT)
+    assert not coded[:][KEPT].any() and not coded.ring.sparse.nbytes
+
+
 def rows_of(mask):
     return np.flatnonzero(mask.numpy())
 

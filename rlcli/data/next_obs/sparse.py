@@ -95,13 +95,14 @@ class SparseColumns:
         ----------
         numbers : int64 array ``[rows]``
             Of the batch's rows, in its flat order; what they held before is forgotten. Of one that is there twice the
-            last counts.
+            last counts. A column that is not `taken` holds zeros in all of them.
         base : int
             The lowest number that is live: those below are forgotten sooner or later.
         """
-        for key, few in taken.items():
+        for key in {**self._few, **taken}:
+            old, rows = self._few[key] if key in self._few else (np.empty(0, np.int64), taken[key].rows[:0].cpu())
+            few = taken.get(key, Few(torch.empty(0, dtype=torch.int64), rows[:0]))
             few = Few(few.at.cpu(), few.rows.detach().cpu())
-            old, rows = self._few.get(key, (np.empty(0, np.int64), few.rows[:0]))
             written = numbers[few.at.numpy()]
             last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1] if len(written) else ()
             counts = np.isin(few.at.numpy(), last) & (written >= base)
