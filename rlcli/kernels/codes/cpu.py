@@ -160,8 +160,6 @@ def _unpack_one_hot(
 
 @compiled()
 def _unpack_narrow(source: int, target: int, width: int, count: int, elements: int, size: int, wide: int) -> None:
-    for _ in range(count):
+    for i in range(count):
         for j in range(elements):
-            _write(target, _read(source + j * wide, wide), size)
-            target += size
-        source += width
+            _write(target + (i * elements + j) * size, _read(source + i * width + j * wide, wide), size)
