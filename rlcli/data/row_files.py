@@ -208,11 +208,7 @@ class SavedRows:
     def fill(self, storage: Storage) -> None:
         """Write them where they belong."""
         for number, columns in self:
-            start, count = number % storage.capacity, len(next(iter(columns.values())))
-            fit = min(count, storage.capacity - start)  # in two parts where rows begin anew
-            storage.write(start, {key: column[:fit] for key, column in columns.items()})
-            if fit < count:
-                storage.write(0, {key: column[fit:] for key, column in columns.items()})
+            storage.write(number % storage.capacity, columns)
 
 
 def _plan(ring: Ring) -> Iterator[tuple[int, int, int]]:

@@ -31,12 +31,8 @@ def fields() -> dict:
 
 
 def write_wrapped(storage, cursor: int, new: dict) -> None:
-    """As the ring does: up to the last row, then from the first."""
-    start, count = cursor % storage.capacity, len(new["flag"])
-    fit = min(count, storage.capacity - start)
-    storage.write(start, {key: column[:fit] for key, column in new.items()})
-    if fit < count:
-        storage.write(0, {key: column[fit:] for key, column in new.items()})
+    """As the ring does: the first row comes after the last."""
+    storage.write(cursor % storage.capacity, new)
 
 
 def same(a, b) -> bool:

@@ -13,10 +13,13 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
 from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference
+from tensordict import TensorDict
 
-from rlcli.data.storages import LazyMemmapStorage
+from rlcli.data import ReplayBuffer
+from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.data.storages.row_journal import verify_rows
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 
@@ -53,8 +56,6 @@ def overwritten(batches, mode="exact"):
     """What memory holds after the same writes."""
     from rings import STEPS, Ring
 
-    from rlcli.data.storages import LazyTensorStorage
-
     ring = Ring(LazyTensorStorage(STEPS * 2, ndim=2), next_obs=mode)
     for i in range(batches):
         if i % 5 == 4:
@@ -85,8 +86,6 @@ def check_and_finish(folder, acknowledged, text, mode="exact"):
 @functools.cache
 def begin_like(count, mode):
     from rings import STEPS, Ring
-
-    from rlcli.data.storages import LazyTensorStorage
 
     out = []
     for times in (1, 2):
@@ -189,6 +188,32 @@ def test_a_ring_goes_on_after_the_disk_was_full(tmp_path):
         assert verify_rows(folder) == []
         again = begin(folder)
         assert equal(live(again), reference(BATCHES, "exact"))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_write_around_the_end_of_the_ring_is_refused_whole(tmp_path, kept, number):
+    """It needs a file for the rows before the end, and another for those after it."""
+    storage = LazyMemmapStorage(64, scratch_dir=tmp_path / "rows" if kept else None, commit_seconds=0.0)
+    rb, rows = ReplayBuffer(storage=storage), torch.arange(1000)
+    for part in (rows[:64], rows[64:120]):
+        rb.extend(TensorDict({"obs": part}, [len(part)]))
+    before = rb[:]["obs"].tolist()
+    storage.disk = RefusingDisk(number, call="reserve")
+    with pytest.raises(ResourceError, match="the disk is full"):
+        rb.extend(TensorDict({"obs": rows[120:160] + 5000}, [40]))
+    assert rb[:]["obs"].tolist() == before and len(rb) == 64
+    rb.dumps(tmp_path / "dump")
+    again = ReplayBuffer(storage=LazyTensorStorage(64))
+    again.loads(tmp_path / "dump")
+    assert again[:]["obs"].tolist() == before
+    rb.extend(TensorDict({"obs": rows[120:160]}, [40]))
+    after = [*range(128, 160), *range(96, 128)]
+    assert rb[:]["obs"].tolist() == after
+    rb.close()
+    if kept:
+        back = ReplayBuffer(storage=LazyMemmapStorage(64, scratch_dir=tmp_path / "rows", resume=True))
+        assert back[:]["obs"].tolist() == after
 
 
 def fill_up(folder, size):

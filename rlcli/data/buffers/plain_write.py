@@ -84,14 +84,7 @@ def _store(ring: Ring, columns: Mapping[Key, Tensor], length: int, start: int, s
         columns = _step_major(columns, ring.lanes, length, start, stop)
     elif stop - start < length:
         columns = {key: c[start:stop] for key, c in columns.items()}
-    first, steps = ring.cursor % ring.steps, stop - start
-    room = ring.steps - first
-    if steps <= room:
-        ring.storage.write(first * ring.lanes, columns)
-    else:
-        cut = room * ring.lanes
-        ring.storage.write(first * ring.lanes, {key: column[:cut] for key, column in columns.items()})
-        ring.storage.write(0, {key: column[cut:] for key, column in columns.items()})
+    ring.storage.write(ring.cursor % ring.steps * ring.lanes, columns)
 
 
 def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: int, stop: int) -> dict[Key, Tensor]:

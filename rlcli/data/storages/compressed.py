@@ -74,10 +74,10 @@ class CompressedStorage(Storage):
 
     def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
         count = len(next(iter(columns.values())))
-        self._frames_to(np.arange(start, start + count), columns)
+        self._frames_to(np.arange(start, start + count) % self.capacity, columns)
         if self._plain.fields:
             self._plain.write(start, {key: columns[key] for key in self._plain.fields})
-        self._written = max(self._written, start + count)
+        self._written = max(self._written, min(start + count, self.capacity))
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         if any(key in self.frames for key in columns):

@@ -116,7 +116,7 @@ class LazyMemmapStorage(Storage):
         self._table = SegmentTable({}, 1, 0)
         self._made: set[int] = set()  # segments whose names are not yet durable
         self._rewritten: dict[int, Segment] = {}  # new versions since the last commit, and whom they replace
-        self._settled, self._has_owner, self._taken_over = time.monotonic(), False, False
+        self._settled, self._taken_over = time.monotonic(), False
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         if self.fields:
@@ -165,23 +165,22 @@ class LazyMemmapStorage(Storage):
             back = 0
         if back and self.total - back < self.first:
             raise ArgumentError("rows are written in order", why=f"row {start}, next is {self.total % self.capacity}")
-        if not self._has_owner and self.total - self.acknowledged >= self._spare:
-            self.commit()
         old = min(back, count)
+        self._reserve(count - old)
         if old:
-            rows = np.arange(start, start + old)
+            rows = np.arange(start, start + old) % self.capacity
             self.scatter(rows, {key: column[:old] for key, column in columns.items()})
             columns = {key: column[old:] for key, column in columns.items()}
         if count > old:
-            self._append(columns, count - old)
+            self._table.put(self.total, columns, count - old)
+            self.total += count - old
 
-    def _append(self, columns: Mapping[Key, Tensor], count: int) -> None:
+    def _reserve(self, count: int) -> None:
+        """Have the files that the next `count` steps need."""
         rows = self.segment_rows
         for number in range(self.total // rows, -(-(self.total + count) // rows)):
             if number not in self._table.segments:
                 self._add(Segment.made(self.folder, number, 0, self._table.layout, self.disk))
-        self._table.put(self.total, columns, count)
-        self.total += count
 
     def ready(self, rows: np.ndarray) -> None:
         at = self._numbers(rows)
@@ -273,7 +272,6 @@ class LazyMemmapStorage(Storage):
         ResourceError
             The disk refuses. The rows are stored, and not yet acknowledged.
         """
-        self._has_owner = True
         waited = time.monotonic() - self._settled
         if waited >= self.commit_seconds or self.total - self.acknowledged >= self._spare:
             self.commit(state)

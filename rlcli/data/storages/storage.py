@@ -60,7 +60,15 @@ class Storage(ABC):
 
     @abstractmethod
     def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
-        """Rows `[start, start + N)` from columns `[N, *F]` that fit the fields; never past the capacity."""
+        """Rows from `start` on, the first row after the last, from columns `[N, *F]` that fit the fields.
+
+        N is at most the capacity. All of it is written or, if there is no room, nothing that was readable changes.
+
+        Raises
+        ------
+        ResourceError
+            There is no room.
+        """
 
     @abstractmethod
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:

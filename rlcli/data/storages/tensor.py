@@ -71,15 +71,20 @@ class LazyTensorStorage(Storage):
     # ---- writing -----------------------------------------------------------------------------------------------
     def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
         count = len(next(iter(columns.values())))
+        fit = min(count, self.capacity - start)  # the others begin at the first row
         if self.device.type == "cpu":
             held, addresses, apart = by_row(columns, self.fields)
-            _kernels().put(self._addresses, self._widths, start, count, addresses, apart)
+            _kernels().put(self._addresses, self._widths, start, fit, addresses, apart)
+            if fit < count:
+                _kernels().put(self._addresses, self._widths, 0, count - fit, addresses + fit * apart, apart)
             del held
         else:
-            self._grow(start + count)
+            self._grow(start + fit)
+            here = {key: columns[key].detach().to(self.device, non_blocking=True) for key in self._columns}
             for key, column in self._columns.items():
-                column[start : start + count] = columns[key].detach().to(self.device, non_blocking=True)
-        self.written[0] = max(int(self.written[0]), start + count)
+                column[start : start + fit] = here[key][:fit]
+                column[: count - fit] = here[key][fit:]
+        self.written[0] = max(int(self.written[0]), start + fit)
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         if self.device.type == "cpu":
@@ -91,8 +96,9 @@ class LazyTensorStorage(Storage):
             self._grow(int(rows.max(initial=-1)) + 1)
             last = dict(zip(rows.tolist(), range(len(rows)), strict=True))  # a row given twice: the last counts
             at = torch.tensor(list(last), device=self.device)
-            for key, column in columns.items():
-                self._columns[key][at] = column.detach()[list(last.values())].to(self.device)
+            here = {key: column.detach()[list(last.values())].to(self.device) for key, column in columns.items()}
+            for key, column in here.items():
+                self._columns[key][at] = column
         self.written[0] = max(int(self.written[0]), int(rows.max(initial=-1)) + 1)
 
     def _grow(self, rows: int) -> None:
