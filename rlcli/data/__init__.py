@@ -16,6 +16,7 @@ from rlcli.data.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from rlcli.data.saved_batches import allow_batches
 from rlcli.data.segments import SegmentReader, SegmentWriter, open_segments, verify_segments
 from rlcli.data.split_trajectories import split_trajectories
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
@@ -67,3 +68,5 @@ __all__ = [
     "split_trajectories",
     "verify_segments",
 ]
+
+allow_batches()

@@ -195,7 +195,8 @@ class Rows(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        return Tensor.requires_grad_, (self._gather(), self.requires_grad)
+        plain = self._gather()  # saved as a plain tensor is: `torch.load` needs no name of ours
+        return (plain.requires_grad_() if self.requires_grad else plain).__reduce_ex__(protocol)
 
     # ---- torch.compile, and whoever counts inner tensors --------------------------------------------------
     def __tensor_flatten__(self) -> tuple[list[str], None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -91,7 +93,7 @@ VALUES = {
     "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
     "vmap over time": lambda x: torch.vmap(lambda row: row.float().sum(), in_dims=1)(x),
     "nested tensor": lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]).unbind()[1],
-    "torch.save": lambda x: torch.load(saved(x), weights_only=False),
+    "torch.save": lambda x: torch.load(saved(x)),
     "multiprocessing pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "deepcopy": copy.deepcopy,
 }  # fmt: skip
@@ -253,6 +255,22 @@ def test_minibatch_on_another_device_is_only_its_own_rows():
     exact, _ = twins(lanes=4, steps=100)
     part = exact.reshape(-1)[:3].get(NEXT).to("meta")
     assert not isinstance(part, Rows) and part.shape == (3, 4)
+
+
+@pytest.mark.parametrize("what", ["tensor", "dict", "batch"])
+def test_what_torch_saved_is_loaded_elsewhere_by_default(what, tmp_path):
+    """By a process that never heard of rlcli; whole batches by one that imported it."""
+    exact, full = twins()
+    parts = {"tensor": exact["next", "observation"], "dict": exact.to_dict(), "batch": exact}
+    torch.save(parts[what], tmp_path / "saved.pt")
+    lines = ["import sys, torch", f"x = torch.load({str(tmp_path / 'saved.pt')!r})"]
+    lines += ["x = x if isinstance(x, torch.Tensor) else x['next']['observation']"]
+    lines += [f"assert ('rlcli' in sys.modules) == {what == 'batch'}"]
+    lines += [f"torch.save(x, {str(tmp_path / 'read.pt')!r}); assert type(x) is torch.Tensor"]
+    if what == "batch":
+        lines.insert(1, "import rlcli.data")
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+    same(torch.load(tmp_path / "read.pt"), full["next", "observation"])
 
 
 def test_pickle_of_a_packed_batch_holds_observations_once():

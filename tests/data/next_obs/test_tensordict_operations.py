@@ -35,11 +35,11 @@ def reversed_lanes(td):
     return torch.stack([td[i] for i in range(td.shape[0])][::-1])
 
 
-def saved(td):
+def saved(td, weights_only=False):
     file = io.BytesIO()
     torch.save(td, file)
     file.seek(0)
-    return torch.load(file, weights_only=False)
+    return torch.load(file, weights_only=weights_only)
 
 
 def through_files(td):
@@ -160,6 +160,7 @@ GATHERED = {
     "roll by apply": lambda td: td.apply(lambda x: x.roll(1, 0)),
     "state dict": lambda td: td.state_dict(),
     "torch.save": lambda td: saved(td),
+    "torch.load, weights only": lambda td: saved(td, weights_only=True),
     "memmap like": lambda td: td.memmap_like().copy_(td.clone()),
     "save and load": lambda td: through_files(td),
     "masked select": lambda td: td.masked_select(mask(td)),
