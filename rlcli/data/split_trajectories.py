@@ -38,6 +38,9 @@ def split_trajectories(
     rollout_tensordict : TensorDict ``[*B, T]``
         Time last. Trajectories are cut where their id changes along time (ids may be used again, by other lanes or
         later), and after `done` steps; order is kept.
+    prefix : key, optional
+        Where ids lie, under the name `traj_ids`. The mask is always written as `mask` at the root, where torchrl writes
+        it under the prefix.
     trajectory_key : key, optional
         `("collector", "traj_ids")` by default (or under `prefix`).
     done_key : key, optional

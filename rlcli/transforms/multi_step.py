@@ -71,6 +71,12 @@ class MultiStepTransform(Transform):
     ``"steps_to_next_obs"`` int64 `[*B, 1]`, the steps really taken: a loss discounts its bootstrap by gamma to that
     power. Works on `full`, `exact` and `delta`, whose differences are decoded on the way. Flags that a slice sampler
     adds at the ends of slices stay.
+
+    Two differences to torchrl's transform of this name. ``("next", "done")`` and its siblings are those of the last
+    step that was taken, as the next observation is: every row whose n steps reach the end of its trajectory is `done`,
+    where torchrl flags the last row alone and leaves the others to bootstrap from a terminal observation. And rows with
+    fewer than n steps after them, of a trajectory that goes on, are served with those there are, where torchrl keeps
+    such rows out of the buffer until the others have come.
     """
 
     def __init__(self, n_steps: int, gamma: float) -> None:

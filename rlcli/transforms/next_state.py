@@ -46,6 +46,12 @@ class NextStateReconstructor(Transform):
     strict : bool
         "sample": a marker that is missing is an error; otherwise it is not looked at.
 
+    Notes
+    -----
+    torchrl's transform of this name looks at the row below in the sample, in a buffer too, where the last row of a
+    slice is then given another slice's observation or none. Ours asks the storage; called by itself, on a batch that
+    is in no buffer, it refuses: `source="sample"` is for those.
+
     Raises
     ------
     ArgumentError
