@@ -258,7 +258,7 @@ class PolicyGradientLoss(Loss):
             values = {k: x.detach() for k, x in values.items()}
             taught = frozen(shared_parameters(self.density.actor, self.critic.module))
         with taught:
-            out = self.critic(values, like.ndim, skip=self.density.stages)
+            out = self.critic(values, like.ndim, skip=self.density.kept)
         value = per_row(self.need(out, self.tensor_keys.value), like, "state_value")
         target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
         terms: Terms = {}

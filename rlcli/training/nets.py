@@ -49,7 +49,7 @@ class ByAutograd:
 
     def forward(self, batch: Minibatch) -> Outputs:
         params, values = self.loss.density.parameters(batch)
-        value = self.critic(values, skip=self.loss.density.stages)[self.loss.tensor_keys.value]
+        value = self.critic(values, skip=self.loss.density.kept)[self.loss.tensor_keys.value]
         self._outputs = (*params, value)
         return params, value
 

@@ -141,6 +141,17 @@ def test_a_shared_trunk_runs_once_and_learns_from_both():
     assert torch.allclose(head_only["loss_critic"], out["loss_critic"])
 
 
+def test_a_shared_stage_whose_output_the_actor_writes_over_is_run_again():
+    trunk = TensorDictModule(nn.Linear(4, 4), ["observation"], ["hidden"])
+    more = TensorDictModule(nn.Linear(4, 4), ["hidden"], ["hidden"])
+    net = TensorDictSequential(trunk, more, TensorDictModule(nn.Linear(4, 3), ["hidden"], ["logits"]))
+    actor = ProbabilisticActor(net, ["logits"], distribution_class=Categorical, return_log_prob=True)
+    critic = TensorDictSequential(trunk, ValueOperator(nn.Linear(4, 1), ["hidden"]))
+    td = ready(make_actor(), critic).exclude("hidden")
+    expected = nn.functional.smooth_l1_loss(critic(td.copy())["state_value"], td["value_target"])
+    torch.testing.assert_close(ClipPPOLoss(actor, critic)(td)["loss_critic"], expected)
+
+
 def test_an_entropy_without_a_formula_is_estimated():
     class Squashed(torch.distributions.TransformedDistribution):
         def __init__(self, loc, scale):
