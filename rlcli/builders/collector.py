@@ -11,6 +11,7 @@ from tensordict.nn import InteractionType
 from rlcli.builders.row_schema import delta_of
 from rlcli.collectors import Collector
 from rlcli.collectors.devices import resolve
+from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.keys import Key, unravel
@@ -54,7 +55,7 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
     kind = d.kind
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() and cfg.policy.kind == "cnn" else "cpu"
-    here = None if kind == "cpu" else "cuda" if kind == "split" else kind
+    here = None if kind == "cpu" else accelerator() if kind == "split" else kind
     chosen = {
         "env_device": d.env_device,
         "policy_device": d.policy_device or here,

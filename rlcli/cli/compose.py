@@ -157,8 +157,8 @@ def _as_object(node: DictConfig) -> CollectConfig:
 def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
     """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
     typed_keys = {item.key for item in ready.checked}
-    asked = {name: _params(name, ready.contents) for item in ready.checked if item.key == "recipe"
-             for name in item.values if name}  # fmt: skip
+    chosen = [item for item in ready.checked if item.key == "recipe"][-1:]
+    asked = {name: _params(name, ready.contents) for item in chosen for name in item.values if name}
     if len(asked) > 1:
         for name, wanted in asked.items():
             if own := [f"{key}={value}" for key, value in wanted.items() if key not in typed_keys]:

@@ -62,14 +62,18 @@ def check_env(cfg: Any) -> list[Problem]:
     return [missing(package, f"env.id={env_id}") for package in needs if not has(package)]
 
 
+def accelerator() -> str:
+    """What `device=split` acts and learns on: this system's kind of accelerator."""
+    return "mps" if sys.platform == "darwin" else "cuda"
+
+
 def check_devices(cfg: Any) -> list[Problem]:
     """Every named device could exist with this torch on this system; using it shows whether it does."""
-    accelerator = "mps" if sys.platform == "darwin" else "cuda"
     wanted = [
         (
             "device",
             cfg.device.kind,
-            {"split": accelerator, "auto": "cpu"}.get(cfg.device.kind, cfg.device.kind),
+            {"split": accelerator(), "auto": "cpu"}.get(cfg.device.kind, cfg.device.kind),
         )
     ]
     for name in ("env_device", "policy_device", "storing_device", "train_device"):

@@ -131,13 +131,13 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
     if policy.kind == "checkpoint" and not policy.path:
         yield Problem(
             "policy=checkpoint needs policy.path",
-            "policy.path=RUN_FOLDER (rlcli ls lists runs)",
+            "policy.path=RUN_FOLDER (rlcli ls runs lists them)",
             only_here=True,
         )
     if policy.path and policy.kind != "checkpoint":
         yield Problem(f"policy.path has no meaning with policy={policy.kind}", "use policy=checkpoint")
     if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
-        yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls lists runs", only_here=True)
+        yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
     if policy.kwargs and policy.kind not in registry.users_names("policy"):
         yield Problem(
             f"policy.kwargs has no meaning with policy={policy.kind}",

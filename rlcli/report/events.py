@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rlcli.errors import ResourceError
+
 
 class EventsWriter:
     """Appends scalars to a new events file in `folder`. Needs the package `tensorboard`.
@@ -15,6 +17,11 @@ class EventsWriter:
     folder : Path
     resume_at : int, optional
         Earlier files' figures past this many frames are hidden: the resumed run writes them anew.
+
+    Raises
+    ------
+    ResourceError
+        The folder's name is no text.
     """
 
     def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
@@ -22,7 +29,14 @@ class EventsWriter:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer = EventFileWriter(str(folder))
+        try:
+            self._writer = EventFileWriter(str(folder))
+        except UnicodeEncodeError:
+            raise ResourceError(
+                "TensorBoard writes only where names are UTF-8",
+                where=str(folder),
+                fix="Rename the folder, or use logger=none (for a run that is resumed: logger.kind=none).",
+            ) from None
         if resume_at is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(resume_at + 1, session_log=start)

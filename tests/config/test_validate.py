@@ -1,6 +1,7 @@
 """Each rule between options is reported with its remedy, and all of them at once."""
 
 import pytest
+import torch
 
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
@@ -92,6 +93,20 @@ def test_a_problem_names_the_option_and_its_remedy(values, words, monkeypatch):
     assert found, "no problem was reported"
     for word in words:
         assert word in found
+
+
+@pytest.mark.parametrize(("system", "device"), [("darwin", "mps"), ("linux", "cuda")])
+def test_split_asks_for_the_accelerator_that_it_was_checked_for(monkeypatch, system, device):
+    from rlcli.builders import collector
+    from rlcli.config import installed
+
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(collector, "resolve", lambda name: None if name is None else torch.device(name))
+    cfg = changed(device__kind="split")
+    assert texts(cfg) == []
+    found = collector.devices(cfg)
+    assert found["train_device"] == found["policy_device"] == torch.device(device) and found["env_device"] is None
 
 
 @pytest.mark.parametrize("setting", [{"split_trajs": True}, {"trajs_per_batch": 2}])

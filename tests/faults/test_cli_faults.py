@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,17 @@ def test_a_run_that_is_refused_before_its_first_batch_leaves_no_folder(rlcli, tm
     answer = rlcli(verb, "run.dir=r", "console=off", *words)
     assert answer.code in (2, 3) and not (tmp_path / "r").exists(), answer
     assert "Traceback" not in answer.err
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file system takes only UTF-8")
+def test_a_run_in_a_folder_whose_name_is_no_text(rlcli, run):
+    name = os.fsdecode(b"r\xff\xfe")
+    run.rename(run.with_name(name))
+    for words in (["eval", "--episodes", "1"], ["inspect"], ["verify"], ["resume", "logger.kind=none"]):
+        assert rlcli(words[0], name, *words[1:]).code == 0
+    if find_spec("tensorboard"):
+        is_a_sentence(rlcli("resume", name, "logger.kind=tensorboard", "total_frames=1280"), 5, "logger.kind=none")
+    is_a_sentence(rlcli("train", f"run.dir={name}"), 2, "cannot read")
 
 
 def test_a_folder_whose_first_files_cannot_be_written_is_taken_back(rlcli, tmp_path, monkeypatch):
