@@ -16,9 +16,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, no_grad
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, under_next
+from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next
 from rlcli.objectives.arguments import Elsewhere, either, elsewhere, one_of
-from rlcli.objectives.density import Density
+from rlcli.objectives.density import Density, log_prob_key
 from rlcli.objectives.frozen import frozen, shared_parameters
 from rlcli.objectives.loss import Loss, Terms
 from rlcli.objectives.lowered import Columns, Lowered, value_key
@@ -75,6 +75,7 @@ class PolicyGradientLoss(Loss):
         "reward": "reward",
         "done": "done",
         "terminated": "terminated",
+        "sample_log_prob": SAMPLE_LOG_PROB,
     }
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
         "functional": Elsewhere((False,), "Leave it out: the networks keep their parameters."),
@@ -127,6 +128,7 @@ class PolicyGradientLoss(Loss):
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
         self.separate_losses, self.log_explained_variance = separate_losses, log_explained_variance
         self.density = Density(actor_network, samples_mc_entropy)
+        self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
         self.critic = None if critic_network is None else Lowered(critic_network)
         self.value_estimator: ValueEstimator | None = None
         if critic_network is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, EPISODE_REWARD, REWARD, Key, under_next
 from rlcli.specs import Unbounded
 from rlcli.transforms.base import RowOp, Transform, put
@@ -20,13 +22,20 @@ class RewardSum(Transform):
 
     Parameters
     ----------
+    in_keys : sequence of one key, default ("reward",)
+        There is no other reward.
     out_keys : sequence of one key, default ("episode_reward",)
     """
 
     has_batch_pass = True
 
-    def __init__(self, out_keys: list[Key] | None = None) -> None:
-        super().__init__(in_keys=["reward"], out_keys=out_keys or [EPISODE_REWARD])
+    def __init__(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> None:
+        super().__init__(in_keys=in_keys or ["reward"], out_keys=out_keys or [EPISODE_REWARD])
+        if self.in_keys != ["reward"] or len(self.out_keys) != 1:
+            raise ArgumentError(
+                "RewardSum sums the reward, under one key", why=f"got in_keys={in_keys}, out_keys={out_keys}",
+                fix='To name the sum, give out_keys=["..."].',
+            )  # fmt: skip
         self.carry = Carry(np.float32)
 
     def transform_observation_spec(self, spec):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributions as D
 
+from rlcli.errors import ArgumentError
 from rlcli.modules.distributions import (
     Categorical,
     Delta,
@@ -15,6 +16,7 @@ from rlcli.modules.distributions import (
     MultiOneHot,
     OneHotCategorical,
     TanhNormal,
+    family_of,
 )
 
 BATCH = (7, 3)
@@ -152,3 +154,20 @@ def test_delta_agrees_with_tensordicts(dtype) -> None:
             Delta(param).log_prob(action).exp(),
             Theirs(param, event_shape=(2,), batch_shape=BATCH).log_prob(action).eq(torch.inf).to(dtype),
         )
+
+
+def test_a_tanh_normal_takes_the_options_of_upstream_that_change_nothing(dtype) -> None:
+    upstream = pytest.importorskip("torchrl.modules")
+    loc, scale = torch.randn(*BATCH, 2, dtype=dtype), torch.rand(*BATCH, 2, dtype=dtype) + 0.1
+    options = {"upscale": 3.0, "event_dims": 1, "tanh_loc": False, "low": -2.0, "high": 1.0}
+    ours, theirs = (kind(loc, scale, **options) for kind in (TanhNormal, upstream.TanhNormal))
+    action = theirs.sample().clamp(-1.9, 0.9)
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action), rtol=1e-5, atol=1e-5)
+    for option, value in (("event_dims", 0), ("tanh_loc", True), ("safe_tanh", False)):
+        with pytest.raises(ArgumentError, match=option):
+            TanhNormal(loc, scale, **{option: value})
+
+
+def test_an_actor_keeps_its_family_with_those_options() -> None:
+    options = {"low": -1.0, "high": 1.0, "tanh_loc": False, "upscale": 5.0, "event_dims": None}
+    assert family_of(TanhNormal, options) is not None

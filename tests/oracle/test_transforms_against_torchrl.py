@@ -76,6 +76,7 @@ CASES = {
     "count": (lambda p: p.StepCounter(), ["step_count"], {}),
     "count to 3": (lambda p: p.StepCounter(max_steps=3), ["step_count"], {}),
     "reward sum": (lambda p: p.RewardSum(), ["episode_reward"], {}),
+    "reward sum by name": (lambda p: p.RewardSum(in_keys=["reward"], out_keys=["total"]), ["total"], {}),
     "cat vectors": (lambda p: p.CatFrames(3, -1, in_keys=["observation"]), [], {}),
     "cat padded": (lambda p: p.CatFrames(3, -1, in_keys=["observation"], padding="constant"), [], {}),
     "cat images": (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,13 +35,37 @@ class TanhNormalFamily(Family):
     ----------
     low, high : float or array `[d]`
         Bounds of the action, finite, `low < high`.
+    event_dims, tanh_loc, safe_tanh, upscale
+        Options of upstream's: taken where they ask for what happens here anyway. A log-probability is that of the last
+        dim together, `loc` is used as it is (so that `upscale`, which only limits it, has no effect), and no action
+        leaves the box by rounding.
     """
 
     param_names = ("loc", "scale")
     has_rsample = True
     exact_entropy = False
 
-    def __init__(self, low: Bound = -1.0, high: Bound = 1.0) -> None:
+    def __init__(
+        self,
+        low: Bound = -1.0,
+        high: Bound = 1.0,
+        *,
+        event_dims: int | None = 1,
+        tanh_loc: bool = False,
+        safe_tanh: bool = True,
+        upscale: float | Tensor = 5.0,
+    ) -> None:
+        if event_dims not in (None, 1):
+            raise ArgumentError(
+                "the log-probability of a TanhNormal is that of the last dim together",
+                why=f"got event_dims={event_dims}",
+                fix="Use loc.unsqueeze(-1) for one a number.",
+            )
+        if tanh_loc or not safe_tanh:
+            raise ArgumentError(
+                "TanhNormal has neither tanh_loc=True nor safe_tanh=False",
+                fix="Limit loc in the network: upscale * (loc / upscale).tanh().",
+            )
         lo, hi = (np.asarray(b.cpu() if isinstance(b, Tensor) else b, np.float32) for b in (low, high))
         if not (np.isfinite(lo).all() and np.isfinite(hi).all() and (lo < hi).all()):
             raise ArgumentError(
@@ -167,10 +192,14 @@ class TanhNormal(FamilyDistribution):
         Parameters of the Gaussian before tanh; `scale` may be `[d]`, or a number.
     low, high : float or array `[d]`
         The box.
+    **options
+        See `TanhNormalFamily`.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor | float, low: Bound = -1.0, high: Bound = 1.0) -> None:
-        family = TanhNormalFamily(low, high)
+    def __init__(
+        self, loc: Tensor, scale: Tensor | float, low: Bound = -1.0, high: Bound = 1.0, **options: Any
+    ) -> None:
+        family = TanhNormalFamily(low, high, **options)
         super().__init__(family, (loc, as_scale(scale, loc)), loc.shape[:-1], loc.shape[-1:])
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:

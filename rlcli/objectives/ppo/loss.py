@@ -6,14 +6,13 @@ Reads the old log-probability as well. Reports how far the policy moved: `kl_app
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.keys import SAMPLE_LOG_PROB, Key
-from rlcli.objectives.density import also_called, log_prob_key
+from rlcli.keys import Key
+from rlcli.objectives.density import also_called
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
@@ -36,16 +35,6 @@ class PPOLoss(PolicyGradientLoss):
     """
 
     objective_figures: ClassVar[tuple[str, ...]] = ("kl_approx", "ESS")
-    default_keys: ClassVar[dict[str, Key]] = {**PolicyGradientLoss.default_keys, "sample_log_prob": SAMPLE_LOG_PROB}
-
-    def __init__(
-        self,
-        actor_network: ProbabilisticTensorDictSequential | None = None,
-        critic_network: TensorDictModuleBase | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(actor_network, critic_network, **options)
-        self.tensor_keys.sample_log_prob = log_prob_key(self.actor_network)
 
     @property
     def extra_keys(self) -> list[Key]:

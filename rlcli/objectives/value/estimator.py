@@ -26,6 +26,7 @@ from rlcli.keys import (
     IS_INIT,
     NEXT,
     REWARD,
+    SAMPLE_LOG_PROB,
     SHIFTED_VALID,
     STATE_VALUE,
     TERMINATED,
@@ -110,6 +111,7 @@ class ValueEstimator(KeyedModule, ABC):
         "terminated": TERMINATED,
         "truncated": TRUNCATED,
         "traj_ids": TRAJ_IDS,
+        "sample_log_prob": SAMPLE_LOG_PROB,  # which V-trace alone reads
     }
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
         "vectorized": Elsewhere(None, ""),  # the same numbers either way

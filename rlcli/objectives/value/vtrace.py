@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
-from rlcli.keys import ACTION, IS_INIT, SAMPLE_LOG_PROB, Key, show
+from rlcli.keys import ACTION, IS_INIT, Key, show
 from rlcli.objectives.density import Density, also_called, log_prob_key
 from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.estimator import ValueEstimator
@@ -42,7 +42,6 @@ class VTrace(ValueEstimator):
     default_keys: ClassVar[dict[str, Key]] = {
         **ValueEstimator.default_keys,
         "action": ACTION,
-        "sample_log_prob": SAMPLE_LOG_PROB,
     }
     reads_batch: ClassVar[bool] = True
 
