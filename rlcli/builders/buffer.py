@@ -20,6 +20,7 @@ from rlcli.data.buffers.replay_buffer import ReplayBuffer
 from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler, SliceSampler
 from rlcli.data.storages import LazyTensorStorage, Storage
+from rlcli.errors import ResourceError
 from rlcli.keys import Key
 from rlcli.training.run import BUFFER, Run
 from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
@@ -77,11 +78,37 @@ def slices_of(cfg: Config) -> tuple[int, int]:
 
 
 def clear_rows(folder: Path) -> None:
-    """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count."""
-    if (folder / "journal.jsonl").is_file():
-        for pattern in ("journal.jsonl", "rows-*.bin", "state-*.safetensors"):
-            for file in folder.glob(pattern):
-                file.unlink()
+    """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count.
+
+    Whole or not at all: half of it would look like damage.
+
+    Raises
+    ------
+    ResourceError
+        Files are there that no storage makes.
+    """
+    from rlcli.data.disk import Disk
+
+    disk, place = Disk(), folder.resolve()  # the folder may be a link to another disk
+    old = place.with_name(f".old_{place.name}")
+    if old.exists() or old.is_symlink():  # of a crash while it was taken away
+        disk.remove(old)
+    if not place.is_dir():
+        return
+    ours = [path for pattern in _ROWS for path in place.glob(pattern)]
+    if others := sorted(set(place.iterdir()).difference(ours)):
+        raise ResourceError(
+            "the folder of the buffer holds other files",
+            where=str(folder),
+            why=", ".join(path.name for path in others[:5]),
+            fix="Move them away: a resumed run writes its rows anew.",
+        )
+    disk.rename(place, old)
+    disk.make_folder(place)
+    disk.remove(old)
+
+
+_ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-*.bin", "state-*.safetensors")
 
 
 def build_storage(cfg: Config, run: Run) -> Storage:
@@ -95,7 +122,8 @@ def build_storage(cfg: Config, run: Run) -> Storage:
         from rlcli.data.storages.memmap import LazyMemmapStorage
 
         folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
-        clear_rows(folder)
+        if run.checkpoints:  # it is resumed; rows of another run in this place are refused by the storage
+            clear_rows(folder)
         return LazyMemmapStorage(s.max_size, ndim=s.ndim, scratch_dir=folder)
     return LazyTensorStorage(s.max_size, ndim=s.ndim)
 

@@ -9,18 +9,30 @@ means is for those who saved it. Bytes and JSON only: reading runs nothing.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.row_files import NAMES, SavedRows
-from rlcli.data.sealed_folder import MANIFEST, SealedFolders
+from rlcli.data.row_files import ABOUT, NAMES, SavedRows, check_rows
+from rlcli.data.sealed_folder import SealedFolders
 from rlcli.data.state_tree import restore
 from rlcli.data.tensor_file import decode
+from rlcli.typed import Misfit, mapping, parsed, record, some, text, whole
 
-FORMAT, VERSION = "rlcli-checkpoint", 2
+FORMAT, VERSION = "rlcli-checkpoint", 3
 TENSORS, STATE, BUFFER = "tensors.safetensors", "state.json", "buffer"
-FOLDERS = SealedFolders("checkpoint", "checkpoint", FORMAT, VERSION, rf"tensors\.safetensors|state\.json|{NAMES}")
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    if manifest["files"].keys() != {TENSORS, STATE} | _row_files(manifest):
+        raise Misfit(f"files other than {TENSORS}, {STATE} and rows are named", "files")
+    if BUFFER in manifest:
+        check_rows(manifest[BUFFER], manifest["files"])
+
+
+FOLDERS = SealedFolders(
+    "checkpoint", "checkpoint", FORMAT, VERSION, rf"tensors\.safetensors|state\.json|{NAMES}",
+    {"number": whole(), "config": mapping(), "versions": mapping(text())}, {BUFFER: record(**ABOUT)}, _check,
+)  # fmt: skip
 
 
 def read_manifest(path: Path | str) -> dict[str, Any]:
@@ -31,14 +43,11 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
     DamagedDataError
         It is missing or altered, or of a version that is not known here.
     """
-    manifest = FOLDERS.manifest(Path(path))
-    if set(manifest["files"]) != {TENSORS, STATE} | _row_files(manifest):
-        raise FOLDERS.damaged(Path(path) / MANIFEST, f"files other than {TENSORS}, {STATE} and rows are named")
-    return manifest
+    return FOLDERS.manifest(Path(path))
 
 
 def _row_files(manifest: dict[str, Any]) -> set[str]:
-    return {entry["name"] for entry in manifest.get(BUFFER, {}).get("rows", [])}
+    return {entry["name"] for entry in manifest[BUFFER]["rows"]} if BUFFER in manifest else set()
 
 
 def read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -54,14 +63,11 @@ def read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         FOLDERS.check(path, name, manifest)
     tensors = decode(contents[TENSORS], str(path / TENSORS))
     try:
-        state = restore(json.loads(contents[STATE]), tensors)
+        state = restore(parsed(contents[STATE]), tensors)
+        mapping()(state)
         if BUFFER in manifest:
+            some(rows=some(columns=mapping(), ring=mapping()))(state.get(BUFFER))
             state[BUFFER]["rows"]["columns"] = SavedRows(path, manifest[BUFFER])
         return state
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        RecursionError,
-    ) as error:  # its checksum fits: written by hand
+    except (KeyError, ValueError, TypeError, RecursionError) as error:  # its checksum fits: written by hand
         raise FOLDERS.damaged(path / STATE, str(error)) from error

@@ -20,15 +20,27 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlcli.data.disk import Disk, Stamp
-from rlcli.data.row_files import NAMES, RowFiles, SavedRows
+from rlcli.data.fields import check_fit
+from rlcli.data.fitting import ROWS, fitting
+from rlcli.data.row_files import ABOUT, NAMES, RowFiles, SavedRows, check_rows
 from rlcli.data.sealed_folder import SealedFolders
 from rlcli.data.state_file import decode_state, encode_state
 from rlcli.data.storages import LazyMemmapStorage, MappedStorage, Storage
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.typed import Misfit, held, mapping, record
 
-FORMAT, VERSION, STATE = "rlcli-buffer", 1, "state.safetensors"
-FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.safetensors")
+FORMAT, VERSION, STATE = "rlcli-buffer", 2, "state.safetensors"
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    named = {STATE, *(file["name"] for file in manifest["rows"])}
+    if named != manifest["files"].keys():
+        raise Misfit(f"{', '.join(sorted(manifest['files']))} are there, {STATE} and rows belong there", "files")
+    check_rows(manifest, manifest["files"])
+
+
+FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.safetensors", ABOUT, {}, _check)
 
 
 class Ring(Protocol):
@@ -127,17 +139,40 @@ def load(
             why="; ".join(other),
             fix=f"Make the storage with max_size={manifest['max_size']}, ndim={manifest['ndim']}.",
         )
-    state = decode_state((path / STATE).read_bytes(), str(path / STATE))
+    state, rows = read_dump(path), SavedRows(path, manifest)
     if take is not None:
         take(state["extra"])
-    take_rows(ring, state["ring"], lambda: SavedRows(path, manifest).fill(storage), cut=cut)
+    with fitting(path, ROWS):
+        take_rows(ring, state["ring"], rows.span, lambda: rows.fill(storage), cut=cut)
     return state["extra"]
 
 
-def take_rows(ring: Ring, state: Mapping[str, Any], write: Callable[[], None], *, cut: bool = False) -> None:
-    """Give a ring another one's state, then its rows, which `write` writes: if it cannot, the ring holds none."""
+def read_dump(path: Path) -> dict[str, Any]:
+    """What stands in a dump beside its rows: "ring" and "extra"; the caller has compared its checksums."""
+    state = decode_state((path / STATE).read_bytes(), str(path / STATE))
+    return held(record(ring=mapping(), extra=mapping()), state, path / STATE)
+
+
+def take_rows(
+    ring: Ring, state: Mapping[str, Any], span: tuple[int, int] | None, write: Callable[[], None], *, cut: bool = False
+) -> None:  # fmt: skip
+    """Give a ring another one's state, then its rows, which `write` writes: if it cannot, the ring holds none.
+
+    Parameters
+    ----------
+    span : (int, int), optional
+        The number of the first of these rows, and one past that of the last, where they have numbers.
+
+    Raises
+    ------
+    Misfit
+        The state, or the rows, are none of a ring, or not of the same one.
+    """
     ring.load_state_dict(state, cut=cut)
     try:
+        live = ring.base * ring.lanes, ring.cursor * ring.lanes
+        if span is not None and live[0] < live[1] and not span[0] <= live[0] < live[1] == span[1]:
+            raise Misfit(f"steps {span[0]} to {span[1]} are stored, and the state is of {live[0]} to {live[1]}")
         write()
     except BaseException:
         ring.clear(fields=True)
@@ -154,8 +189,8 @@ def resume(ring: Ring) -> None:
     """
     storage = ring.storage
     if isinstance(storage, MappedStorage) and storage.ring_state is not None:
-        with storage.taking_over():
-            ring.load_state_dict(storage.ring_state, cut=True)
+        with fitting(storage.where, ROWS), storage.taking_over():
+            take_rows(ring, storage.ring_state, storage.span, _nothing, cut=True)
         return
     content = storage.saved_state() if isinstance(storage, LazyMemmapStorage) else None
     if content is None:
@@ -163,8 +198,13 @@ def resume(ring: Ring) -> None:
             "nothing to go on with", why="no state of a buffer was committed with these rows", fix="Load a dump."
         )
     assert isinstance(storage, LazyMemmapStorage)
-    with storage.taking_over():
-        ring.load_state_dict(decode_state(content, str(storage.folder)), cut=True)
+    with fitting(storage.folder, ROWS), storage.taking_over():
+        state, span = decode_state(content, str(storage.folder)), (storage.first, storage.total)
+        take_rows(ring, state, span, _nothing, cut=True)
+
+
+def _nothing() -> None:
+    """The rows are there."""
 
 
 def ring_content(ring: Ring) -> Callable[[], list[bytes | memoryview]]:
@@ -175,6 +215,9 @@ def ring_content(ring: Ring) -> Callable[[], list[bytes | memoryview]]:
 def restore_rows(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
     """Write the live rows of a ring whose state was just loaded, given in the order of their row numbers."""
     storage, live = ring.storage, (ring.cursor - ring.base) * ring.lanes
+    check_fit(storage.fields, columns)
+    if any(len(column) != live for column in columns.values()):
+        raise Misfit(f"columns of {live} rows were expected")
     first = ring.base * ring.lanes
     ahead = min(live, storage.capacity - first % storage.capacity)  # up to the end of the rows; the others come first
     cut = live - ahead

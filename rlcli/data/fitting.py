@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcli.errors import DamagedDataError, RlcliError, told
 
-_MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+_MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 RUN = "the checkpoint does not fit the run's configuration", "Restore config.json as the run wrote it."
 ROWS = "the state of a buffer does not fit its rows", "Restore it from a copy."
 

@@ -12,6 +12,7 @@ Where two folders are kept, a new one links to the last but one: no flipped bit 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.disk import Disk, Stamp, digest_of
-from rlcli.data.fields import Field, listed_fields, read_fields
+from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.next_obs.side_pool import bytes_of
 from rlcli.data.sealed_folder import SealedFolders
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, Storage
@@ -29,6 +30,7 @@ from rlcli.data.storages.packed_frames import pack_frames, unpack_frames
 from rlcli.data.storages.segment import rows_for
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key
+from rlcli.typed import Check, Misfit, listed, optional, record, text, whole
 
 NAMES = r"rows-\d{8,}\.bin"
 
@@ -164,6 +166,55 @@ class RowFiles:
         return file, disk.write_file(path / file.name, chunks)
 
 
+def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Refuse what a manifest says of rows, if its files cannot hold them.
+
+    Parameters
+    ----------
+    about : mapping
+        See `RowFiles.about`.
+    files : mapping
+        The manifest's, by name: their sizes.
+
+    Raises
+    ------
+    Misfit
+        Files are of another size, do not follow each other, or hold more than there is room for.
+    """
+    fields, found = read_fields(about["fields"]), [RowFile(**entry) for entry in about["rows"]]
+    packs = about["storage"] == CompressedStorage.__name__
+    if about["capacity"] > about["max_size"] or (found and not fields):
+        raise Misfit(f"{len(found)} files of {len(fields)} keys, capacity {about['capacity']} of {about['max_size']}")
+    if len({file.name for file in found}) < len(found) or any(file.name not in files for file in found):
+        raise Misfit("a file is named twice, or has no checksum", "rows")
+    for file in found:
+        if not file.start < file.stop <= file.stride or len(file.packed) != len(fields):
+            raise Misfit(f"rows {file.start} to {file.stop} of {file.stride}, {len(file.packed)} columns", file.name)
+        if not packs and any(size is not None for size in file.packed):
+            raise Misfit(f"a {about['storage']} packs no columns", file.name)
+        raw = sum(f.width for f, size in zip(fields.values(), file.packed, strict=True) if size is None)
+        size = raw * file.stride + sum(size for size in file.packed if size is not None)
+        if files[file.name]["size"] not in (size, max(size, 1)):  # a segment has at least one byte
+            raise Misfit(f"it has {files[file.name]['size']} bytes, and its columns {size}", file.name)
+    for file, after in itertools.pairwise(found):
+        if file.first + file.stop != after.first + after.start:
+            raise Misfit(f"step {file.first + file.stop} comes next, not {after.first + after.start}", after.name)
+    if sum(file.stop - file.start for file in found) > about["capacity"]:
+        raise Misfit(f"more rows than the capacity of {about['capacity']}", "rows")
+
+
+_SIZE = whole(1, 1 << 40)
+ABOUT: dict[str, Check] = {
+    "storage": text(), "fields": check_fields, "capacity": _SIZE, "lanes": _SIZE, "max_size": _SIZE,
+    "ndim": whole(1, 64),
+    "rows": listed(
+        record(
+            name=text(NAMES), first=whole(), stride=_SIZE, start=whole(), stop=_SIZE, packed=listed(optional(whole()))
+        )
+    ),
+}  # fmt: skip
+
+
 class SavedRows:
     """Rows in files whose checksums were compared; read a file at a time.
 
@@ -179,6 +230,13 @@ class SavedRows:
         self.path, self._lanes = path, about["lanes"]
         self._fields = read_fields(about["fields"])
         self._files = [RowFile(**entry) for entry in about["rows"]]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The number of the first step, and one past that of the last."""
+        if not self._files:
+            return 0, 0
+        return self._files[0].first + self._files[0].start, self._files[-1].first + self._files[-1].stop
 
     def __len__(self) -> int:
         """Rows."""
@@ -206,7 +264,15 @@ class SavedRows:
     __hash__ = None  # type: ignore[assignment]
 
     def fill(self, storage: Storage) -> None:
-        """Write them where they belong."""
+        """Write them where they belong.
+
+        Raises
+        ------
+        Misfit
+            The storage has other columns.
+        """
+        if self._fields != dict(storage.fields):
+            raise Misfit("the files and the state of a buffer do not belong together")
         for number, columns in self:
             storage.write(number % storage.capacity, columns)
 
@@ -231,14 +297,10 @@ def _earlier(folders: SealedFolders, paths: list[Path]) -> tuple[dict[str, tuple
             manifest = folders.manifest(path)
         except DamagedDataError:
             continue
-        listed = [RowFile(**entry) for entry in rows_in(manifest).get("rows", [])]
-        return {file.name: (file, Stamp(**manifest["files"][file.name])) for file in listed}, path
+        about = manifest.get("buffer", manifest)  # of a dump it stands at the top
+        before = [RowFile(**entry) for entry in about.get("rows", [])]
+        return {file.name: (file, Stamp(**manifest["files"][file.name])) for file in before}, path
     return {}, None
-
-
-def rows_in(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a manifest says of rows: of a dump at its top, of a checkpoint under "buffer"."""
-    return manifest.get("buffer", manifest)
 
 
 def _name(number: int) -> str:

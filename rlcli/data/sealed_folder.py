@@ -17,9 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.disk import Disk, Stamp, digest_of, stamp_of
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.data.disk import STAMP, Disk, Stamp, digest_of, stamp_of
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed, record, text, whole
 
+_SEALED = {
+    "format": text(), "version": whole(), "sequence": whole(1), "created": text(), "files": mapping(record(**STAMP)),
+}  # fmt: skip
 MANIFEST = "manifest.json"
 _TEMPORARY, _OLD = ".tmp_", ".old_"
 
@@ -35,13 +39,22 @@ class SealedFolders:
         What a person calls one ("checkpoint").
     format, version : str, int
         Of what is in them.
-    files : compiled pattern
-        Names that a manifest may name; nothing else is ever opened.
+    files : str
+        A pattern of the names that a manifest may name; nothing else is ever opened.
+    about, may : dict of name to check
+        What the owner says in a manifest, and what it may say: see `rlcli.typed`.
+    together : callable
+        Raises `Misfit` where a manifest, each part of which is as it must be, contradicts itself.
     """
 
-    def __init__(self, prefix: str, noun: str, format: str, version: int, files: str) -> None:
+    def __init__(
+        self, prefix: str, noun: str, format: str, version: int, files: str, about: Mapping[str, Check],
+        may: Mapping[str, Check], together: Check,
+    ) -> None:  # fmt: skip
         self.prefix, self.noun, self.format, self.version = prefix, noun, format, version
-        self._files, self._name = re.compile(files), re.compile(rf"{prefix}_(\d{{6,}})")
+        self._name = re.compile(rf"{prefix}_(\d{{6,18}})")
+        self._files, self._record = re.compile(files), record(may, **_SEALED, **about)
+        self._together = together
 
     def write(
         self,
@@ -68,8 +81,11 @@ class SealedFolders:
         ------
         ResourceError
             The disk refuses: the folders before it stay.
+        ArgumentError
+            What is said of the files is nothing that could be read again.
         """
-        sequence = max((self.sequence(p) for p in self.paths(folder)), default=0) + 1
+        taken = (self.sequence(path) for path in (folder.iterdir() if folder.is_dir() else ()))
+        sequence = max((*taken, 0)) + 1
         temporary = folder / f"{_TEMPORARY}{sequence:06d}_{os.getpid()}"
         disk.make_folder(folder)
         self._clear(folder, disk)
@@ -78,11 +94,12 @@ class SealedFolders:
             disk.make_folder(temporary)
             files = {name: stamp._asdict() for name, stamp in fill(temporary).items()}
             manifest = {"format": self.format, "version": self.version, "sequence": sequence, **about, "files": files}
+            self._need_readable(manifest)
             disk.write_file(temporary / MANIFEST, [sealed(manifest)])
             disk.sync_folder(temporary)
             path = folder / f"{self.prefix}_{sequence:06d}"
             disk.rename(temporary, path)
-        except ResourceError:
+        except (ResourceError, ArgumentError):
             if temporary.exists():
                 disk.remove(temporary)
             raise
@@ -112,23 +129,32 @@ class SealedFolders:
         file = path / MANIFEST
         try:
             raw = file.read_bytes()
-            manifest = json.loads(raw)
-            body = {key: value for key, value in manifest.items() if key != "seal"}
         except OSError as error:
-            raise self.damaged(file, error.strerror or str(error)) from error
-        except (ValueError, AttributeError, RecursionError) as error:
+            raise self.damaged(file, "it is missing" if not file.exists() else error.strerror or str(error)) from error
+        try:
+            manifest = parsed(raw)
+            mapping()(manifest)
+        except Misfit as error:
             raise self.damaged(file, "it is not a manifest") from error
+        body = {key: value for key, value in manifest.items() if key != "seal"}
         # every byte counts, blanks too: what is read must be exactly what would be written
         if sealed(body) != raw:
             raise self.damaged(file, "it was altered")
-        found = body.get("format"), body.get("version")
-        if found != (self.format, self.version):
-            expected = f"{self.format} {self.version} is read here"
-            raise self.damaged(file, f"it is {found[0]} {found[1]}, and {expected}")
-        files = body.get("files")
-        if not isinstance(files, dict) or not all(self._files.fullmatch(name) for name in files):
-            raise self.damaged(file, "files are named that have no place there")
-        return body
+        check_format(body, self.format, self.version, file)
+        return held(self._check, body, file, what=f"a {self.noun} file is damaged")
+
+    def _check(self, body: Any) -> None:
+        self._record(body)
+        for name in body["files"]:
+            if not self._files.fullmatch(name):
+                raise Misfit(f"{name!r} has no place there", "files")
+        self._together(body)
+
+    def _need_readable(self, manifest: dict[str, Any]) -> None:
+        try:
+            self._check(parsed(json.dumps(manifest).encode()))
+        except (Misfit, TypeError) as error:
+            raise ArgumentError(f"a {self.noun} with this could not be read again", why=str(error)) from error
 
     def verify(self, path: Path, known: Collection[tuple[int, int]] = ()) -> str | None:
         """What is wrong with one, in a sentence; None when it is whole. Loads nothing.

@@ -11,6 +11,7 @@ import torch
 from rlcli.data.state_tree import flatten, restore
 from rlcli.data.tensor_file import decode, encode
 from rlcli.errors import DamagedDataError
+from rlcli.typed import mapping, parsed
 
 _TREE = "@tree"
 
@@ -38,6 +39,8 @@ def decode_state(content: bytes, where: str) -> dict[str, Any]:
     """
     tensors = decode(content, where)
     try:
-        return restore(json.loads(tensors.pop(_TREE).numpy().tobytes()), tensors)
+        state = restore(parsed(tensors.pop(_TREE).numpy().tobytes()), tensors)
+        mapping()(state)
+        return state
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise DamagedDataError("not a whole state", where=where, why=str(error)) from error

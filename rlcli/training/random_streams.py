@@ -17,6 +17,8 @@ import torch
 
 def seed(number: int) -> None:
     """Start all of them from one number."""
+    import rich.style  # noqa: F401  (it draws from Python's stream when it is imported: no console may move it later)
+
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

@@ -55,6 +55,7 @@ def create(
     ResourceError
         The folder exists and holds something, or cannot be written.
     """
+    there = directory is not None and Path(directory).exists()
     env = config.get("env")
     env_id = env.get("id") if isinstance(env, Mapping) else None
     if directory is not None:
@@ -74,19 +75,34 @@ def create(
         "versions": versions(),
         "git": git,
     }
+    made: list[Path] = []
     try:
-        (path / CHECKPOINTS).mkdir(exist_ok=True)
-        with open(path / CONFIG, "x") as file:  # of two processes that found the folder empty, one makes this file
-            file.write(json.dumps(config, indent=2) + "\n")
-        if diff:
-            (path / DIFF).write_bytes(diff)
-        (path / RUN).write_text(json.dumps(info, indent=2) + "\n")
-    except FileExistsError:
-        raise _occupied(path) from None
+        for name, content in ((CONFIG, _lines(config)), (DIFF, diff), (RUN, _lines(info))):
+            if content:
+                with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
+                    made.append(path / name)
+                    file.write(content)
+        (path / CHECKPOINTS).mkdir()
     except OSError as error:
-        shutil.rmtree(path, ignore_errors=True)  # half a run is none
+        _take_away(made, None if there else path)
+        if isinstance(error, FileExistsError):
+            raise _occupied(path) from None
         raise refused(path, error) from error
     return Run(path)
+
+
+def _lines(content: Mapping) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _take_away(made: list[Path], folder: Path | None) -> None:
+    """What there is of a run that could not be begun: nothing that another process made."""
+    for path in made:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            path.unlink()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 @contextlib.contextmanager

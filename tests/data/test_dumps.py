@@ -198,8 +198,8 @@ def test_a_newer_dump_is_refused(tmp_path):
     _, path = dumped(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["seal"]
-    (path / "manifest.json").write_bytes(sealed({**manifest, "version": 2}))
-    refused(tmp_path, DamagedDataError, "rlcli-buffer 2, and rlcli-buffer 1 is read here", 4)
+    (path / "manifest.json").write_bytes(sealed({**manifest, "version": 99}))
+    refused(tmp_path, DamagedDataError, "99; .rlcli-buffer. 2 is read here", 4)
 
 
 def test_a_name_that_leads_elsewhere_is_never_opened(tmp_path):

@@ -13,6 +13,7 @@ from rlcli.data.dumps import restore_rows, take_rows
 from rlcli.data.nesting import columns_of, nested
 from rlcli.data.row_files import SavedRows
 from rlcli.data.samplers.sampler import live_rows
+from rlcli.typed import anything, mapping, some
 
 
 def rows_of(ring: Ring) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def without_rows(ring: Ring) -> dict[str, Any]:
 
 def fill(ring: Ring, state: dict[str, Any]) -> None:
     """The inverse of `rows_of`, for a ring of the same size."""
+    some(columns=anything, ring=mapping())(state)
     ring.storage.need_writable()
     columns = state["columns"]
 
@@ -37,7 +39,7 @@ def fill(ring: Ring, state: dict[str, Any]) -> None:
         elif columns:
             restore_rows(ring, columns)
 
-    take_rows(ring, state["ring"], write)
+    take_rows(ring, state["ring"], columns.span if isinstance(columns, SavedRows) else None, write)
 
 
 def plain(batch: TensorDictBase, info: dict[str, Any], last: bool) -> dict[str, Any]:

@@ -115,19 +115,6 @@ def restore(ring: Ring, state: Mapping[str, Any]) -> None:
         ring.pool.memory[: len(slots)] = slots
 
 
-def need_rows(ring: Ring, first: int, stop: int) -> None:
-    """Refuse rows, by the numbers of their steps, that are not those a ring's state speaks of.
-
-    Raises
-    ------
-    Misfit
-        Live rows are missing, or there are newer ones.
-    """
-    live = ring.base * ring.lanes, ring.cursor * ring.lanes
-    if live[0] < live[1] and (first > live[0] or stop != live[1]):
-        raise Misfit(f"steps {first} to {stop} are stored, and the state is of {live[0]} to {live[1]}")
-
-
 _KEYS, _SIZE = listed(KEY), whole(1, 1 << 40)
 _EMPTY = record(fields=listed(anything, most=0), max_size=_SIZE, ndim=whole(1, 64))
 _STATE = record(

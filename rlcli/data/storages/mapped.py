@@ -23,7 +23,7 @@ from rlcli.data.fields import Field
 from rlcli.data.map_file import map_file
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
-from rlcli.keys import Key
+from rlcli.keys import Key, show
 
 MAPPED = 8192  # files at a time; a process may have some 65,000 mappings
 
@@ -98,6 +98,11 @@ class MappedStorage(Storage):
         """One past the newest row's number."""
         return self.parts[-1].first + self.parts[-1].rows if self.parts else 0
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The number of the oldest row, and one past that of the newest."""
+        return (self.parts[0].first if self.parts else 0), self.total
+
     def attach(self, parts: Sequence[Part], amended: Mapping[Key, np.ndarray] | None = None) -> None:
         """Say where the rows are, oldest first, each part going on where the one before it ends.
 
@@ -107,6 +112,9 @@ class MappedStorage(Storage):
             Flags that are set in these rows, by number and in order, whatever the file says.
         """
         self.parts, self.amended = list(parts), dict(amended or {})
+        for part, after in zip(self.parts, self.parts[1:], strict=False):
+            if part.first + part.rows != after.first:
+                raise _damaged(after.path, f"it begins with row {after.first}, {part.first + part.rows} is next")
         shapes = [(p.first, p.lanes, p.rows // p.lanes if p.lanes > 1 else 1) for p in self.parts]
         self._shapes = np.array(shapes, np.int64).reshape(-1, 3)
         self._columns = np.empty((0, 0), np.int64)
@@ -158,8 +166,12 @@ class MappedStorage(Storage):
             self._point(number)
 
     def _point(self, number: int) -> None:
-        base, offsets = self._maps[number].data_ptr(), self.parts[number].offsets
-        self._columns[number] = [base + offsets[key] for key in self.fields]
+        base, part = self._maps[number].data_ptr(), self.parts[number]
+        for key, field in self.fields.items():
+            begin = part.offsets.get(key, -1)
+            if not 0 <= begin <= part.size - part.rows * field.width:
+                raise _damaged(part.path, f"{part.rows} rows of {show(key)} at byte {begin} are not within it")
+        self._columns[number] = [base + part.offsets[key] for key in self.fields]
 
     def _map_all(self, parts: np.ndarray) -> None:
         if len(self._maps) == len(self.parts):

@@ -9,10 +9,10 @@ from typing import Any
 from rlcli.data.buffers.buffer_state import fill
 from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.checkpoint_files import BUFFER, read_manifest, read_state
-from rlcli.data.dumps import FOLDERS, STATE
+from rlcli.data.dumps import FOLDERS, read_dump
+from rlcli.data.fitting import ROWS, fitting
 from rlcli.data.row_files import SavedRows
 from rlcli.data.samplers import Sampler
-from rlcli.data.state_file import decode_state
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.data.stored.copies import copy_rows
 from rlcli.data.stored.frames import open_frames, read_sides
@@ -84,9 +84,8 @@ def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:
         return _of_files(place.path, manifest[BUFFER], manifest["files"], ring, make)
     if why := FOLDERS.verify(place.path):
         raise DamagedDataError("the dump cannot be read", where=str(place.path), why=why)
-    manifest, file = FOLDERS.manifest(place.path), place.path / STATE
-    ring = decode_state(file.read_bytes(), str(file))["ring"]
-    return _of_files(place.path, manifest, manifest["files"], ring, make)
+    manifest = FOLDERS.manifest(place.path)
+    return _of_files(place.path, manifest, manifest["files"], read_dump(place.path)["ring"], make)
 
 
 def _of_files(
@@ -97,7 +96,8 @@ def _of_files(
     if about["storage"] != COMPRESSED:
         return make(storage=open_files(path, about, files, ring))
     buffer = make(storage=CompressedStorage(about["max_size"], ndim=about["ndim"]))
-    fill(buffer.ring, {"ring": ring, "columns": SavedRows(path, about)})
+    with fitting(path, ROWS):
+        fill(buffer.ring, {"ring": ring, "columns": SavedRows(path, about)})
     buffer.ring.heed_markers()
     buffer.sampler.extended(buffer.ring, len(buffer.ring))
     return buffer
