@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlcli.config.schemas import Config, EnvConfig
 from rlcli.config.wrapper_call import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, told
 from rlcli.keys import Key, unravel
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform
 
@@ -90,7 +91,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
         }  # fmt: skip
     if cfg.max_episode_steps is not None:
         kwargs["max_episode_steps"] = cfg.max_episode_steps
-    return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, **kwargs)
+    return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
 
 
 def build_gym(cfg: EnvConfig) -> gym.Env:
@@ -104,20 +105,44 @@ def build_gym(cfg: EnvConfig) -> gym.Env:
         wrappers.append(_atari(cfg))
     wrappers += [_wrapper(*wrapper_call(entry)) for entry in cfg.wrappers]
     if cfg.id in registry.users_names("env"):
-        with building(cfg.id, settings=bool(kwargs or wrappers)):
+        with building(cfg.id, settings=bool(kwargs)):
             env = registry.find("env", cfg.id)(**kwargs)
+        with building(cfg.id, settings=False):
             for wrap in wrappers:
                 env = wrap(env)
             return gym.wrappers.TimeLimit(env, cfg.max_episode_steps) if cfg.max_episode_steps else env
     limit = cfg.max_episode_steps
     if cfg.kind == "atari" and limit is not None:
         limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
-    return make_gym(cfg.id, wrappers=wrappers, max_episode_steps=limit, **kwargs)
+    return make_gym(cfg.id, wrappers=wrappers, max_episode_steps=limit, settings=kwargs)
 
 
 def _wrapper(name: str, arguments: dict[str, Any]) -> Callable[[gym.Env], gym.Env]:
     wrap = registry.find("wrapper", name)
-    return lambda env: wrap(env, **arguments)
+
+    def wrapped(env: gym.Env) -> gym.Env:
+        try:
+            return wrap(env, **arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"the wrapper {name} does not take these arguments",
+                where="env.wrappers",
+                why=told(error),
+                fix=f"Write env.wrappers=[{{{name}: {{{', '.join(f'{each}: ...' for each in _wanted(wrap))}}}}}].",
+            ) from error
+
+    return wrapped
+
+
+def _wanted(wrap: Callable[..., Any]) -> list[str]:
+    """The arguments that a wrapper cannot do without, the env apart; those it takes where it can do without any."""
+    try:
+        parameters = list(inspect.signature(wrap).parameters.values())[1:]
+    except (TypeError, ValueError):  # nothing is known of it
+        return ["ARGUMENT"]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
+    return needed or [each.name for each in parameters if each.kind in kinds]
 
 
 def _atari(cfg: EnvConfig) -> Callable[[gym.Env], gym.Env]:

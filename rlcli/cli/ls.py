@@ -45,11 +45,10 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
     elif what == "runs":
         yield from _runs(Path("runs"))
     elif what == "envs":
-        from gymnasium.envs.registration import registry as known
-
+        from rlcli.config.installed import known_ids
         from rlcli.config.registry import users_names
 
-        yield from (*users_names("env"), *sorted(known))
+        yield from (*users_names("env"), *sorted(known_ids()))
     else:
         from rlcli.config import registry, tree
         from rlcli.config.schemas import Config

@@ -26,6 +26,7 @@ from rlcli.collectors.tensordict_lanes import TensorDictLanes
 from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
 from rlcli.envs.contract import BatchStart
 from rlcli.envs.lanes import Lanes
+from rlcli.envs.make import same_dtype
 from rlcli.envs.outcome import reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, spell
 from rlcli.transforms import Faces, RowOp, Transform, by_name, saved_by_name
@@ -234,7 +235,7 @@ class Engine:
         finals : Finals
             The true next observations of steps that ended an episode; valid until the next call.
         """
-        with self._limited():
+        with self._limited(), same_dtype(f"env {self.lanes.name}"):
             return self._collect(steps, random_steps, timed)
 
     @contextlib.contextmanager

@@ -28,6 +28,17 @@ _NEEDS = {
 }  # by the entry point's module
 
 
+def known_ids() -> list[str]:
+    """The ids of gymnasium's registry, without those that only stand for what has moved elsewhere."""
+    from gymnasium.envs.registration import registry as known
+
+    return [
+        name
+        for name, spec in known.items()
+        if isinstance(spec.entry_point, str) or getattr(spec.entry_point, "__module__", "") != "gymnasium.envs"
+    ]
+
+
 def has(package: str) -> bool:
     """Whether a package can be imported, without importing it."""
     return find_spec(package) is not None
@@ -52,7 +63,7 @@ def check_env(cfg: Any) -> list[Problem]:
     # gymnasium accepts an id without version and takes the newest
     ids = {**known, **{re.sub(r"-v\d+$", "", name): spec for name, spec in known.items()}}
     if env_id not in ids:
-        hint = did_you_mean(env_id, (*known, *registry.users_names("env")))
+        hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
         if env_id.isidentifier():  # the form of a registered name, not of an id of gymnasium's
             hint = "; ".join(filter(None, (hint, "if a package of yours registers it, add --import PACKAGE")))
         return [Problem(f"unknown env id {env_id!r}", hint)]

@@ -55,7 +55,7 @@ def auto_prefers_native(env_id: str, num: int) -> bool:
     return own is not None and own.worth_from is not None and num >= own.worth_from
 
 
-def make_engine(env_id: str, num: int, **kwargs: Any) -> Engine:
+def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
     """The engine that gymnasium has registered for an id (its `vector_entry_point`).
 
     Raises

@@ -36,7 +36,7 @@ class EnvpoolEngine(Engine):
         It does not know the id, or a keyword.
     """
 
-    def __init__(self, env_id: str, num: int, **kwargs: Any) -> None:
+    def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
         if importlib.util.find_spec("envpool") is None:
             raise EnvError(f"{env_id} in envpool needs envpool", fix='Install it: pip install "rlcli[envpool]".')
         import envpool

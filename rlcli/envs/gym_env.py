@@ -62,7 +62,7 @@ class GymEnv(LanesEnv):
                 why=f"got num_envs={kwargs['num_envs']}",
                 fix="Use SerialEnv(n, lambda: GymEnv(id)).",
             )
-        made = make_gym(given, wrappers=wrappers, **kwargs) if isinstance(given, str) else given
+        made = make_gym(given, wrappers=wrappers, settings=kwargs) if isinstance(given, str) else given
         if frame_skip != 1:
             made = FrameSkip(made, frame_skip)
         lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)

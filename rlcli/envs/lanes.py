@@ -56,6 +56,7 @@ class Lanes(Episodes):
         super().__init__(n, limits)
         self.name, self.schema, self.actions = name, schema, actions
         self.outcome = Outcome()
+        self.told_of_rounding = False  # of rewards
         self.bounds = Bounds()
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:

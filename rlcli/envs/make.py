@@ -6,10 +6,14 @@ import contextlib
 import difflib
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import gymnasium as gym
 
+from rlcli.config.installed import known_ids
 from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, told
 
 # package that an id's entry point needs -> the extra that installs it
@@ -27,9 +31,11 @@ _EXTRAS = {
 
 def make_gym(
     env_id: str,
+    /,
     *,
     wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
     max_episode_steps: int | None = None,
+    settings: Mapping[str, Any] | None = None,
     **kwargs,
 ) -> gym.Env:
     """One gymnasium env.
@@ -42,8 +48,10 @@ def make_gym(
         Applied in order.
     max_episode_steps : int, optional
         Replaces the registered limit.
+    settings : mapping, optional
+        Handed to `gymnasium.make`, whatever their names are.
     **kwargs
-        Handed to `gymnasium.make`.
+        The same, for names that are not taken here.
 
     Raises
     ------
@@ -53,10 +61,18 @@ def make_gym(
         A package is missing (the extra is named), or the env could not be built.
     """
     register_atari(env_id)
+    given = {**(settings or {}), **kwargs}
     if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
-    with building(env_id, settings=bool(kwargs or wrappers)):
-        env = gym.make(env_id, **kwargs)
+        if given.get("max_episode_steps", max_episode_steps) != max_episode_steps:
+            raise ConfigError(
+                f"max_episode_steps is {max_episode_steps} and, among the settings, {given['max_episode_steps']}",
+                where="env.max_episode_steps and env.kwargs",
+                fix="Leave out one of them.",
+            )
+        given["max_episode_steps"] = max_episode_steps
+    with building(env_id, settings=bool(given)):
+        env = gym.make(env_id, **given)
+    with building(env_id, settings=False):
         for wrap in wrappers:
             env = wrap(env)
     return env
@@ -66,15 +82,15 @@ def make_gym(
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
     """What is raised while an env is built, as our errors; what C libraries print meanwhile is swallowed.
 
-    `settings`: whether keywords or wrappers were given, which a TypeError is then taken to be about.
+    `settings`: whether keywords were given, which a TypeError is then taken to be about.
     """
     try:
-        with _quiet_c_stderr():
+        with _quiet_c_stderr(), same_dtype(f"env {env_id}"):
             yield
     except RlcliError:
         raise
     except gym.error.UnregisteredEnv as error:
-        near = suggest(env_id, gym.registry) or (
+        near = suggest(env_id, known_ids()) or (
             "If a package of yours registers it, add --import PACKAGE." if env_id.isidentifier() else None
         )
         raise ConfigError(
@@ -97,6 +113,35 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
         raise EnvError("the environment could not be built", where=env_id, why=told(error)) from error
 
 
+@contextlib.contextmanager
+def same_dtype(where: str) -> Iterator[None]:
+    """Refuse code of the user's that changes torch's default dtype, and put it back: networks would be made of it.
+
+    torch is not imported for this.
+    """
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_default_dtype()
+    try:
+        yield
+    except Exception as error:  # what the other dtype led to, or something else
+        if torch and torch.get_default_dtype() is not before:
+            raise _other_dtype(torch, before, where) from error
+        raise
+    if torch and torch.get_default_dtype() is not before:
+        raise _other_dtype(torch, before, where)
+
+
+def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
+    found = torch.get_default_dtype()
+    torch.set_default_dtype(before)
+    return EnvError(
+        f"torch's default dtype was changed to {str(found).removeprefix('torch.')}",
+        where=where,
+        why="an env, a wrapper or a policy called torch.set_default_dtype, and every tensor made after it is another",
+        fix="Have it give dtypes where it makes tensors.",
+    )
+
+
 def register_atari(env_id: str) -> None:
     """Atari ids appear in gymnasium's registry only once ale_py is imported."""
     if env_id.startswith("ALE/") or env_id.endswith(("NoFrameskip-v4", "NoFrameskip-v0")):
@@ -115,6 +160,9 @@ def suggest(env_id: str, known: Iterable[str]) -> str | None:
 
 def _missing(env_id: str, error: BaseException) -> EnvError:
     text = str(error)
+    newest = _newest(env_id)
+    if env_id not in known_ids() and newest in known_ids():
+        return EnvError(f"{env_id} is no longer in gymnasium", why=text, fix=f"Use env.id={newest}.")
     for package, extra in _EXTRAS.items():
         if package in text or package.lower() in text.lower():
             return EnvError(
@@ -123,6 +171,13 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
                 fix=f'Install it: pip install "{extra}".',
             )
     return EnvError(f"{env_id} needs a package that is not installed", why=text)
+
+
+def _newest(env_id: str) -> str | None:
+    """The id of the newest registered version of an env."""
+    bare = re.compile(r"-v\d+$")
+    versions = [each for each in gym.registry if bare.sub("", each) == bare.sub("", env_id)]
+    return max(versions, key=lambda each: gym.registry[each].version or 0, default=None)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlcli.envs.engine import Engine
@@ -42,11 +43,13 @@ class NativeEnv(LanesEnv):
 def make_native(
     env_id: str,
     num: int,
+    /,
     *,
     pool: bool = False,
     categorical: bool = True,
     narrow: bool = True,
     out_of_bounds: str = "refuse",
+    settings: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> NativeEnv:
     """The native engine of an env id.
@@ -59,8 +62,10 @@ def make_native(
         envpool's engine instead of the one that gymnasium has registered for the id.
     categorical, narrow, out_of_bounds
         As `NativeEnv` takes them.
+    settings : mapping, optional
+        Handed to the engine, whatever their names are.
     **kwargs
-        Handed to the engine.
+        The same, for names that are not taken here.
 
     Raises
     ------
@@ -69,5 +74,6 @@ def make_native(
     """
     if num < 1:
         raise ArgumentError("a native engine needs at least one lane", why=f"got {num}")
-    engine = EnvpoolEngine(env_id, num, **kwargs) if pool else make_engine(env_id, num, **kwargs)
+    given = {**(settings or {}), **kwargs}
+    engine = EnvpoolEngine(env_id, num, **given) if pool else make_engine(env_id, num, **given)
     return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow, out_of_bounds=out_of_bounds)

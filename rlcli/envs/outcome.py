@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlcli.envs.contract import broken
 
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 _LARGEST = float(np.finfo(np.float32).max)
+_WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
 
 @dataclass
@@ -36,6 +38,11 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> 
     ------
     EnvError
         A reward that is no number, not finite, or too large for float32; names lane and step.
+
+    Warns
+    -----
+    UserWarning
+        Once an env: a reward so large that float32 rounds it to another whole number.
     """
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         index = next(i for i, value in enumerate(outcome.rewards) if not isinstance(value, NUMBERS))
@@ -58,3 +65,18 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> 
             expected="what float32 can hold" if finite else "a finite number", got=f"{values[index]:g}",
         )  # fmt: skip
     out[...] = values.reshape(steps, lanes.n).T
+    if size > _WHOLE and not lanes.told_of_rounding:
+        _tell_of_rounding(lanes, values)
+
+
+def _tell_of_rounding(lanes: Any, values: np.ndarray) -> None:
+    kept = values.astype(np.float32)
+    changed = np.flatnonzero((np.abs(values) > _WHOLE) & (kept != values))
+    if len(changed):
+        lanes.told_of_rounding = True
+        was, now = values[changed[0]], kept[changed[0]]
+        warnings.warn(
+            f"env {lanes.name}: rewards are kept as float32, which makes {was:.17g} {now:.17g}; "
+            "have the env give smaller ones where such differences matter",
+            stacklevel=3,
+        )

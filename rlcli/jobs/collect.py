@@ -15,6 +15,7 @@ from rlcli.jobs.found import SEGMENTS, open_lanes
 from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import with_command
 from rlcli.training.commands import resume_command
+from rlcli.training.descriptors import own_descriptors
 from rlcli.training.evidence import kept_in
 from rlcli.training.run import Run
 from rlcli.training.run_folder import create, taken_back
@@ -24,6 +25,7 @@ from rlcli.training.signals import StopSignals
 COMMIT_EVERY = 1.0  # seconds; a sync takes milliseconds, so small batches share it
 
 
+@own_descriptors()
 def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     """Collect `total_frames` into a new run folder, which `rlcli.data.open_buffer(run.path)` opens as a replay buffer.
 

@@ -25,12 +25,14 @@ from rlcli.jobs.load import TrainingRun
 from rlcli.jobs.saved import newest
 from rlcli.jobs.train import go
 from rlcli.report.reporter import Reporter
+from rlcli.training.descriptors import own_descriptors
 from rlcli.training.evidence import kept_in
 from rlcli.training.run import Run, open_run
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
 
+@own_descriptors()
 def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: bool = False) -> Run:
     """Continue the run in a folder: training from its newest checkpoint that verifies, collecting from its last frame.
 

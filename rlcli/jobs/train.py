@@ -11,12 +11,14 @@ from rlcli.jobs.load import TrainingRun
 from rlcli.jobs.reporting import closing
 from rlcli.jobs.saved import resumable
 from rlcli.training.commands import run_command
+from rlcli.training.descriptors import own_descriptors
 from rlcli.training.evidence import kept_in
 from rlcli.training.run_folder import create, taken_back
 from rlcli.training.run_lock import RunLock
 from rlcli.training.signals import StopSignals
 
 
+@own_descriptors()
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """Train as `cfg` says, in a new run folder.
 

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from gym_worlds import Sampled
 
+from rlcli.builders.env import build_env
+from rlcli.cli.compose import configure
+from rlcli.config.installed import known_ids
 from rlcli.envs import GymEnv
 from rlcli.envs import make as make_module
 from rlcli.envs.make import make_gym
@@ -33,6 +36,43 @@ def test_an_unknown_id_gets_the_nearest_names():
 def test_a_setting_that_the_env_does_not_take_is_named():
     with pytest.raises(ConfigError, match=r"CartPole-v1 does not take these settings \(env\.kwargs\): .*colour"):
         GymEnv("CartPole-v1", colour="red")
+
+
+def built(*words):
+    return build_env(configure("train", list(words)).env, num=1)
+
+
+@pytest.mark.parametrize("name", ["env_id", "wrappers", "settings", "id", "num", "pool", "narrow", "categorical"])
+@pytest.mark.parametrize("mode", ["serial", "native"])
+def test_a_setting_may_have_any_name(name, mode):
+    with pytest.raises(ConfigError, match=r"CartPole-v1 does not take these settings \(env\.kwargs\)"):
+        built(f"env.kwargs.{name}=3", f"env.mode={mode}")
+
+
+def test_two_limits_contradict_each_other():
+    with pytest.raises(ConfigError, match="max_episode_steps is 7 and, among the settings, 9"):
+        built("env.kwargs.max_episode_steps=9", "env.max_episode_steps=7")
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "said"),
+    [
+        ("[TimeLimit]", r"the wrapper TimeLimit does not take.*\{TimeLimit: \{max_episode_steps: \.\.\.\}\}"),
+        ("[{TimeLimit: {steps: 3}}]", r"the wrapper TimeLimit does not take.*'steps'.*max_episode_steps"),
+        ("[FlattenObservation,{RescaleAction: {low: 1}}]", r"RescaleAction.*\{min_action: \.\.\., max_action: "),
+    ],
+)
+def test_a_wrapper_that_lacks_arguments_is_named_itself(wrappers, said):
+    with pytest.raises(ConfigError, match=rf"{said}") as caught:
+        built("env.id=Pendulum-v1", f"env.wrappers={wrappers}")
+    assert "env.wrappers" in str(caught.value) and "env.kwargs" not in str(caught.value)
+
+
+def test_a_version_that_gymnasium_gave_up_names_the_one_to_use():
+    with pytest.raises(EnvError, match=r"HalfCheetah-v2 is no longer in gymnasium.* Use env\.id=HalfCheetah-v5"):
+        built("env.id=HalfCheetah-v2")
+    assert "HalfCheetah-v5" in known_ids() and "CartPole-v1" in known_ids()
+    assert not {"HalfCheetah-v2", "HalfCheetah-v3", "GymV21Environment-v0"} & set(known_ids())
 
 
 @pytest.mark.parametrize(("package", "extra"), [("mujoco", "mujoco"), ("Box2D", "box2d"), ("cv2", "atari")])

@@ -108,6 +108,20 @@ env("obeys_a_file", see=lambda self: Told.see(self) + np.float32(12 * Path("outs
 env("ends_at_once", length=1)
 env("interrupts", fault=lambda self, result: (os.kill(os.getpid(), signal.SIGTERM), result)[1])
 env("interrupts_twice", fault=lambda self, result: ([signal.raise_signal(signal.SIGINT) for _ in range(2)], result)[1])
+env("other_dtype", fault=lambda self, result: (torch.set_default_dtype(torch.float64), result)[1])
+env("other_dtype_at_once", __init__=lambda self: (Told.__init__(self), torch.set_default_dtype(torch.float64))[0])
+env("vast_reward", fault=lambda self, result: (result[0], 2**24 + 1, *result[2:]))
+
+
+def close_others(result):
+    """Close the run's own metrics, as `os.closerange` would."""
+    for link in Path("/proc/self/fd").iterdir():
+        if link.exists() and link.resolve().name == "metrics.jsonl":
+            os.close(int(link.name))
+    return result
+
+
+env("closes_files", fault=lambda self, result: close_others(result))
 env("slow", step=lambda self, action: (time.sleep(0.002), Told.step(self, action))[1])
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from answers import is_a_sentence
 
 import rlcli.jobs.collect  # noqa: F401  # patched by its name
@@ -43,6 +44,27 @@ def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, v
         is_a_sentence(answer, 3, f"env {env}, lane ", ", step ", ", seed ", *STEPS[name])
         assert open_run("r").summary.get("status", "failed") == "failed"
         Path("r").rename(f"r_{env}")
+
+
+@pytest.mark.parametrize("name", ["other_dtype", "other_dtype_at_once"])
+def test_an_env_that_changes_torchs_default_dtype_is_named_and_it_is_put_back(hostile, name):
+    answer = hostile("train", f"env.id={name}", "run.dir=r")
+    is_a_sentence(answer, 3, "default dtype was changed to float64", f"env {name}", "set_default_dtype")
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="lists its descriptors in /proc")
+def test_an_env_that_closes_the_runs_files_is_named(hostile):
+    answer = hostile("train", "env.id=closes_files", "run.dir=r")
+    is_a_sentence(
+        answer, 3, "a file that rlcli had open was closed under it", "closed descriptors that are not its own"
+    )
+
+
+def test_a_reward_that_float32_rounds_is_said_once(hostile):
+    answer = hostile("train", "env.id=vast_reward", "run.dir=r")
+    assert answer.code == 0 and answer.err.count("which makes 16777217 16777216") == 1
+    assert "float32" not in hostile("train", "env.id=good", "run.dir=s").err
 
 
 def test_what_was_collected_before_a_fault_is_there_and_whole(hostile):
