@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import (
+    COLLECTOR_MASK,
     DONE,
     END_FLAGS,
     IS_INIT,
@@ -156,6 +157,10 @@ class MultiStepTransform(Transform):
             flag = flags.get(name)  # type: ignore[arg-type]
             # a slice that was cut here goes on being cut
             nested.set(name, value if flag is None else torch.maximum(value, flag))
+        if (real := td.get(COLLECTOR_MASK, None)) is not None:  # rows of a padded slice that repeat its last one
+            for name in {*END_FLAGS} & {*nested.keys()}:
+                flag = nested.get(name)
+                nested.set(name, flag * real.reshape(*td.shape, *[1] * (flag.ndim - td.ndim)))
         for name in (DELTA, SCALE, KEPT):
             nested.pop(name, None)
         return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
@@ -220,7 +225,7 @@ def _observation_of(key: Key) -> Key:
 
 def _goes_on(tensordict: TensorDictBase) -> Tensor:
     """bool `[*B, T]`: rows that the row below continues, whatever the last one says; one marker must be there."""
-    done, ids, first = (tensordict.get(key, None) for key in (DONE, TRAJ_IDS, IS_INIT))
+    done, ids, first, real = (tensordict.get(key, None) for key in (DONE, TRAJ_IDS, IS_INIT, COLLECTOR_MASK))
     if done is None and ids is None:
         raise MissingKeyError(
             "the batch does not say where trajectories end", fix="Keep next.done or collector.traj_ids (keep_keys)."
@@ -234,6 +239,8 @@ def _goes_on(tensordict: TensorDictBase) -> Tensor:
         here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
     if first is not None:
         here &= ~first.reshape(shape)[below].bool()
+    if real is not None:
+        here &= real.reshape(shape)[below]
     return goes_on
 
 

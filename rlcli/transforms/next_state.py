@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import DONE, IS_INIT, OBSERVATION, TRAJ_IDS, Key, show, under_next
+from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, OBSERVATION, TRAJ_IDS, Key, show, under_next
 from rlcli.specs.fill import fill_for
 from rlcli.transforms.base import Transform
 
@@ -142,6 +142,7 @@ class NextStateReconstructor(Transform):
         goes_on = torch.ones(tensordict.shape, dtype=torch.bool, device=tensordict.device)
         ids, done = (self._marker(tensordict, key) for key in (self.traj_key, self.done_key))
         count, first = self._marker(tensordict, self.step_count_key), tensordict.get(IS_INIT, None)
+        real = tensordict.get(COLLECTOR_MASK, None)
         here, below = goes_on[..., :-1], (..., slice(1, None))
         if ids is not None:
             here &= ids[below] == ids[..., :-1]
@@ -151,6 +152,8 @@ class NextStateReconstructor(Transform):
             here &= count[below] == count[..., :-1] + 1
         if first is not None:
             here &= ~first.reshape(tensordict.shape)[below].bool()
+        if real is not None:  # rows of a padded slice that repeat its last one
+            here &= real.reshape(tensordict.shape)[below]
         goes_on[..., -1:] = False
         return goes_on
 

@@ -9,6 +9,7 @@ from episodes import episodes, slices_of
 from rlcli.data import (
     LazyTensorStorage,
     PrioritizedSampler,
+    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SliceSampler,
@@ -109,6 +110,27 @@ def test_what_is_refused_is_said(act, text):
     with pytest.raises((ArgumentError, MissingKeyError)) as caught:
         act()
     assert text in str(caught.value)
+
+
+def test_a_state_that_one_member_refuses_changes_none():
+    def made(last, transform=None):
+        rb = ReplayBufferEnsemble(
+            member(RandomSampler(seed=1)), member(last), batch_size=8, seed=0, transform=transform
+        )
+        for worker in range(2):
+            rb.extend(episodes([10], first=worker), buffer=worker)
+        return rb
+
+    ours, twin = made(RandomSampler(seed=2)), made(RandomSampler(seed=2))
+    by_priority, other = made(PrioritizedSampler(100, 1.0, 1.0)), made(RandomSampler(), transform=lambda td: td)
+    with pytest.raises(ArgumentError, match="index, next, observation; action"):
+        by_priority.sample()
+    for saved in (by_priority, other):
+        saved.extend(episodes([5]), buffer=0)
+        with pytest.raises(ArgumentError, match=r"another sampler|other transforms"):
+            ours.load_state_dict(saved.state_dict())
+        assert len(ours) == 20 and (ours[0][:] == twin[0][:]).all()
+    assert all((ours.sample() == twin.sample()).all() for _ in range(3))
 
 
 def test_plain_buffers_make_an_ensemble_without_index():

@@ -538,6 +538,7 @@ def test_a_restored_epoch_leaves_out_what_was_overwritten_before_it_was_saved():
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1], -1.0), "from 0 on"),
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1, 2], torch.tensor([1.0, np.nan])), "nan"),
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1, 2], torch.ones(3)), "2 rows"),
+        (lambda: filled(PrioritizedSampler(100, 2, 1)).update_priority([1], torch.tensor(1e200).double()), "alpha too"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_a_sentence(make, text):

@@ -123,6 +123,31 @@ def test_flags_of_any_dtype_give_the_same_steps(dtype):
         assert all(torch.equal(got[key].float(), want[key].float()) for key in want.keys(True, True))
 
 
+def test_rows_that_pad_a_slice_end_nothing_and_are_followed_by_nothing():
+    """Padded slices, transformed in the buffer or as a batch by itself: real rows as without padding."""
+    batch = batch_of(steps_of(40, 5))
+    batch["action"] = torch.arange(40.0)[:, None]
+
+    def sampled(transform, **options):
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(40), transform=transform, batch_size=40,
+            sampler=SliceSampler(num_slices=8, slice_len=5, strict_length=False, seed=2, **options),
+        )  # fmt: skip
+        rb.extend(batch)
+        return rb.sample()
+
+    for make in (lambda: MultiStepTransform(3, GAMMA), lambda: NextStateReconstructor(["action"], source="sample")):
+        plain, padded = sampled(make()), sampled(make(), pad_output=True)
+        mask = padded["collector", "mask"]
+        assert not mask.all()
+        for name in ("done", "terminated", "truncated"):
+            assert not padded["next", name][~mask].any()
+        inside, outside = padded[mask], make()(sampled(None, pad_output=True))[mask]
+        for got, want in ((inside, plain), (outside, make()(sampled(None)))):
+            for key in want.keys(True, True):
+                assert torch.equal(got[key].nan_to_num(-7.0), want[key].nan_to_num(-7.0)), key
+
+
 @pytest.mark.parametrize("mode", ["full", "exact"])
 def test_lanes_are_walked_each_for_itself(mode):
     lanes = [steps_of(12, 1), steps_of(12, 2)]

@@ -180,6 +180,13 @@ class ReplayBufferEnsemble:
             items = [item for part in parts for item in (part if isinstance(part, list) else part.unbind(0))]
             batch: Any = collate(items)
         else:
+            keys = {tuple(sorted(part.keys())) for part in parts if isinstance(part, TensorDictBase)}
+            if len(keys) > 1:
+                raise ArgumentError(
+                    "members of an ensemble give samples of other keys",
+                    why="; ".join(", ".join(names) for names in sorted(keys)),
+                    fix="Store the same keys in all of them, and draw from all with samplers of one kind.",
+                )
             batch = torch.stack(parts) if self.layout == "stack" else torch.cat(parts)
         return self._sides.read(batch)
 
@@ -258,8 +265,10 @@ class ReplayBufferEnsemble:
                 "this state is of another ensemble", why=f"expected {len(self.buffers)}, got {len(state['buffers'])}"
             )
         self._forget_ahead()
-        self.random.load_state_dict(state["random"])
+        for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
+            buffer.need_fit(saved)  # all of them before the first one changes
         self._sides.load_state_dict(state["transforms"])
+        self.random.load_state_dict(state["random"])
         for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
             buffer.load_state_dict(saved)
 

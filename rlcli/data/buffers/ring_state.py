@@ -11,12 +11,12 @@ import torch
 
 from rlcli.data.codes import codes_of
 from rlcli.data.codes.code import INDEX
-from rlcli.data.fields import KEY, check_fields, listed_fields, read_fields
+from rlcli.data.fields import KEY, Field, check_fields, listed_fields, read_fields
 from rlcli.data.index.markers import Markers
 from rlcli.data.typed_tensors import tensor
 from rlcli.errors import ArgumentError
 from rlcli.kernels.codes import layout
-from rlcli.keys import as_tuple, show, unravel
+from rlcli.keys import Key, as_tuple, show, unravel
 from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record, row, text, whole
 
 if TYPE_CHECKING:
@@ -82,8 +82,18 @@ def check(state: Any) -> None:
             raise Misfit(f"{len(at)} numbers of {len(rows)} rows", show(tuple(key)))
 
 
-def restore(ring: Ring, state: Mapping[str, Any]) -> None:
-    """See `Ring.load_state_dict`."""
+def need_fit(ring: Ring, state: Mapping[str, Any]) -> dict[Key, Field]:
+    """Refuse a state that a ring cannot take over, while it is as it was; the state's fields.
+
+    Raises
+    ------
+    Misfit
+        See `check`.
+    ArgumentError
+        It is of a ring of another size.
+    MissingKeyError
+        It lacks a key by which this ring is asked to tell trajectories apart.
+    """
     check(state)
     for name, mine in (("max_size", ring.storage.max_size), ("ndim", ring.storage.ndim)):
         if state[name] != mine:
@@ -95,7 +105,13 @@ def restore(ring: Ring, state: Mapping[str, Any]) -> None:
             )
     fields = read_fields(state["fields"])
     if fields:
-        Markers.among(fields, *ring._asked)  # what this ring is asked to tell trajectories apart by is there
+        Markers.among(fields, *ring._asked)
+    return fields
+
+
+def restore(ring: Ring, state: Mapping[str, Any]) -> None:
+    """See `Ring.load_state_dict`."""
+    fields = need_fit(ring, state)
     ring.clear(fields=True)
     if not fields:
         return

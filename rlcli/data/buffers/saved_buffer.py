@@ -12,6 +12,7 @@ from rlcli.data.buffers.buffer_state import fill, plain, rows_of, sampled, witho
 from rlcli.data.buffers.gate import Gate
 from rlcli.data.buffers.prefetch import Prefetcher
 from rlcli.data.buffers.ring import Ring
+from rlcli.data.buffers.ring_state import need_fit
 from rlcli.data.buffers.sides import Sides
 from rlcli.data.dumps import dump, load, ring_content
 from rlcli.data.storages import LazyMemmapStorage
@@ -63,6 +64,17 @@ class SavedBuffer:
             state["ahead_size"] = self._ahead.size
             self._ahead.put_back(ahead, self._ahead.size)
         return state
+
+    def need_fit(self, state: dict[str, Any]) -> None:
+        """Refuse a state that is not of a buffer that was made alike; nothing changes."""
+        with self._lock:
+            before = deepcopy(self._rest())
+            try:
+                self._take_over(state["rest"])
+            finally:
+                self._take_over(before)
+            if isinstance(self.ring, Ring):
+                need_fit(self.ring, state["rows"]["ring"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of a buffer that was made alike."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlcli.data.buffers.ring import Ring
 
 WEIGHT = "priority_weight"
+_LARGEST = 1e290  # p^alpha: the sum of as many as fit in memory is finite still
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda values: values.amax(1),
     "mean": lambda values: values.mean(1),
@@ -192,14 +193,17 @@ class PrioritizedSampler(Sampler):
             flat = value.reshape(len(rows), -1)
             value = flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[self.reduction](flat)
         raw = value.numpy()
-        if not (np.isfinite(raw).all() and (raw >= 0).all()):
-            bad = np.flatnonzero(~(np.isfinite(raw) & (raw >= 0)))
+        with np.errstate(all="ignore"):
+            values = (raw + self.eps) ** self.alpha
+        fine = (raw >= 0) & (values <= _LARGEST)
+        if not fine.all():
+            bad = np.flatnonzero(~fine)
             raise ArgumentError(
-                "priorities are finite numbers from 0 on",
+                "priorities are finite numbers from 0 on, to the power of alpha too",
                 why=f"{len(bad)} of {len(raw)} are not, the first is {raw[bad[0]]} for row {rows[bad[0]]}",
                 fix="Give absolute errors (td_error.abs()), and check the loss for NaN.",
             )
-        return (raw + self.eps) ** self.alpha
+        return values
 
     def empty(self) -> None:
         self._tree, self._base = SumTree(self.max_capacity), 0
