@@ -2,9 +2,17 @@
 
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.single import Collector
+from rlcli.modules.exploration import RandomPolicy
 
 # older spellings of the same classes
 DataCollectorBase = BaseCollector
-SyncDataCollector = Collector
+DataCollector = SyncDataCollector = Collector
 
-__all__ = ["BaseCollector", "Collector", "DataCollectorBase", "SyncDataCollector"]
+__all__ = [
+    "BaseCollector",
+    "Collector",
+    "DataCollector",
+    "DataCollectorBase",
+    "RandomPolicy",
+    "SyncDataCollector",
+]

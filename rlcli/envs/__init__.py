@@ -13,10 +13,13 @@ from rlcli.envs.spec_check import check_env_specs
 from rlcli.envs.transforms import *  # noqa: F403
 from rlcli.envs.transforms import __all__ as _transforms
 
+GymWrapper = GymEnv  # an env object instead of an id: one class takes both
+
 __all__ = [
     "EnvBase",
     "ExplorationType",
     "GymEnv",
+    "GymWrapper",
     "NativeEnv",
     "SerialEnv",
     "check_env_specs",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcli.envs.mdp import episode_over, step_mdp
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, unravel
+from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 
 SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
@@ -66,25 +66,54 @@ class EnvBase:
         flag = Binary(1, shape=(*self.batch_size, 1), dtype=torch.bool, device=self.device)
         return Composite({name: flag.clone() for name in END_FLAGS}, shape=self.batch_size)
 
+    @done_spec.setter
+    def done_spec(self, spec: TensorSpec) -> None:
+        for name, leaf in spec.items(True, True) if isinstance(spec, Composite) else [("done", spec)]:
+            if name not in END_FLAGS or (leaf.shape, leaf.dtype) != ((*self.batch_size, 1), torch.bool):
+                raise ArgumentError(
+                    "the flags of an env are done, terminated and truncated, bool, one for each env",
+                    why=f"got {show(name)}: {leaf}", fix="Leave done_spec out: it follows from the batch size.",
+                )  # fmt: skip
+
     @property
     def full_observation_spec(self) -> Composite:
         return self.observation_spec
+
+    @full_observation_spec.setter
+    def full_observation_spec(self, spec: Composite) -> None:
+        self.observation_spec = spec
 
     @property
     def full_state_spec(self) -> Composite:
         return self.state_spec
 
+    @full_state_spec.setter
+    def full_state_spec(self, spec: Composite) -> None:
+        self.state_spec = spec
+
     @property
     def full_action_spec(self) -> Composite:
         return Composite({ACTION: self.action_spec}, shape=self.batch_size)
+
+    @full_action_spec.setter
+    def full_action_spec(self, spec: Composite) -> None:
+        self.action_spec = _only(spec, self.action_key)
 
     @property
     def full_reward_spec(self) -> Composite:
         return Composite({"reward": self.reward_spec}, shape=self.batch_size)
 
+    @full_reward_spec.setter
+    def full_reward_spec(self, spec: Composite) -> None:
+        self.reward_spec = _only(spec, self.reward_key)
+
     @property
     def full_done_spec(self) -> Composite:
         return self.done_spec
+
+    @full_done_spec.setter
+    def full_done_spec(self, spec: Composite) -> None:
+        self.done_spec = spec
 
     @property
     def _observation_keys_step_mdp(self) -> list[Key]:
@@ -103,6 +132,22 @@ class EnvBase:
     @property
     def reward_key(self) -> str:
         return "reward"
+
+    @property
+    def action_keys(self) -> list[Key]:
+        return [self.action_key]
+
+    @property
+    def reward_keys(self) -> list[Key]:
+        return [self.reward_key]
+
+    @property
+    def done_keys(self) -> list[Key]:
+        return list(END_FLAGS)
+
+    @property
+    def reset_keys(self) -> list[Key]:
+        return [RESET]
 
     # ---- what subclasses write ---------------------------------------------------------------------------------
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
@@ -245,6 +290,16 @@ class EnvBase:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_size={list(self.batch_size)})"
+
+
+def _only(spec: Composite, key: Key) -> TensorSpec:
+    """The one leaf of a composite, which is called `key`."""
+    names = [unravel(name) for name in spec.keys(True, True)]
+    if names != [key]:
+        raise ArgumentError(
+            f"an env has one {show(key)}, called so", why=f"got {', '.join(map(show, names)) or 'none'}"
+        )
+    return spec[key]
 
 
 def _complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 # module below the import root -> names that are looked for there
 PATHS = {
-    "collectors": "Collector SyncDataCollector DataCollectorBase BaseCollector",
+    "collectors": "Collector SyncDataCollector DataCollector DataCollectorBase BaseCollector RandomPolicy",
     "collectors.utils": "split_trajectories",
     "data": "Binary Bounded Categorical Composite MultiCategorical MultiOneHot OneHot TensorSpec Unbounded "
     "ReplayBuffer TensorDictReplayBuffer ReplayBufferEnsemble LazyTensorStorage LazyMemmapStorage ListStorage "
@@ -17,9 +17,9 @@ PATHS = {
     "data.replay_buffers.samplers": "SliceSampler SamplerWithoutReplacement RandomSampler",
     "data.replay_buffers.storages": "LazyTensorStorage LazyMemmapStorage",
     "data.tensor_specs": "Bounded BoundedContinuous Categorical Composite OneHot Unbounded UnboundedContinuous",
-    "envs": "EnvBase GymEnv SerialEnv TransformedEnv Compose DoubleToFloat ExplorationType InitTracker RewardSum "
-    "MultiStepTransform NextObservationDelta RewardScaling StepCounter TensorDictPrimer ToTensorImage Transform "
-    "check_env_specs exploration_type set_exploration_type step_mdp",
+    "envs": "EnvBase GymEnv GymWrapper SerialEnv TransformedEnv Compose DoubleToFloat ExplorationType InitTracker "
+    "RewardSum MultiStepTransform NextObservationDelta RewardScaling StepCounter TensorDictPrimer ToTensorImage "
+    "Transform check_env_specs exploration_type set_exploration_type step_mdp",
     "envs.transforms": "Compose InitTracker NextObservationDelta NextStateReconstructor RewardSum StepCounter "
     "TransformedEnv",
     "envs.utils": "ExplorationType RandomPolicy check_env_specs exploration_type set_exploration_type step_mdp",
@@ -34,7 +34,7 @@ PATHS = {
     "objectives.value": "GAE TD0Estimator TD1Estimator TDLambdaEstimator VTrace",
     "objectives.value.functional": "generalized_advantage_estimate td_lambda_return_estimate vtrace_advantage_estimate",
 }
-OLDER = {"SyncDataCollector", "DataCollectorBase"}  # spellings that upstream has given up
+OLDER = {"SyncDataCollector", "DataCollector", "DataCollectorBase"}  # spellings that upstream has given up
 FOUND = [(module, name) for module, names in PATHS.items() for name in names.split()]
 
 
