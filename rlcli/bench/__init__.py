@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 NAMES = {
@@ -24,5 +25,6 @@ def run(name: str, overrides: list[str]) -> int:
 
     read(SETTINGS[name], overrides)  # every mistake, before what is measured is loaded
     claim()
+    print(f"measuring {NAMES[name]} ...", file=sys.stderr, flush=True)
     publish(import_module(f"rlcli.bench.{name}").measure(overrides))
     return 0

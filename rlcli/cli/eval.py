@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rlcli.cli.job import Flags
-from rlcli.cli.loading import loading
+from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
@@ -44,7 +44,10 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
     film = f", then one more for {args.video}" if args.video else ""
     print(f"playing {args.episodes} episodes{film} ...", file=sys.stderr, flush=True)
-    result = evaluate(path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video)
+    with announced():
+        result = evaluate(
+            path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video
+        )
     if result is not None:
         print(result)
     return 0

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlcli.cli.job import Flags
-from rlcli.cli.loading import loading
+from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
@@ -40,7 +40,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     with loading():
         from rlcli.jobs.inspect import inspect
 
-    found = inspect(path, trajectory=args.trajectory)
+    with announced():
+        found = inspect(path, trajectory=args.trajectory)
     if args.json:
         print(json.dumps([each.as_dict() for each in found], indent=1))
         return 0

@@ -1,4 +1,4 @@
-"""Loading what a verb runs on: a word before the wait, and no search for garbage during it."""
+"""What a verb waits for before it can answer: loading torch, and compiling kernels once. A word before each wait."""
 
 from __future__ import annotations
 
@@ -35,3 +35,19 @@ def loading(quiet: bool = False) -> Iterator[None]:
             gc.freeze()
             gc.enable()
             atexit.register(gc.unfreeze)  # what the interpreter takes apart at its end must be in reach again
+
+
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """Say, for a verb without a console of its own, what compiles inside this context; once, on the standard error."""
+    from rlcli.report.compiling import WORDS, Compiling
+
+    said: set[str] = set()
+
+    def begin(who: str) -> None:
+        if who not in said:
+            said.add(who)
+            print(WORDS[who], file=sys.stderr, flush=True)
+
+    with Compiling(begin, lambda: None):
+        yield

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlcli.cli.job import looked_at
+from rlcli.cli.loading import announced, loading
 
 USAGE = """\
 usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--json]
@@ -24,9 +25,13 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
     if (args := looked_at("plan", words, USAGE, "--json")) is None:
         return 0
-    from rlcli.cli.api import plan
+    from rlcli.cli.compose import configure
 
-    found = plan(args.words, verb=args.verb, recipe_dirs=recipe_dirs)
+    cfg = configure(args.verb, args.words, recipe_dirs)
+    with loading():
+        from rlcli.jobs.plan import plan
+    with announced():
+        found = plan(cfg, args.verb)
     if args.json:
         print(json.dumps(found.as_dict(), indent=1))
     else:

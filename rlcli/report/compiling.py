@@ -11,6 +11,11 @@ from collections.abc import Callable
 
 from torch._dynamo.callback import callback_handler
 
+WORDS = {
+    "numba": "compiling kernels, once: later runs find them compiled ...",
+    "torch.compile": "compiling the loss (optim.compile) ...",
+}
+
 
 class Compiling:
     """While its context is open: calls `begin` before this thread compiles and `end` after it.

@@ -22,7 +22,7 @@ from tensordict import TensorDictBase
 
 from rlcli.keys import DONE, REWARD
 from rlcli.report import closing
-from rlcli.report.compiling import Compiling
+from rlcli.report.compiling import WORDS, Compiling
 from rlcli.report.episodes import EpisodeStats
 from rlcli.report.facts import Expected, Facts, Watched
 from rlcli.report.largest_peak import LargestPeak
@@ -35,10 +35,6 @@ from rlcli.report.tally import Figure, Tally
 from rlcli.report.value_rows import ValueRows
 from rlcli.report.view import View, open_view
 
-COMPILING = {
-    "numba": "compiling kernels, once: later runs find them compiled ...",
-    "torch.compile": "compiling the loss (optim.compile) ...",
-}
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
 
@@ -272,7 +268,7 @@ class Reporter:
         self._resume_stage = self.clock.interrupt(COMPILE)
         if who not in self._said_compiling:
             self._said_compiling.add(who)
-            self.say(COMPILING[who])
+            self.say(WORDS[who])
 
     def _compile_ends(self) -> None:
         self._resume_stage()

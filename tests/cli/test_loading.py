@@ -42,3 +42,15 @@ def test_a_collector_that_was_off_stays_off():
         "    pass\n"
         "assert not gc.isenabled() and gc.get_freeze_count() == 0\n"
     )
+
+
+def test_a_verb_without_a_console_says_once_that_it_compiles():
+    ran = in_a_process(
+        "import numba\n"
+        "from rlcli.cli.loading import announced\n"
+        "with announced():\n"
+        "    numba.njit(lambda x: x + 1)(1)\n"
+        "    numba.njit(lambda x: x + 2)(1)\n"
+        "numba.njit(lambda x: x + 3)(1)\n"
+    )
+    assert ran.stderr == "compiling kernels, once: later runs find them compiled ...\n" and ran.stdout == ""
