@@ -1,7 +1,7 @@
 """A plain stack of Linear layers and activations: recognised, run forward to act, forward and backward to learn."""
 
 from rlcli.kernels.mlp.forward import on_rows
-from rlcli.kernels.mlp.layers import Layer, hooked, layers_of, usual
+from rlcli.kernels.mlp.layers import Layer, hooked, hooks_of, layers_of, usual
 from rlcli.kernels.mlp.replay import Replay
 
-__all__ = ["Layer", "Replay", "hooked", "layers_of", "on_rows", "usual"]
+__all__ = ["Layer", "Replay", "hooked", "hooks_of", "layers_of", "on_rows", "usual"]

@@ -60,5 +60,9 @@ def hooked(module: Any) -> bool:
     """Whether calling `module` does more than its class says; so may anything that is no module."""
     if not isinstance(module, nn.Module):
         return True
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module)
+    return any(hooks_of(module)) or "forward" in vars(module)
+
+
+def hooks_of(module: nn.Module) -> tuple[dict, ...]:
+    """The tables of what runs beside a module's forward: of the module itself, so they show later hooks too."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
