@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlcli.cli import compose
 from rlcli.config import guard
@@ -201,3 +202,50 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
         guard.read_yaml(path)
+
+
+SPELLINGS = """
+_target_: trapped.run|{_target_: trapped.run}|trapped.run()|trapped:run|trapped.run|${oc.env:HOME}|${trapped:x}
+${oc.create:trapped}|!!python/object/apply:trapped.run []|!!python/name:trapped.run|pkg://trapped|file:///trapped.py
+__import__('trapped')|$(python -m trapped)|`python -m trapped`|; python -m trapped|{{trapped.run}}|%(trapped)s
+"""
+PLACES = """
+seed env.id env.kwargs.x env.wrappers env.transforms policy policy.kwargs.x policy.path memory.keep storage.init_from
+run.dir loss recipe hydra.run.dir
+"""
+EVERYWHERE = [(place, text) for place in PLACES.split() for text in SPELLINGS.strip().replace("\n", "|").split("|")]
+
+
+def say_it_everywhere(place: str, text: str, folder: Path) -> None:
+    """In an override, in one of a resume, in a recipe, in a saved configuration, in the sweep of a recipe."""
+    (folder / "recipes").mkdir(exist_ok=True)
+    tree: object = text
+    for part in reversed(place.split(".")):
+        tree = {part: tree}
+    sweep = {"hydra": {"sweeper": {"params": {place: text}}}}
+    for name, content in (("said", tree), ("swept", sweep)):
+        (folder / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    for ask in (
+        lambda: compose.plan("train", [f"{place}={text}"]),
+        lambda: compose.plan("train", [f"{place}='{text}'"]),
+        lambda: compose.plan("train", ["recipe=said"]),
+        lambda: compose.plan("train", ["recipe=swept"], multirun=True),
+        lambda: from_dict("train", {}, [f"{place}={text}"]),
+        lambda: from_dict("train", tree),
+    ):
+        try:
+            ask()
+        except ConfigError as error:
+            assert str(error)
+        assert "trapped" not in sys.modules and not (folder / "mark").exists(), (place, text)
+
+
+def test_nothing_that_is_said_anywhere_runs(trap):
+    for place, text in EVERYWHERE[::21]:
+        say_it_everywhere(place, text, trap)
+
+
+@pytest.mark.slow
+def test_nothing_of_all_that_is_said_everywhere_runs(trap):
+    for place, text in EVERYWHERE:
+        say_it_everywhere(place, text, trap)
