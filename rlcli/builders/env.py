@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rlcli.builders.pace import Pace
 from rlcli.config import registry
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.config.wrapper_call import wrapper_call
@@ -62,10 +63,13 @@ def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
 
 
 def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
-    return SerialEnv(
-        lanes,
-        lambda: GymEnv(build_gym(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds),
-    )
+    pace = Pace(cfg.id, lanes)
+
+    def make() -> GymEnv:
+        pace.another()
+        return GymEnv(build_gym(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds)
+
+    return SerialEnv(lanes, make)
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:

@@ -12,11 +12,12 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.jobs.plan_buffer import BUFFER
 from rlcli.report.ledger import LEARNER
 from rlcli.report.plan import Place, Plan, at_once, held
+from rlcli.report.process import free_memory
 
 
 def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
     """RAM, the disk under the run folder, and every GPU that the run uses."""
-    found = [Place("RAM", plan.total, *_ram())]
+    found = [Place("RAM", plan.total, *free_memory())]
     folder = _existing(Path(cfg.run.dir or "runs"))
     usage = shutil.disk_usage(folder)
     found.append(Place("disk", disk_need(cfg, plan), usage.free, usage.total))
@@ -34,30 +35,6 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
     ram = sum(e.bytes for e in plan.entries if e.component == BUFFER and e.device != "disk")
     return (cfg.run.keep + 1) * (kept + ram) + held(plan.entries, "disk")
-
-
-def _ram() -> tuple[int, int]:
-    """Bytes that this process may still take beside what it has, and all there are; a container's limit counts."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    mine = psutil.Process().memory_info().rss
-    free, total = memory.available + mine, memory.total
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        numbers = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
-        if numbers[0] is not None and numbers[0] < total:
-            total, free = numbers[0], min(free, numbers[0] - (numbers[1] or 0) + mine)
-    return max(free, 0), total
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _existing(path: Path) -> Path:

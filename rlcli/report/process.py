@@ -23,3 +23,27 @@ def process_memory() -> tuple[int, int]:
                 return now, max(now, int(line.split()[1]) * 1024)
     unit = 1 if sys.platform == "darwin" else 1024
     return now, max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def free_memory() -> tuple[int, int]:
+    """Bytes that this process may take, those it has included, and all there are; a container's limit counts."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    mine = psutil.Process().memory_info().rss
+    free, total = memory.available + mine, memory.total
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        numbers = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
+        if numbers[0] is not None and numbers[0] < total:
+            total, free = numbers[0], min(free, numbers[0] - (numbers[1] or 0) + mine)
+    return max(free, 0), total
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
