@@ -37,6 +37,7 @@ from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.facts import Expected
 from rlcli.report.ledger import Entry
 from rlcli.report.live_bytes import LiveBytes
+from rlcli.report.network import layers
 from rlcli.report.plan import WORKING, WORKING_TO_COLLECT, Peak, Plan
 from rlcli.report.process import process_memory
 
@@ -132,6 +133,7 @@ def foresee(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, lanes, cfg.total_frames, mode, tuple(entries),
         per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
         modes=modes_of(cfg, rows, estimator, given), warnings=warnings_for(cfg, rows) + _unknown(peaks),
+        networks=layers(learning.policy),
     )  # fmt: skip
     found = dataclasses.replace(found, places=places_of(cfg, found))
     return dataclasses.replace(found, advice=advice_for(cfg, found))

@@ -6,6 +6,7 @@ Shape letters: `B` any batch dims (envs, time), `F` features.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -15,8 +16,11 @@ from torch.nn.functional import one_hot
 
 from rlcli.errors import ConfigError
 from rlcli.keys import Key, show
-from rlcli.modules.cnn import NatureCNN, looks_like_image
+from rlcli.modules.cnn import SMALLEST_SIDE, NatureCNN, looks_like_image
 from rlcli.specs import Binary, Bounded, Categorical, MultiCategorical, OneHot, TensorSpec, Unbounded
+
+_CHANNELS = (1, 3, 4)  # of grey, colour, and colour with depth or opacity
+_PICTURE = 8  # pixels a side from which something may be a picture; a board is smaller
 
 
 class Flat(nn.Module):
@@ -24,7 +28,7 @@ class Flat(nn.Module):
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.rank, self.out_features = len(shape), math.prod(shape)
+        self.shape, self.rank, self.out_features = tuple(shape), len(shape), math.prod(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32)
@@ -33,7 +37,7 @@ class Flat(nn.Module):
         return x.reshape(*x.shape[: x.ndim - self.rank], self.out_features)
 
     def extra_repr(self) -> str:
-        return f"out_features={self.out_features}"
+        return f"shape={self.shape}, out_features={self.out_features}"
 
 
 class OneHotIndex(nn.Module):
@@ -92,6 +96,17 @@ def image_scale(spec: TensorSpec) -> float:
     return 1.0
 
 
+def _small_image(spec: TensorSpec, shape: Sequence[int]) -> bool:
+    """Whether an observation that no convolution can take looks as if it were made for one."""
+    if len(shape) == 3 and (shape[0] in _CHANNELS or shape[-1] in _CHANNELS):
+        sides = shape[1:] if shape[0] in _CHANNELS else shape[:-1]
+    elif len(shape) == 2 and spec.dtype is torch.uint8:
+        sides = shape
+    else:
+        return False
+    return min(sides) >= _PICTURE and not looks_like_image(shape)
+
+
 def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool = True) -> Encoder:
     """The encoder of one observation, chosen by its spec.
 
@@ -131,8 +146,15 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
             "no network here can take this observation",
             where=where,
             why=f"it is {type(spec).__name__} of dtype {spec.dtype}",
-            fix="Pass in_keys without it, or give a module of your own.",
+            fix="Leave it out with env.wrappers=[{FilterObservation: {filter_keys: [...]}}], or register a policy of "
+            "your own (in Python: in_keys without it, or a module).",
         )
     if math.prod(shape) == 0:
         raise ConfigError("the observation is empty", where=where, why=f"its shape is {tuple(shape)}")
+    if _small_image(spec, shape):
+        warnings.warn(
+            f"{where} of shape {tuple(shape)} is read as {math.prod(shape):,} numbers in a row: convolutions need an "
+            f"image of at least {SMALLEST_SIDE} pixels a side, as a wrapper of yours can make it",
+            stacklevel=2,
+        )
     return Flat(shape)

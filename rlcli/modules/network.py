@@ -97,7 +97,8 @@ def _encoders(spec: Composite, keys: list[Key], net: str) -> list[Encoder]:
         raise ConfigError(
             f"policy={net} reads one observation",
             why=f"the env has {', '.join(map(show, keys))}",
-            fix="Use policy=dict to read all of them, or name one in in_keys.",
+            fix="Use policy=dict to read all of them, or leave the others out with "
+            "env.wrappers=[{FilterObservation: {filter_keys: [...]}}] (in Python: in_keys=[...]).",
         )
     shapes = [tuple(spec[key].shape[len(spec.shape) :]) for key in keys]
     encoders = [

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from rlcli.report.ledger import Entry
+from rlcli.report.network import Layer
 
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
 WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
@@ -112,6 +113,8 @@ class Plan:
     modes : sequence of Mode
     places : sequence of Place
     advice, warnings : sequence of str
+    networks : sequence of Layer
+        What the policy is made of, layer by layer.
     """
 
     verb: str
@@ -129,6 +132,7 @@ class Plan:
     places: Sequence[Place] = ()
     advice: Sequence[str] = ()
     warnings: Sequence[str] = field(default=())
+    networks: Sequence[Layer] = ()
 
     @property
     def own(self) -> int:

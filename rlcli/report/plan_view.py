@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from rlcli.report import figures
 from rlcli.report.plan import Plan, at_once
@@ -40,6 +40,8 @@ def _tables(plan: Plan) -> Iterator:
             made.add_column(name, justify="right" if i else "left", overflow="fold")
         return made
 
+    if plan.networks:
+        yield _networks(plan, table("network", "reads", "layer", "parameters"))
     keys = table("key", "shape", "dtype", "bytes/frame", "bytes", "where")
     for component in dict.fromkeys(entry.component for entry in plan.entries):
         lines = [entry for entry in plan.entries if entry.component == component]
@@ -76,6 +78,19 @@ def _tables(plan: Plan) -> Iterator:
         verdict = "yes" if place.fits else "NO"
         places.add_row(place.name, *map(figures.size, (place.need, place.free, place.total)), verdict)
     yield places
+
+
+def _networks(plan: Plan, table: Any) -> Any:
+    for column in table.columns[1:3]:
+        column.justify = "left"
+    total = 0
+    for i, each in enumerate(plan.networks):
+        begins = i == 0 or plan.networks[i - 1].network != each.network
+        count = "shared" if each.shared else figures.count(each.parameters) if each.parameters else ""
+        table.add_row(each.network if begins else "", each.reads, each.layer, count)
+        total += each.parameters
+    table.add_row("= networks", "", "", figures.count(total), style="bold")
+    return table
 
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:

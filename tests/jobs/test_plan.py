@@ -8,6 +8,7 @@ from rlcli.cli.compose import configure
 from rlcli.config.recipes import find_recipes
 from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
+from rlcli.report.plan_view import show_plan
 from rlcli.report.reporter import Reporter
 
 SMALL = {
@@ -155,7 +156,7 @@ def test_a_mode_that_costs_more_than_it_saves_is_warned_of():
 
 
 def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch):
-    monkeypatch.setattr("rlcli.jobs.plan_places._ram", lambda: (4 << 30, 8 << 30))
+    monkeypatch.setattr("rlcli.jobs.plan_places.free_memory", lambda: (4 << 30, 8 << 30))
     overrides = ["recipe=ppo_pong", "memory=full", "env.num=64", "collector.frames_per_batch=32768", *QUIET]
     planned = rlcli.plan(overrides)
     assert not planned.fits and planned.advice
@@ -210,3 +211,25 @@ def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monke
 def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
     planned = rlcli.plan([cut])
     assert any("stage values holds for a moment is not known" in text for text in planned.warnings)
+
+
+def test_networks_are_listed_with_their_parameters():
+    plain = rlcli.plan(["recipe=ppo_exact", *QUIET]).networks
+    assert [each.reads for each in plain if each.reads] == ["observation", "observation"]
+    assert [each.parameters for each in plain if each.network == "actor"] == [320, 0, 4160, 0, 130]
+    assert sum(each.parameters for each in plain) == 9155
+    shared = rlcli.plan(["recipe=ppo_exact", "policy.shared=true", *QUIET]).networks
+    assert sum(each.parameters for each in shared) == 320 + 4160 + 130 + 65
+    assert [each.network for each in shared if each.shared] == ["critic"] * 4
+    bounded = rlcli.plan(["recipe=sac_pendulum", *QUIET]).networks
+    assert {each.network for each in bounded} == {"actor", "critic"}
+    assert not rlcli.plan(["policy=random", "console=off"], verb="collect").networks
+
+
+def test_the_networks_are_printed(capsys):
+    planned = rlcli.plan(["recipe=ppo_exact", "policy.shared=true", *QUIET])
+    show_plan(planned)
+    printed = capsys.readouterr().out
+    assert "Linear(in_features=4, out_features=64" in printed and "shared" in printed
+    assert [line.split()[-1] for line in printed.splitlines() if line.startswith("= networks")] == ["4,675"]
+    assert planned.as_dict()["networks"][0]["parameters"] == 320

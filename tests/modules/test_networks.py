@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 
 import pytest
 import torch
@@ -191,3 +193,30 @@ def test_image_encoder_weights_are_orthogonal_too() -> None:
     first = net[0].layers[0].weight.flatten(1)
     assert torch.allclose(first @ first.T, 2 * torch.eye(32), atol=1e-5)
     assert math.isclose(net[-1].weight.norm().item(), 1, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "shape"),
+    [
+        (Bounded(0, 255, (2, 24, 24, 3), torch.uint8), "(24, 24, 3)"),
+        (Unbounded((2, 3, 20, 30)), "(3, 20, 30)"),
+        (Bounded(0, 255, (2, 16, 16), torch.uint8), "(16, 16)"),
+    ],
+)
+def test_a_picture_too_small_for_convolutions_is_flattened_with_a_word(leaf, shape) -> None:
+    with pytest.warns(UserWarning, match=rf"'image' of shape {re.escape(shape)} is read as [\d,]+ numbers.* 36 pixels"):
+        network(spec(image=leaf, state=VECTOR), ["image", "state"], 1, net="dict")
+
+
+@pytest.mark.parametrize("leaf", [Unbounded((2, 7, 7)), Bounded(0, 9, (2, 7, 7, 3), torch.uint8), IMAGE, VECTOR])
+def test_boards_and_vectors_are_no_pictures(leaf) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network(spec(observation=leaf), ["observation"], 1)
+
+
+@pytest.mark.parametrize("net", ["mlp", "auto"])
+def test_a_refusal_says_what_to_type(net) -> None:
+    leaves = {"a": VECTOR, "b": VECTOR} if net == "mlp" else {"a": Unbounded((2, 3), torch.complex64)}
+    with pytest.raises(ConfigError, match=r"env\.wrappers=\[\{FilterObservation: \{filter_keys: \[\.\.\.\]\}\}\]"):
+        network(spec(**leaves), list(leaves), 1, net=net)
