@@ -56,6 +56,33 @@ def test_slices_of_every_member_are_stacked_or_lie_end_to_end_where_they_may_be_
     slices_of(sample.exclude("index"), [10] * 6)
 
 
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("layout", ["stack", "cat"])
+def test_what_is_known_of_a_sample_names_member_and_row(layout, prefetch):
+    with per_worker(layout=layout, prefetch=prefetch) as rb:
+        sample, info = rb.sample(return_info=True)
+        assert (
+            info["index"].shape == info["buffer_ids"].shape == sample.shape == ((3, 4) if layout == "stack" else (12,))
+        )
+        assert torch.equal(info["index"], sample["index", "index"])
+        assert torch.equal(info["buffer_ids"], sample["index", "buffer_ids"])
+    plain = ReplayBufferEnsemble(*(ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2)), batch_size=6)
+    for member in range(2):
+        plain.extend(episodes([9], first=member), buffer=member)
+    sample, info = plain.sample(return_info=True)
+    assert torch.equal(sample["observation"], torch.stack((info["buffer_ids"], info["index"]), -1).float())
+
+
+def test_a_part_of_an_ensemble_is_one_too():
+    rb = per_worker()
+    some = rb[1:]
+    assert some.buffers == rb.buffers[1:] and some.sample()["observation"].shape == (2, 6, 2)
+    drawn = ReplayBufferEnsemble(*rb.buffers, p=[0.2, 0.0, 0.8], batch_size=6)[:2]
+    assert set(drawn.sample()["index", "buffer_ids"].flatten().tolist()) == {0}
+    with pytest.raises(ArgumentError, match="made of buffers"):
+        rb[3:]
+
+
 def test_members_are_drawn_by_their_chance():
     rb = ReplayBufferEnsemble(*per_worker().buffers, p=[0.2, 0.0, 0.8], num_buffer_sampled=2, batch_size=8, seed=1)
     ids = torch.cat([rb.sample()["index", "buffer_ids"][:, 0] for _ in range(500)])

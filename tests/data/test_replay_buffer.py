@@ -332,7 +332,7 @@ def test_prioritized_buffers_are_buffers_with_a_prioritized_sampler():
     plain.update_priority(info["index"], torch.where(info["index"] == 7, 1e9, 0.0))
     assert set(plain.sample(return_info=True)[1]["index"].tolist()) == {7}
     with pytest.raises(ArgumentError, match="needs a storage"):
-        PrioritizedReplayBuffer(alpha=1.0, beta=1.0)
+        PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=100)
 
 
 def test_priorities_mean_nothing_to_other_samplers():
@@ -343,6 +343,70 @@ def test_priorities_mean_nothing_to_other_samplers():
     rb.update_tensordict_priority(sample)
     with pytest.raises(MissingKeyError, match="without index"):
         rb.update_tensordict_priority(sample.exclude("index"))
+
+
+# ---- names that ported code expects ------------------------------------------------------------------------------
+def test_a_buffer_without_a_storage_is_one_of_objects():
+    rb = ReplayBuffer(batch_size=3)
+    rb.extend(["a", "b"])
+    assert isinstance(rb.storage, ListStorage) and rb.storage.max_size == 1000 and set(rb.sample()) <= {"a", "b"}
+    weighed = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, batch_size=3)
+    weighed.extend(episodes([5]))
+    assert weighed.sample()["priority_weight"].shape == (3,)
+    assert len(PrioritizedReplayBuffer(alpha=0.7, beta=0.5)) == 0
+
+
+def test_a_generator_seeds_the_sampler():
+    def drawn(seed):
+        rb = buffer(generator=torch.Generator().manual_seed(seed))
+        rb.extend(episodes([50]))
+        return rb.sample(30)["index"].tolist()
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_samples_come_one_by_one_and_an_epoch_ends_with_none():
+    rb = buffer(sampler=SamplerWithoutReplacement(), batch_size=4)
+    rb.extend(episodes([6]))
+    for _ in range(2):
+        first, second = rb.next(), rb.next()
+        assert sorted([*first["index"].tolist(), *second["index"].tolist()]) == list(range(6)) and rb.next() is None
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_another_sampler_meets_what_is_stored(prefetch):
+    with buffer(40, sampler=RandomSampler(), prefetch=prefetch) as rb:
+        for first in range(3):
+            rb.extend(episodes([15], first=first))
+        rb.sample()
+        rb.set_sampler(PrioritizedSampler(40, 1.0, 1.0, eps=0.0, seed=0))
+        drawn = torch.cat([rb.sample()["index"] for _ in range(100)])
+        assert len(drawn.unique()) == 40
+        rb.update_priority(torch.arange(40), torch.arange(40) == 7)
+        rb.set_seed(0)  # what was made ahead is gone
+        assert rb.sample()["index"].unique().tolist() == [7]
+        rb.set_sampler(lambda: SliceSampler(num_slices=3, slice_len=5))
+        slices_of(rb.sample(), [5] * 3)
+        rb.set_sampler(SamplerWithoutReplacement())
+        assert sorted(row for batch in rb for row in batch["index"].tolist()) == list(range(40))
+
+
+def test_a_transform_is_put_where_it_is_wanted():
+    rb = buffer()
+    rb.extend(episodes([5]))
+    rb.append_transform(lambda td: td.set("said", td["said"] + "c"))
+    rb.insert_transform(0, lambda td: td.set("said", "a"))
+    rb.insert_transform(-1, lambda td: td.set("said", td["said"] + "b"))
+    assert rb.sample()["said"] == "abc"
+
+
+def test_dumps_have_the_other_names(tmp_path):
+    rb, other = buffer(), buffer()
+    rb.extend(episodes([5]))
+    rb.save(tmp_path)
+    rb.dump(tmp_path)
+    other.load(tmp_path)
+    assert (other[:] == rb[:]).all()
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -459,14 +523,17 @@ def test_rows_that_cannot_be_written_when_loaded_leave_an_empty_buffer(tmp_path,
                 load()
         assert len(rb) == 0
         rb.extend(episodes([2]))
-        assert set(rb.sample()["index"].tolist()) == {0, 1}
+        assert set(rb.sample(200)["index"].tolist()) == {0, 1}
 
 
 # ---- sentences ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda rb: ReplayBuffer(), "a buffer needs a storage (storage): got none"),
+        (lambda rb: ReplayBuffer(frame_stack=4), "a list of objects has no rows"),
+        (lambda rb: rb.insert_transform(1, lambda td: td), "there is no such place (index): got 1, there are 0"),
+        (lambda rb: rb.set_sampler(SliceSampler(slice_len=31)), "longer than what the storage holds"),
+        (lambda rb: rb.set_sampler(None), "a buffer needs a sampler"),
         (lambda rb: ReplayBuffer(storage=3), "got int"),
         (lambda rb: buffer(batch_size=0), "at least 1"),
         (lambda rb: buffer(batch_size=None).sample(), "batch_size=..."),

@@ -107,8 +107,15 @@ class ReplayBufferEnsemble:
         return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
 
     # ---- members -----------------------------------------------------------------------------------------------
-    def __getitem__(self, member: int) -> ReplayBuffer:
-        """One of the buffers."""
+    def __getitem__(self, member: int | slice) -> Any:
+        """One of the buffers, or an ensemble of some of them that is sampled like this one, without its transform."""
+        if isinstance(member, slice):
+            chosen = self.buffers[member]
+            options: dict[str, Any] = {"sample_from_all": True}
+            if not self.sample_from_all:
+                p = np.diff(self._chances, prepend=0.0, append=1.0)[member]
+                options = {"p": p, "num_buffer_sampled": None if self.drawn == len(self.buffers) else self.drawn}
+            return ReplayBufferEnsemble(*chosen, batch_size=self.batch_size, layout=self.layout, **options)
         if (
             isinstance(member, bool)
             or not isinstance(member, int)
@@ -148,8 +155,15 @@ class ReplayBufferEnsemble:
             buffer.empty(fields=fields)
 
     # ---- samples -----------------------------------------------------------------------------------------------
-    def sample(self, batch_size: int | None = None) -> Any:
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """A new batch.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            Of this sample; the ensemble's by default.
+        return_info : bool
+            Also give a dict with the `index` of its rows and the `buffer_ids` of the members they are of.
 
         Returns
         -------
@@ -170,13 +184,18 @@ class ReplayBufferEnsemble:
                 why=f"{size} rows, {self.drawn} buffers",
                 fix=f"Use batch_size={-(-size // self.drawn) * self.drawn}.",
             )
-        return self._draw(size) if self._ahead is None else self._ahead.next(size)
+        batch, info = self._draw(size) if self._ahead is None else self._ahead.next(size)
+        return (batch, info) if return_info else batch
 
-    def _draw(self, size: int) -> Any:
+    def _draw(self, size: int) -> tuple[Any, dict[str, Tensor]]:
         with self._lock:
             members = range(len(self.buffers)) if self.sample_from_all else self._members()
-        parts = [self._part(int(member), size // self.drawn) for member in members]
+        drawn = [self._part(int(member), size // self.drawn) for member in members]
+        parts, index = [part for part, _ in drawn], [rows for _, rows in drawn]
+        ids = [torch.full_like(rows, int(member)) for rows, member in zip(index, members, strict=True)]
+        join: Callable[[list[Any]], Any] = torch.stack if self.layout == "stack" else torch.cat
         if any(isinstance(part, list | LazyStackedTensorDict) for part in parts):  # objects, not alike
+            join = torch.cat
             items = [item for part in parts for item in (part if isinstance(part, list) else part.unbind(0))]
             batch: Any = collate(items)
         else:
@@ -187,23 +206,24 @@ class ReplayBufferEnsemble:
                     why="; ".join(", ".join(names) for names in sorted(keys)),
                     fix="Store the same keys in all of them, and draw from all with samplers of one kind.",
                 )
-            batch = torch.stack(parts) if self.layout == "stack" else torch.cat(parts)
-        return self._sides.read(batch)
+            batch = join(parts)
+        return self._sides.read(batch), {INDEX: join(index), BUFFER_IDS: join(ids)}
 
     def _members(self) -> np.ndarray:
         return np.searchsorted(self._chances, uniform(self.random, self.drawn), side="right")
 
-    def _part(self, member: int, size: int) -> Any:
+    def _part(self, member: int, size: int) -> tuple[Any, Tensor]:
+        """A sample of a member, and where its rows lie there."""
         buffer = self.buffers[member]
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
-        part = buffer.sample(size)
+        part, info = buffer.sample(size, return_info=True)
         if isinstance(buffer, TensorDictReplayBuffer) and isinstance(part, TensorDictBase):
             for each in part.tensordicts if isinstance(part, LazyStackedTensorDict) else [part]:
                 index = each.get(INDEX)
                 places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}
                 each.set(INDEX, TensorDict(places, batch_size=each.batch_size))
-        return part
+        return part, info["index"]
 
     def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBufferEnsemble:
         """Add a transform of whole samples; returns the ensemble."""

@@ -29,9 +29,11 @@ from rlcli.data.nesting import nested
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
 from rlcli.data.samplers.sampler import need_size
 from rlcli.data.sharing import RegionWriter, SharedGate, SharedRing, refuse_write_side
-from rlcli.data.storages import LazyMemmapStorage, MappedStorage, Storage
+from rlcli.data.storages import LazyMemmapStorage, ListStorage, MappedStorage, Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+
+LIST_SIZE = 1000  # objects of a buffer that was given no storage
 
 
 class ReplayBuffer(SavedBuffer):
@@ -39,7 +41,8 @@ class ReplayBuffer(SavedBuffer):
 
     Parameters
     ----------
-    storage : Storage, or a callable that makes one
+    storage : Storage, or a callable that makes one, optional
+        `ListStorage(1000)` by default: objects of any kind. Rows of tensors belong into one of the others.
     sampler : Sampler, or a callable that makes one, optional
         `RandomSampler` by default.
     transform : Transform or callable, optional
@@ -56,6 +59,8 @@ class ReplayBuffer(SavedBuffer):
         Samples lie in pinned memory, from which copies to a GPU need not wait.
     device : torch device, optional
         Where samples go.
+    generator : torch.Generator, optional
+        Seeds the sampler's random stream, once and now.
     next_obs : str
         How next observations are kept, see `Ring`.
     frame_stack : int or dict of key to int, optional
@@ -83,21 +88,25 @@ class ReplayBuffer(SavedBuffer):
         prefetch: int | None = None,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
         next_obs: str = "auto",
         frame_stack: int | Mapping[Key, int] | None = None,
         codes: bool = False,
         shared: bool = False,
     ) -> None:
-        self.storage = made("storage", storage, Storage)
+        self.storage = ListStorage(LIST_SIZE) if storage is None else made("storage", storage, Storage)
         self.sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
         self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
         self.storage = self.ring.storage
         self.sampler.bind(self.ring)
+        if generator is not None:
+            self.sampler.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         self.batch_size = self.sampler.batch_size() if batch_size is None else need_size("batch_size", batch_size)
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
         self.device = None if device is None else torch.device(device)
         self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
         self._sides = Sides(self.ring)
+        self._iteration: Iterator[Any] | None = None
         self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch)) if prefetch else None
         if transform is not None:
             self.append_transform(transform)
@@ -213,6 +222,15 @@ class ReplayBuffer(SavedBuffer):
             batch, _, last = self._next(size)
             yield batch
 
+    def next(self) -> Any:
+        """The next sample of an iteration that goes on from call to call; None at its end; then a new one begins."""
+        if self._iteration is None:
+            self._iteration = iter(self)
+        for sample in self._iteration:
+            return sample
+        self._iteration = None
+        return None
+
     def __getitem__(self, place: Any) -> Any:
         """Stored rows by number, slice, list, tensor or mask, as samples give them but without markers of slices."""
         with self._lock:
@@ -285,12 +303,39 @@ class ReplayBuffer(SavedBuffer):
 
     def append_transform(self, transform: Callable[[Any], Any], *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of what samples pass; returns the buffer."""
+        return self.insert_transform(len(self._sides), transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Callable[[Any], Any], *, invert: bool = False) -> ReplayBuffer:
+        """Add a transform before another one; returns the buffer.
+
+        Parameters
+        ----------
+        index : int
+            Its place among those that samples pass, where the parts of a `Compose` count each.
+        """
         self._forget_ahead()
         with self._lock:
             if isinstance(self.ring, SharedRing):
                 refuse_write_side(transform, invert)
-            self._sides.append(transform, invert)
+            self._sides.insert(index, transform, invert)
         return self
+
+    def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> None:
+        """Draw by another sampler from now on; it meets what is stored as new.
+
+        Raises
+        ------
+        ArgumentError, MissingKeyError
+            It does not fit this buffer, which goes on with the sampler it has.
+        """
+        self._forget_ahead()
+        with self._lock:
+            new: Sampler = made("sampler", sampler, Sampler)
+            new.bind(self.ring)
+            if len(self.ring):
+                new.extended(self.ring, len(self.ring))
+            self.sampler, self._iteration = new, None
+            self.batch_size = new.batch_size() or self.batch_size
 
     def set_seed(self, seed: int) -> None:
         """Start the sampler's random stream anew."""

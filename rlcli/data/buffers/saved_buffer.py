@@ -116,6 +116,9 @@ class SavedBuffer:
             load(self.ring, folder, take=self._take_over)
             self._heed_markers()
 
+    dump = save = dumps
+    load = loads
+
     def _heed_markers(self) -> None:
         """Loaded rows may have been told apart by other keys than this buffer's sampler asked for."""
         if isinstance(self.ring, Ring):

@@ -39,13 +39,19 @@ class Sides:
         self._bound = 0  # parts up to the last one that reads the buffer
 
     def append(self, transform: Part, invert: bool = False) -> None:
-        """Add one at the end; inverted, its sides change places.
+        """Add one at the end; see `insert`."""
+        self.insert(len(self), transform, invert)
+
+    def insert(self, index: int, transform: Part, invert: bool = False) -> None:
+        """Add one before another; inverted, its sides change places.
 
         Raises
         ------
         ArgumentError
-            It cannot be called, or has no other side.
+            There is no such place, it cannot be called, or has no other side.
         """
+        if not -len(self) <= index <= len(self):
+            raise ArgumentError("there is no such place", where="index", why=f"got {index}, there are {len(self)}")
         if not callable(transform) or (invert and not isinstance(transform, Transform)):
             raise ArgumentError(
                 "a buffer's transform is a Transform, or a function of a sample",
@@ -59,7 +65,7 @@ class Sides:
                 where="transform",
                 fix="Use LazyTensorStorage.",
             )
-        self._parts += [(part, invert) for part in (reversed(parts) if invert else parts)]
+        self._parts[index:index] = [(part, invert) for part in (reversed(parts) if invert else parts)]
         reads = [i for i, (part, _) in enumerate(self._parts) if _reads_buffer(part)]
         self._bound = 0 if self._ring is None else max(reads, default=-1) + 1
         for part in parts if self._ring is not None else []:

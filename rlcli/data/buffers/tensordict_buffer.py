@@ -8,7 +8,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffers.objects import ObjectRing, items_of, tell
-from rlcli.data.buffers.replay_buffer import ReplayBuffer
+from rlcli.data.buffers.replay_buffer import LIST_SIZE, ReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.data.sharing import RegionWriter
 from rlcli.data.storages import Storage
@@ -124,6 +124,6 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
 
 
 def _by_priority(storage: Any, alpha: float, beta: float, eps: float, reduction: str) -> PrioritizedSampler:
-    if not isinstance(storage, Storage):
+    if storage is not None and not isinstance(storage, Storage):
         raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
-    return PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction)
+    return PrioritizedSampler(LIST_SIZE if storage is None else storage.max_size, alpha, beta, eps, reduction)

@@ -57,6 +57,8 @@ class SliceSampler(Sampler):
         Repeat the last row of short slices up to `slice_len` and mark real rows in `("collector", "mask")`; repeats
         carry no end flags. Only `strict_length=False` or `span` gives short slices. Discouraged: nothing in rlcli
         needs it.
+    cache_values : bool
+        No effect: where trajectories begin and end is at hand in any case.
     weighting : str
         `"transition"`: a trajectory is drawn in proportion to its rows; `"trajectory"`: all are equally likely.
     seed : int, optional
@@ -81,6 +83,7 @@ class SliceSampler(Sampler):
         strict_length: bool = True,
         span: bool | int | tuple = False,
         pad_output: bool = False,
+        cache_values: bool = False,
         weighting: str = "transition",
         seed: int | None = None,
     ) -> None:
