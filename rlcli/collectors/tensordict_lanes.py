@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from rlcli.envs import EnvBase
 from rlcli.envs.actions import ActionFormat
 from rlcli.envs.bounds import Bounds
-from rlcli.envs.contract import env_raised
+from rlcli.envs.contract import broken, env_raised
 from rlcli.envs.intervals import spec_bounds
 from rlcli.envs.lanes import NONE, Lanes
-from rlcli.errors import EnvError, RlcliError
+from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, RESET, Key, show, under_next, unravel
 from rlcli.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot
+from rlcli.transforms.base import as_kind
 
 
 def array_face(env: EnvBase) -> Lanes:
@@ -34,17 +35,26 @@ class TensorDictLanes(Lanes):
     ----------
     env : EnvBase
         Batch size `()` or `(N,)`.
+
+    Raises
+    ------
+    ArgumentError
+        Another batch size, or a spec whose dtype numpy does not know.
     """
 
     def __init__(self, env: EnvBase) -> None:
         dims = len(env.batch_size)
+        if dims > 1:
+            raise ArgumentError(
+                "a collector steps envs of batch size () or (N,)",
+                why=f"{type(env).__name__} has {tuple(env.batch_size)}",
+                fix="Put the single envs together in one SerialEnv.",
+            )
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
         super().__init__(
             env.batch_size.numel() if env.batch_size else 1,
             name=type(env).__name__,
-            schema={
-                unravel(key): (tuple(s.shape[dims:]), torch.empty(0, dtype=s.dtype).numpy().dtype) for key, s in specs
-            },
+            schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
             actions=ActionFormat(*_as_space(env.action_spec, dims)),
         )
         self.env = env
@@ -90,7 +100,7 @@ class TensorDictLanes(Lanes):
 
     def restart(self, row, lanes) -> None:
         if self._env_seed is not None:
-            self.env.set_seed(self._env_seed)
+            self._call("set_seed", self._env_seed)
             self._env_seed = None
         if len(lanes) == self.n:
             td = self._call("reset")
@@ -104,14 +114,24 @@ class TensorDictLanes(Lanes):
         self._write(row, td, lanes)
         self.begin_episodes(lanes)
 
-    def _call(self, name: str, *arguments) -> TensorDictBase:
+    def _call(self, name: str, *arguments) -> Any:
         """The env's method; what it raises is told with env, step and seed."""
         try:
             return getattr(self.env, name)(*arguments)
-        except RlcliError:
+        except (RlcliError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            raise env_raised(self, error, 0, name) from error
+        except BaseException as error:  # SystemExit too
+            raise env_raised(self, error, None if self.env.batch_size else 0, name) from error
+
+    def _each(self, name: str, value: torch.Tensor | None) -> list:
+        """One number a lane, of what the env wrote beside observations."""
+        if value is None or value.numel() != self.n:
+            got = "nothing" if value is None else f"shape {tuple(value.shape)}"
+            raise broken(
+                self, f"the env's {name} is not one number a step", lane=None if self.env.batch_size else 0,
+                expected=f"shape {(*self.env.batch_size, 1)}", got=got,
+            )  # fmt: skip
+        return value.reshape(-1).tolist()
 
     def bind(self, rows) -> tuple[Callable, Callable]:
         env, shape = self.env, self.env.batch_size
@@ -134,9 +154,9 @@ class TensorDictLanes(Lanes):
                         why="one of the two would be lost", fix="Give the policy's state a name of its own.",
                     )  # fmt: skip
             self._write({key: arrays[t + 1] for key, arrays in rows.items()}, following, range(self.n))
-            self.outcome.rewards += following.get("reward").reshape(-1).tolist()
-            terminated = following.get("terminated").reshape(-1).tolist()
-            truncated = following.get("truncated").reshape(-1).tolist()
+            self.outcome.rewards += self._each("reward", following.get("reward", None))
+            terminated = self._each("terminated", following.get("terminated"))
+            truncated = self._each("truncated", following.get("truncated"))
             done: Sequence[int] = NONE
             for lane in range(self.n):
                 cut = truncated[lane] or now >= self.deadlines[lane]

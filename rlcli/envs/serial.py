@@ -49,6 +49,12 @@ class SerialEnv(EnvBase):
         super().__init__(batch_size=(num_workers,), device=device)
         self.envs = [make() for make in makers]
         for env in self.envs:
+            if env.batch_size:
+                raise ArgumentError(
+                    "SerialEnv puts single envs together",
+                    why=f"{type(env).__name__} has batch size {tuple(env.batch_size)}",
+                    fix="Make one SerialEnv of all the single envs.",
+                )
             _check_outside(env)
         self.inner: EnvBase = _together(self.envs, device)
         self._take_specs()

@@ -268,8 +268,21 @@ def as_spec(shape: tuple[int, ...], dtype: np.dtype) -> TensorSpec:
 
 
 def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and numpy dtype of a spec's values."""
-    return tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
+    """Shape and numpy dtype of a spec's values.
+
+    Raises
+    ------
+    ArgumentError
+        numpy has no such dtype.
+    """
+    try:
+        return tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
+    except TypeError as error:
+        raise ArgumentError(
+            f"a key of dtype {spec.dtype} cannot be collected",
+            why="rows are numpy arrays, and numpy has no such numbers",
+            fix="Declare and write float32 or float16.",
+        ) from error
 
 
 def _key_list(keys: Sequence[Key]) -> list[Key]:

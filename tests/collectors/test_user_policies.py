@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from rlcli.collectors import Collector
 from rlcli.collectors.programs import TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
-from rlcli.errors import ArgumentError, NumericsError
+from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, OneHotCategorical, ProbabilisticActor
 from rlcli.specs import Composite, OneHot, Unbounded
 from rlcli.transforms import TensorDictPrimer
@@ -331,6 +333,41 @@ def test_an_env_of_tensordicts_may_show_one_number(lanes):
     batch = Collector(OneNumber(lanes), policy, frames_per_batch=3 * max(lanes, 1), seed=0).next()
     assert torch.equal(batch["observation"], torch.tensor([1.0, 2, 3]).expand(batch.shape))
     assert torch.equal(batch["seen"], batch["observation"] * 2)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize(
+    ("part", "change", "error", "words"),
+    [
+        ("_step", lambda td: td.exclude("reward"), EnvError, "reward is not one number a step.*got nothing"),
+        ("_step", lambda td: td.set("reward", torch.ones(*td.shape, 5)), EnvError, "expected shape.*got shape.*5"),
+        ("_step", lambda td: sys.exit(3), EnvError, "raised in step.*SystemExit: 3"),
+        ("_reset", lambda td: td.exclude("observation"), EnvError, "did not write 'observation'"),
+        ("_set_seed", lambda _: 1 / 0, EnvError, "raised in set_seed.*ZeroDivisionError"),
+    ],
+    ids=["no reward", "five rewards", "exits", "no observation", "seed"],
+)
+def test_what_an_env_of_tensordicts_does_amiss_is_a_sentence(lanes, part, change, error, words):
+    env = OneNumber(lanes)
+    own = getattr(env, part)
+    setattr(env, part, lambda x: change(own(x)))
+    with pytest.raises(error, match=words):
+        Collector(env, frames_per_batch=4, seed=0).next()
+
+
+def test_envs_that_no_batch_can_hold_are_refused():
+    with pytest.raises(ArgumentError, match=r"single envs.*batch size \(3,\)"):
+        SerialEnv(2, lambda: OneNumber(3))
+    square = OneNumber(0)
+    square.batch_size = torch.Size((2, 3))
+    with pytest.raises(ArgumentError, match=r"batch size \(\) or \(N,\)"):
+        Collector(square)
+    half = OneNumber(0)
+    half.observation_spec = Composite({"observation": Unbounded((), dtype=torch.bfloat16)})
+    with pytest.raises(ArgumentError, match="bfloat16"):
+        Collector(half)
+    with pytest.raises(ArgumentError, match="bfloat16"):
+        Collector(TransformedEnv(envs(0), TensorDictPrimer({"h": Unbounded((3,), dtype=torch.bfloat16)})))
 
 
 @pytest.mark.parametrize(
