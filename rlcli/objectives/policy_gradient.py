@@ -93,7 +93,6 @@ class PolicyGradientLoss(Loss):
     actor_term: ClassVar[str] = "loss_objective"
     critic_term: ClassVar[str] = "loss_critic"
     objective_figures: ClassVar[tuple[str, ...]] = ()  # diagnostics that `objective` adds
-    default_value_estimator: ClassVar[ValueEstimators] = ValueEstimators.GAE
 
     def __init__(
         self,
@@ -152,6 +151,11 @@ class PolicyGradientLoss(Loss):
     def extra_keys(self) -> list[Key]:
         """What the objective reads beside the action and its advantage."""
         return []
+
+    @property
+    def default_value_estimator(self) -> ValueEstimators:
+        """What `make_value_estimator` makes where it is not told."""
+        return ValueEstimators.GAE
 
     @property
     def readable(self) -> Sequence[Key]:

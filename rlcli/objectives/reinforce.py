@@ -18,14 +18,14 @@ class ReinforceLoss(PolicyGradientLoss):
     actor_network, **options
         See `PolicyGradientLoss`.
     critic_network : TensorDictModule, optional
-        The baseline, trained by `loss_value`. Without it advantages are returns.
+        The baseline, trained by `loss_value`. Without it advantages are returns, and those are what the loss estimates
+        where it is not told; with it GAE, as upstream does.
     entropy_bonus : bool
         Add `loss_entropy`.
     """
 
     actor_term: ClassVar[str] = "loss_actor"
     critic_term: ClassVar[str] = "loss_value"
-    default_value_estimator: ClassVar[ValueEstimators] = ValueEstimators.TD1
 
     def __init__(
         self,
@@ -36,3 +36,7 @@ class ReinforceLoss(PolicyGradientLoss):
         **options: Any,
     ) -> None:
         super().__init__(actor_network, critic_network, entropy_bonus=entropy_bonus, **options)
+
+    @property
+    def default_value_estimator(self) -> ValueEstimators:
+        return ValueEstimators.TD1 if self.critic_network is None else ValueEstimators.GAE

@@ -4,6 +4,7 @@ import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
 
+from rlcli import objectives
 from rlcli.objectives import A2CLoss, KLPENPPOLoss, ReinforceLoss
 from rlcli.objectives.value import GAE
 
@@ -88,3 +89,18 @@ def test_the_weight_of_the_penalty_follows_alike(dtarg):
         ours(td)
         theirs(td)
         assert float(ours.beta) == pytest.approx(float(theirs.beta))
+
+
+@pytest.mark.parametrize("name", ["PPOLoss", "ClipPPOLoss", "A2CLoss", "ReinforceLoss"])
+def test_losses_that_are_not_told_how_to_estimate_do_it_alike(name):
+    actor, critic = make_actor(), make_critic()
+    ours, theirs = getattr(objectives, name)(actor, critic), getattr(upstream, name)(actor, critic)
+    theirs.set_keys(sample_log_prob="sample_log_prob")
+    for loss in (ours, theirs):
+        loss.log_explained_variance = False  # upstream's is one number per time step here
+    td = rollout(actor, (6, 40))
+    check(ours, theirs, td, [*actor.parameters(), *critic.parameters()])
+    td.rename_key_(("next", "reward"), ("next", "score"))
+    for loss in (ours, theirs):
+        loss.set_keys(reward="score")
+    check(ours, theirs, td, [*actor.parameters(), *critic.parameters()])

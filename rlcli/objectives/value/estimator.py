@@ -196,8 +196,8 @@ class ValueEstimator(KeyedModule, ABC):
 
     @property
     def readable(self) -> list[Key]:
-        k = self.tensor_keys
-        return list(dict.fromkeys([*self.in_keys, k.value, k.truncated, k.traj_ids, IS_INIT, *MASK_KEYS]))
+        k, states = self.tensor_keys, () if self._net is None else self._net.state_keys
+        return list(dict.fromkeys([*self.in_keys, *states, k.value, k.truncated, k.traj_ids, IS_INIT, *MASK_KEYS]))
 
     @property
     def returned(self) -> list[Key]:
