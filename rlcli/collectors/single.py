@@ -40,7 +40,9 @@ class Collector(BaseCollector):
     create_env_fn : EnvBase or callable
         An env, or what makes one.
     policy : nn.Module, TensorDictModule or callable, optional
-        None means random actions.
+        A callable takes the tensordict of a step and writes `action` to it; a module may also read observations, by the
+        names of its arguments.  What it writes beside is stored; what the env showed is stored as it was, even where
+        the policy overwrites it.  None means random actions.
     frames_per_batch : int
         Frames a batch, rounded up to whole steps of all envs.
     total_frames : int

@@ -288,6 +288,43 @@ def test_a_change_in_place_that_the_first_call_did_not_show_is_an_error():
         Collector(envs(2), policy, frames_per_batch=20, seed=0).next()
 
 
+@pytest.mark.parametrize("key", ["late", ("nested", "late"), ("new", "late")])
+def test_an_output_that_comes_later_is_an_error_not_lost(key):
+    calls = []
+
+    def policy(td):
+        calls.append(1)
+        td["action"] = torch.tensor([[1, 0, 0], [1, 0, 0]])
+        td["nested", "early"] = torch.zeros(2)
+        if len(calls) > 3:
+            td[key] = torch.ones(2)
+        return td
+
+    collector = Collector(envs(2), policy, frames_per_batch=4, seed=0)
+    with pytest.raises(ArgumentError, match="late, and did not on its first call"):
+        [collector.next() for _ in range(3)]
+
+
+def test_outputs_without_a_row_for_each_env_are_refused():
+    def policy(td):
+        return TensorDict({"action": torch.tensor([1, 0, 0])}, [])
+
+    with pytest.raises(ArgumentError, match="no row for each env"):
+        Collector(envs(2), policy)
+
+
+def test_a_policy_that_overwrites_an_observation_acts_on_that_and_the_batch_keeps_the_envs():
+    torch.manual_seed(0)
+    net = nn.Linear(3, 3)
+    steps = [TensorDictModule(lambda x: 5 - x, ["observation"], ["observation"])]
+    steps.append(TensorDictModule(net, ["observation"], ["logits"]))
+    policy = ProbabilisticActor(TensorDictSequential(*steps), ["logits"], distribution_class=Categorical)
+    env = envs(2, lambda: Three(0), categorical_action_encoding=True)
+    batch = Collector(env, policy, frames_per_batch=20, seed=0).next()
+    assert bool(((batch["observation"] >= 0) & (batch["observation"] < 1)).all())
+    torch.testing.assert_close(batch["logits"], net(5 - batch["observation"]))
+
+
 @pytest.mark.parametrize("lanes", [0, 2])
 def test_a_state_of_one_number_is_carried(lanes):
     env = TransformedEnv(envs(lanes), TensorDictPrimer({"memory": Unbounded(())}))

@@ -105,6 +105,16 @@ def changed_output(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind
     )
 
 
+def new_output(key: Key, t: int) -> ArgumentError:
+    """The error for an output that the batch has no column for."""
+    return ArgumentError(
+        f"the policy wrote {show(key)}, and did not on its first call",
+        where=_BEFORE.format(t),
+        why="the first call decides which columns a batch has",
+        fix="Write it at every step, zeros where there is nothing to say.",
+    )
+
+
 def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> Any:
     """The action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
 

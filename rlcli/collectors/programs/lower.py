@@ -73,7 +73,7 @@ def lower(
         draw = _greedy_draw(parts, actions, exploration)
     else:
         draw = _draw(parts.head, actions, exploration, example, len(batch_size))
-    if draw is None or written is None:
+    if draw is None or written is None or not written.keys().isdisjoint(inputs):  # rows keep what the env showed
         return whole
     if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
         return whole

@@ -15,7 +15,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from rlcli.collectors.columns import Columns, Schema
 from rlcli.collectors.devices import Placement
-from rlcli.collectors.programs.called import call, changed_input, is_sound, loop_action, take
+from rlcli.collectors.programs.called import call, changed_input, is_sound, loop_action, new_output, take
 from rlcli.collectors.programs.program import Bound, Program
 from rlcli.collectors.programs.torch_stream import TorchStream
 from rlcli.collectors.recurrent_wiring import no_place
@@ -93,12 +93,18 @@ class TensorDictProgram(Program):
                     why=f"it is a {type(value).__name__}, and a batch holds columns of numbers",
                     fix="Write tensors, or leave the key out.",
                 )
+            if value.shape[: len(batch_size)] != batch_size:
+                raise ArgumentError(
+                    f"the policy's {show(key)} has no row for each env",
+                    why=f"expected a shape that begins with {tuple(batch_size)}, got {tuple(value.shape)}",
+                )
             kind = tuple(value.shape[len(batch_size) :]), _array_dtype(value.dtype)
             if as_tuple(key)[0] == NEXT:
                 self._add_state(unravel(as_tuple(key)[1:]), kind, inputs)
                 continue
             self.kinds[key] = value.dtype
             self.live[key] = kind
+        self.known = {*inputs, *self.live, *map(under_next, self.states)}
         self.copied = in_place | set(self.states)  # what may be written to
         self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
         if self.log_prob_key is not None:
@@ -177,6 +183,7 @@ class _BoundTensorDict(Bound):
 
     def begin(self, rng, first, last) -> None:
         self.program.stream.enter(rng)
+        self.written = -1  # keys at the top of what the policy wrote last, once they were looked at
 
     def release(self) -> None:
         self.program.stream.leave()
@@ -192,6 +199,9 @@ class _BoundTensorDict(Bound):
             place.sync_policy()
         with set_interaction_type(program.exploration):
             out = call(program.policy, td, f"step {t} of the batch")
+        if (written := len(list(out.keys()))) != self.written:
+            self._check_keys(out, t)
+            self.written = written
         for key, value in inputs.items():
             if key not in program.copied and not value.is_inference() and value._version:  # it was written to
                 raise changed_input(key, t)
@@ -200,6 +210,11 @@ class _BoundTensorDict(Bound):
         for key, rows in self.successors:  # row t+1 of a lane that ends here is set to its default by the reset
             take(key, out.get(key, None), rows[t], rows[t].dtype, t)
         return loop_action(program.actions, self.action_rows[t], t)
+
+    def _check_keys(self, out: TensorDictBase, t: int) -> None:
+        new = {unravel(key) for key in out.keys(True, True, is_leaf=is_leaf_nontensor)} - self.program.known
+        if new:
+            raise new_output(min(new, key=show), t)
 
     def end(self, first: int, last: int) -> None:
         for key in self.program.live:
