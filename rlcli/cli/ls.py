@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from statistics import mean, stdev
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,12 @@ def _runs(root: Path) -> Iterator[str]:
         yield f"runs: none under {root}/ yet"
         return
     yield "runs (rlcli resume RUN, rlcli eval RUN); result: the evaluation, else the mean return of the last episodes"
-    table = [_COLUMNS, *map(_row, found)]
+    yield from columns(found)
+
+
+def columns(runs: Iterable[Run]) -> Iterator[str]:
+    """A line of headings, and one of each run."""
+    table = [_COLUMNS, *map(_row, runs)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         line = "  ".join(
@@ -103,7 +109,7 @@ def _row(run: Run) -> tuple[str, ...]:
         status, data = "summary cannot be read", {}
     frames = _last_frames(run) if status == "running" else data.get("frames")
     seconds = _part(data, "throughput").get("seconds", data.get("seconds"))
-    result = _part(data, "evaluation").get("mean_return", _part(data, "learning").get("return"))
+    result = _result(data)
     given = [
         str(word) for word in info.get("overrides") or () if not re.match("(recipe|env.id|seed|run.dir)=", str(word))
     ]
@@ -114,6 +120,23 @@ def _row(run: Run) -> tuple[str, ...]:
     )
     words = (info.get("recipe") or "-", info.get("env"), info.get("seed"), status)
     return (str(run.path), *(shorten(str(word), 40) for word in words), *figures, shorten(" ".join(given), 60))
+
+
+def means(runs: Iterable[Run]) -> Iterator[str]:
+    """The mean result of runs that differ in their seeds alone, and its deviation."""
+    alike: dict[tuple[str, ...], list[float]] = {}
+    for run in runs:
+        row = dict(zip(_COLUMNS, _row(run), strict=True))
+        if row["result"]:
+            alike.setdefault((row["recipe"], row["env"], row["overrides"]), []).append(float(_result(run.summary)))
+    for names, results in alike.items():
+        if len(results) > 1:
+            said = " ".join(name for name in names if name not in ("", "-"))
+            yield f"  {said}: {mean(results):.4g} +- {stdev(results):.2g} over {len(results)} seeds"
+
+
+def _result(data: Mapping[str, Any]) -> Any:
+    return _part(data, "evaluation").get("mean_return", _part(data, "learning").get("return"))
 
 
 def _last_frames(run: Run) -> object:

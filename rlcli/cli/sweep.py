@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlcli.cli.overrides import Checked, axes
@@ -21,8 +22,8 @@ _NAMED = 8  # jobs that are listed one by one
 def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     """Run every job of a sweep through Hydra's sweeper and launcher.
 
-    A job that fails does not stop the others; its error is raised at the end. A stop ends the sweep, and the jobs
-    that never ran are named with the commands that run them.
+    A job that fails does not stop the others; the first error is raised at the end, after a table of the runs. A stop
+    ends the sweep, and the jobs that never ran are named with the commands that run them.
     """
     import hydra
 
@@ -35,6 +36,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
     try:
         hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()
+        task.conclude()
     except (KeyboardInterrupt, SystemExit):
         if task.begun:  # else a launcher ran the jobs in other processes, or there was none yet
             for line in left_over(ready.verb, ready.sweep, task.begun, recipe_dirs):
@@ -49,11 +51,16 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
 
 
 class _Task:
-    """One job of a sweep, in whatever process its launcher runs it. `begun` counts the jobs of this process."""
+    """One job of a sweep, in whatever process its launcher runs it.
+
+    `begun` counts the jobs of this process; `folders` and `errors` are what they left, by their numbers.
+    """
 
     def __init__(self, start: Start) -> None:
-        self.start = start
+        self.start, self.process = start, os.getpid()
         self.begun = 0
+        self.folders: dict[int, Path] = {}
+        self.errors: dict[int, RlcliError] = {}
 
     def __call__(self, node: Any) -> Any:
         from hydra.core.hydra_config import HydraConfig
@@ -67,13 +74,30 @@ class _Task:
             cfg = typed(node)
             if cfg.run.dir is None:
                 cfg.run.dir = job.runtime.output_dir
+            self.folders[job.job.num] = Path(cfg.run.dir)
             return self.start(cfg, list(job.overrides.task))
         except StoppedSafely as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
         except RlcliError as error:
             print(f"job {job.job.num} failed: {error}", file=sys.stderr, flush=True)
-            raise
+            if os.getpid() != self.process:  # the launcher's to pass on
+                raise
+            self.errors[job.job.num] = error
+
+    def conclude(self) -> None:
+        """Print the runs and the means over seeds; raise the first error, with how many there are."""
+        from rlcli.cli.ls import columns, means
+        from rlcli.training.run import RUN, Run
+
+        here = Path.cwd()
+        found = [path for path in self.folders.values() if (path / RUN).exists()]
+        runs = [Run(path.relative_to(here) if path.is_relative_to(here) else path) for path in found]
+        for line in (*columns(runs), *means(runs)) if runs else ():
+            print(line)
+        for number, error in self.errors.items():
+            error.what = f"{len(self.errors)} of {self.begun} jobs failed; job {number}: {error.what}"
+            raise error
 
 
 def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:

@@ -15,6 +15,7 @@ from rlcli.config.problem import Problem, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.suggest import did_you_mean
 from rlcli.config.tree import Leaf, branches, find, groups, leaves
+from rlcli.errors import ConfigError
 
 FLAGS = ("--help", "--multirun", "--cfg", "--resolve", "--package", "--import", "--recipe-dir", "--force", "--debug")
 C = TypeVar("C", bound=CollectConfig)
@@ -162,6 +163,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
     problems: list[Problem] = []
     for text in overrides:
         key, equals, value = text.partition("=")
+        key = key.strip()
         if text.startswith("-"):
             problems.append(unknown_flag(schema, text))
         elif not equals:
@@ -176,7 +178,11 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
         elif (leaf := find(schema, key.lstrip("+"))) is None:
             problems.append(unknown_key(schema, key.lstrip("+"), value))
         else:
-            plain = guard.parse_yaml(f"value: {value}", f"override {key}")["value"]
+            try:
+                plain = guard.parse_yaml(f"value: {value}", f"override {key}")["value"]
+            except ConfigError as error:
+                problems.append(Problem(f"cannot read {key}={value[:100]}", error.why or error.what))
+                continue
             if value in leaf.option.choices:
                 plain = value  # YAML reads the choice `off` as false
             problems += guard.check_override(key.lstrip("+"), plain)

@@ -68,7 +68,7 @@ def test_ls_lists_runs_in_columns(rlcli, tmp_path):
         "learning": {"return": 1.25}, "evaluation": {"mean_return": 500.0},
     }  # fmt: skip
     info = {"recipe": "ppo_exact", "env": "CartPole-v1", "seed": 3, "overrides": ["recipe=ppo_exact", "optim.lr=1"]}
-    for name, summary in [("a", ended), ("b", None), ("c", []), ("d", {"learning": 3, "frames": None})]:
+    for name, summary in [("a", ended), ("b", None), ("c", []), ("d", {"status": "failed", "frames": 3})]:
         folder = tmp_path / "runs" / "train" / name
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps(info if name == "a" else {}))
@@ -88,7 +88,8 @@ def test_ls_lists_runs_in_columns(rlcli, tmp_path):
         "optim.lr=1",
     ]
     assert rows["runs/train/a"].index("CartPole-v1") == rows["run"].index("env ")
-    assert rows["runs/train/b"].split()[-1] == rows["runs/train/d"].split()[-1] == "interrupted"
+    assert rows["runs/train/b"].split()[-1] == "interrupted"
+    assert rows["runs/train/d"].split()[-2:] == ["failed", "3"]
     assert "summary cannot be read" in rows["runs/train/c"]
 
 

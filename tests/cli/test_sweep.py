@@ -1,5 +1,6 @@
 """A sweep that is stopped says which jobs never ran, and what runs them runs exactly those."""
 
+import json
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from rlcli.cli.overrides import check_overrides, expand
 from rlcli.cli.sweep import left_over, rest
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
-from rlcli.errors import StoppedSafely
+from rlcli.errors import EnvError, StoppedSafely
 
 AXES = {
     "recipe": ["ppo_full", "ppo_exact", "ppo_compact"],
@@ -181,3 +182,26 @@ def test_a_sweep_over_recipes_says_that_it_leaves_out_theirs(rlcli, started, tmp
     assert (code, started) == (2, []) and "leaves out the sweep of recipe three; add seed=1,2,3" in err
     assert rlcli("train -m recipe=three,ppo_exact seed=5")[0] == 0
     assert [cfg.seed for _, (cfg, _), _ in started] == [5, 5]
+
+
+def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypatch):
+    def train(cfg, overrides):
+        if cfg.seed == 3:
+            raise EnvError("it broke")
+        folder = Path(cfg.run.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        info = {"recipe": None, "env": cfg.env.id, "seed": cfg.seed, "overrides": overrides}
+        (folder / "run.json").write_text(json.dumps(info))
+        ended = {"status": "done", "frames": 10, "evaluation": {"mean_return": cfg.optim.lr * 100 + cfg.seed}}
+        (folder / "summary.json").write_text(json.dumps(ended))
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    code, out, err = rlcli("train -m optim.lr=1,2 seed=1,2,3 hydra.sweep.dir=sw")
+    table = out[out.index("  run ") :].splitlines()
+    assert [line.split()[0] for line in table[1:5]] == ["sw/0", "sw/1", "sw/3", "sw/4"]
+    assert "optim.lr=2" in table[4] and " 202 " in table[4]
+    assert table[5:] == [
+        "  CartPole-v1 optim.lr=1: 101.5 +- 0.71 over 2 seeds", "  CartPole-v1 optim.lr=2: 201.5 +- 0.71 over 2 seeds",
+    ]  # fmt: skip
+    assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
+    assert "Error executing" not in err
