@@ -2,6 +2,9 @@
 
 Every value is looked at while it is packed; what a code cannot hold is told, never rounded. Bytes count, so -0.0 is
 not 0.0. Nothing else is checked: whoever calls holds contiguous memory of the right size alive.
+
+The loops over rows are inlined by numba: LLVM optimises a function that it finds in its caller's object a second
+time, and made wrong code of these (numba 0.68 with AVX-512), which only a process with a warm cache ran.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def pack(table: np.ndarray, record: int, width: int, count: int, sources: np.nda
     return -1
 
 
-@compiled()
+@compiled(inline="always")
 def _pack_bits(
     source: int, record: int, bit: int, width: int, count: int, elements: int, size: int, wide: int
 ) -> bool:  # fmt: skip
@@ -81,7 +84,7 @@ def _pack_bits(
     return above == 0
 
 
-@compiled()
+@compiled(inline="always")
 def _pack_one_hot(
     source: int, target: int, width: int, count: int, elements: int, size: int, wide: int, one: int
 ) -> bool:
@@ -100,7 +103,7 @@ def _pack_one_hot(
     return True
 
 
-@compiled()
+@compiled(inline="always")
 def _pack_narrow(source: int, target: int, width: int, count: int, elements: int, size: int, wide: int) -> bool:
     """The low bytes, of which the highest bit must say all that is above them."""
     shift = 64 - 8 * wide
@@ -129,7 +132,7 @@ def unpack(table: np.ndarray, record: int, width: int, count: int, targets: np.n
             _unpack_narrow(record + at, target, width, count, elements, size, wide)
 
 
-@compiled()
+@compiled(inline="always")
 def _unpack_bits(
     record: int, target: int, bit: int, width: int, count: int, elements: int, size: int, wide: int
 ) -> None:  # fmt: skip
@@ -146,7 +149,7 @@ def _unpack_bits(
             address += elements * size
 
 
-@compiled()
+@compiled(inline="always")
 def _unpack_one_hot(
     source: int, target: int, width: int, count: int, elements: int, size: int, wide: int, one: int
 ) -> None:
@@ -158,7 +161,7 @@ def _unpack_one_hot(
         source += width
 
 
-@compiled()
+@compiled(inline="always")
 def _unpack_narrow(source: int, target: int, width: int, count: int, elements: int, size: int, wide: int) -> None:
     for i in range(count):
         for j in range(elements):
