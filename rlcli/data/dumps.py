@@ -158,6 +158,8 @@ def take_rows(
 ) -> None:  # fmt: skip
     """Give a ring another one's state, then its rows, which `write` writes: if it cannot, the ring holds none.
 
+    A storage that keeps its rows acknowledges them at once, with the state that tells of them.
+
     Parameters
     ----------
     span : (int, int), optional
@@ -174,6 +176,8 @@ def take_rows(
         if span is not None and live[0] < live[1] and not span[0] <= live[0] < live[1] == span[1]:
             raise Misfit(f"steps {span[0]} to {span[1]} are stored, and the state is of {live[0]} to {live[1]}")
         write()
+        if ring.storage.kept:
+            ring.storage.commit(ring_content(ring))
     except BaseException:
         ring.clear(fields=True)
         raise
@@ -208,7 +212,7 @@ def _nothing() -> None:
 
 
 def ring_content(ring: Ring) -> Callable[[], list[bytes | memoryview]]:
-    """What `Storage.settle` takes: the ring's state as a file's content, made when it is asked for."""
+    """What `Storage.commit` takes: the ring's state as a file's content, made when it is asked for."""
     return lambda: encode_state(ring.state_dict())
 
 

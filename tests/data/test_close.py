@@ -1,11 +1,13 @@
 """A buffer that is closed gives back what it held, and says so whatever is asked of it."""
 
+import gc
 import threading
 
 import numpy as np
 import pytest
 import torch
 from episodes import episodes
+from tensordict import TensorDict
 
 from rlcli.data import (
     LazyMemmapStorage,
@@ -117,3 +119,20 @@ def test_a_call_that_waits_while_it_is_closed_is_told():
         rb._lock.closed = True
     thread.join()
     assert "the buffer is closed" in told[0]
+
+
+@pytest.mark.parametrize("load", ["loads", "load_state_dict"])
+def test_rows_loaded_onto_a_disk_are_there_after_an_end_without_close(tmp_path, load):
+    rows = torch.arange(4000)
+    saved = ReplayBuffer(storage=LazyTensorStorage(4000))
+    saved.extend(TensorDict({"obs": rows}, [4000]))
+    rb = ReplayBuffer(storage=LazyMemmapStorage(4000, scratch_dir=tmp_path / "rows"))
+    if load == "loads":
+        saved.dumps(tmp_path / "dump")
+        rb.loads(tmp_path / "dump")
+    else:
+        rb.load_state_dict(saved.state_dict())
+    del rb
+    gc.collect()
+    back = ReplayBuffer(storage=LazyMemmapStorage(4000, scratch_dir=tmp_path / "rows", resume=True))
+    assert torch.equal(back[:]["obs"], rows)

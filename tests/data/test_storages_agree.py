@@ -53,7 +53,7 @@ def test_a_storage_holds_what_plain_memory_holds(tmp_path, kind, seed):
             for one in (storage, plain):
                 one.scatter(rows, new)
         if rng.random() < 0.5:
-            storage.settle()
+            storage.commit()
         if kind == "disk" and rng.random() < 0.1:
             storage.close()
             storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows", resume=True, commit_seconds=0.0)

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffers.room import room_for
-from rlcli.data.dumps import ring_content
+from rlcli.data.buffers.whole_write import whole_write
 from rlcli.data.fields import check_fit
 from rlcli.data.index.cut_out import cut_out
 from rlcli.data.nesting import columns_of
@@ -42,29 +42,30 @@ def overwrite(ring: Ring, rows: np.ndarray, batch: TensorDictBase) -> None:
     telling += [] if ring.markers.traj_key is None else [ring.markers.traj_key]
     changed = np.flatnonzero(_changed(ring, rows, columns, telling))
     others = {key: np.flatnonzero(_changed(ring, rows, columns, [key])) for key in ring.stacks}
-    with room_for(len(rows)):  # all of it before anything changes
-        ring.index.reserve(len(changed))
+    with whole_write(ring, 0, rows):
+        with room_for(len(rows)):  # all of it before anything changes
+            ring.index.reserve(len(changed))
+            for key, stacks in ring.stacks.items():
+                stacks.reserve(ring.index, rows[others[key]])
+        stored = {key: columns[key].contiguous() for key in ring.packing.fields}
+        packed = ring.packing.pack(stored, ring.base * ring.lanes, len(ring), ring._content)
+        ring.storage.ready(rows)
+        if len(changed):
+            at = torch.from_numpy(changed)
+            ids, ends = ring.markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
+            before = after = None
+            if ring.pool is not None:
+                before = ring.pool.pack(ring.columns(rows[changed], ring.pairs.keys))
+                after = ring.pool.pack({key: columns[under_next(key)][at] for key in ring.pairs.keys})
+            cut_out(ring.index, rows[changed], ids, ends, before, after)
         for key, stacks in ring.stacks.items():
-            stacks.reserve(ring.index, rows[others[key]])
-    stored = {key: columns[key].contiguous() for key in ring.packing.fields}
-    packed = ring.packing.pack(stored, ring.base * ring.lanes, len(ring), ring_content(ring))
-    ring.storage.ready(rows)
-    if len(changed):
-        at = torch.from_numpy(changed)
-        ids, ends = ring.markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
-        before = after = None
-        if ring.pool is not None:
-            before = ring.pool.pack(ring.columns(rows[changed], ring.pairs.keys))
-            after = ring.pool.pack({key: columns[under_next(key)][at] for key in ring.pairs.keys})
-        cut_out(ring.index, rows[changed], ids, ends, before, after)
-    for key, stacks in ring.stacks.items():
-        other = others[key]
-        if len(other):
-            stacks.overwrite(ring.storage, ring.index, rows[other], stored[key][torch.from_numpy(other)])
-        packed[key] = stacks.newest(stored[key])
-    ring.storage.scatter(rows, packed)
-    if few or ring.sparse:
-        ring.sparse.put(few, numbers, ring.base * ring.lanes)
+            other = others[key]
+            if len(other):
+                stacks.overwrite(ring.storage, ring.index, rows[other], stored[key][torch.from_numpy(other)])
+            packed[key] = stacks.newest(stored[key])
+        ring.storage.scatter(rows, packed)
+        if few or ring.sparse:
+            ring.sparse.put(few, numbers, ring.base * ring.lanes)
 
 
 def _check(ring: Ring, rows: np.ndarray, batch: TensorDictBase, given: Mapping[Key, Tensor]) -> None:

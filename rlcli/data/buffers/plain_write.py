@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlcli.data.buffers.declare import fit
 from rlcli.data.buffers.room import room_for
+from rlcli.data.buffers.whole_write import whole_write
 from rlcli.data.fields import Field
 from rlcli.data.nesting import columns_of
 from rlcli.data.next_obs.rows import Rows
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 def write(ring: Ring, batch: TensorDictBase) -> np.ndarray:
     """Write a batch of any form; see `Ring.extend`."""
+    with whole_write(ring, batch.batch_size.numel()):
+        return _written(ring, batch)
+
+
+def _written(ring: Ring, batch: TensorDictBase) -> np.ndarray:
     given, lead = columns_of(batch), batch.batch_size
     few = ring.sparse.take(given, len(lead))
     fit(ring, given, lead)
@@ -59,7 +65,6 @@ def write(ring: Ring, batch: TensorDictBase) -> np.ndarray:
     rows = ring._rows(ring.cursor - length, length)
     if few or ring.sparse:
         ring.sparse.put(few, ring._numbers(ring.cursor - length, length), ring.base * ring.lanes)
-    ring.storage.settle(ring._content)
     return rows
 
 

@@ -132,20 +132,22 @@ class ReplayBuffer(SavedBuffer):
         Raises
         ------
         ArgumentError
-            It does not fit what is stored, or is larger than the storage; nothing was stored.
+            It does not fit what is stored, is larger than the storage, or holds a priority that is none; nothing was
+            stored.
         """
         if type(batch) is not TensorDict or not batch.batch_size:
             batch = as_batch(batch, objects=isinstance(self.ring, ObjectRing))
         with self._lock:
+            priorities = self._priorities_in(batch) if self.sampler.has_priorities else []
             rows = self._write(self._sides.write(batch))
             self.sampler.extended(self.ring, len(rows))
-        written = torch.from_numpy(rows)
-        if self.sampler.has_priorities:
-            self._take_priorities(written, batch)
-        return written
+            for part, priority in priorities:
+                self.sampler.update_priority(self.ring, rows[part], priority)
+        return torch.from_numpy(rows)
 
-    def _take_priorities(self, rows: Tensor, batch: Any) -> None:
-        """Give rows that were just written the priorities that their batch holds, if it does."""
+    def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
+        """Rows of a batch and the priorities that it holds for them; refused here, where nothing is stored yet."""
+        return []
 
     def add(self, step: Any) -> int | Tensor:
         """Store one step of every env, ``[*lanes]``, or one object; the row number, or those of all envs."""

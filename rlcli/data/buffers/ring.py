@@ -244,7 +244,6 @@ class Ring:
             A row that is not live, or a batch that does not fit.
         """
         overwrite(self, rows, batch)
-        self.storage.settle(self._content)
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""

@@ -33,16 +33,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__init__(**options)
         self.priority_key = unravel(priority_key)
 
-    def _take_priorities(self, rows: Tensor, batch: Any) -> None:
-        if isinstance(self.ring, ObjectRing) and not isinstance(batch, TensorDict):
-            for row, item in zip(rows, items_of(batch), strict=True):  # each of a shape of its own
-                priority = item.get(self.priority_key, None) if isinstance(item, TensorDictBase) else None
-                if priority is not None:
-                    self.update_priority(row, priority.reshape(1, -1))
-            return
-        priority = batch.get(self.priority_key, None)
-        if priority is not None:
-            self.update_priority(rows, priority.reshape(len(rows), -1))
+    def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
+        objects = isinstance(self.ring, ObjectRing)
+        if objects and not isinstance(batch, TensorDict):  # each of a shape of its own
+            items = [item if isinstance(item, TensorDictBase) else {} for item in items_of(batch)]
+            found = [(slice(i, i + 1), item.get(self.priority_key, None), 1) for i, item in enumerate(items)]
+        else:
+            found = [(slice(None), batch.get(self.priority_key, None), len(batch) if objects else batch.numel())]
+        parts = [(part, priority.reshape(count, -1)) for part, priority, count in found if priority is not None]
+        for _, priority in parts:
+            self.sampler.check_priority(priority)
+        return parts
 
     def writer(self) -> RegionWriter:
         writer = super().writer()

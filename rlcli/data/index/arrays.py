@@ -99,6 +99,11 @@ class IndexArrays:
         self._slots = larger
         self._scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
 
+    def find_pool(self) -> None:
+        """After the arrays were copied: note where the copied pool lies."""
+        if self.pool is not None:
+            self._scalars[layout.POOL] = self.pool.address
+
     # ---- for `remark`, where rows are stored already -----------------------------------------------------------
     def begin(self, other: IndexArrays) -> None:
         """Begin, empty, at the oldest live row of another index."""

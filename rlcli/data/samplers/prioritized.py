@@ -161,6 +161,9 @@ class PrioritizedSampler(Sampler):
             self._tree.fill(start, min(stop, size), value)
             self._tree.fill(0, stop - size, value)
 
+    def check_priority(self, priority: Tensor) -> None:
+        self._values(np.arange(len(priority)), priority)
+
     def update_priority(self, ring: Ring, rows: np.ndarray, priority: Tensor) -> None:
         """Take over the priorities of rows int64 ``[N]``; rows that are no longer stored are left out.
 

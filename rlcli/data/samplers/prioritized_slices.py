@@ -115,6 +115,9 @@ class PrioritizedSliceSampler(SliceSampler):
     def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
         self.priorities.overwritten(ring, rows)
 
+    def check_priority(self, priority: torch.Tensor) -> None:
+        self.priorities.check_priority(priority)
+
     def update_priority(self, ring: Ring, rows: np.ndarray, priority: torch.Tensor) -> None:
         self.priorities.update_priority(ring, rows, priority)
 

@@ -104,6 +104,9 @@ class Sampler:
     def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
         """Stored rows int64 `[N]` hold new data."""
 
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuse priorities `[N]` that `update_priority` would refuse."""
+
     def update_priority(self, ring: Ring, rows: np.ndarray, priority: Tensor) -> None:
         """Take over priorities `[N]`; a sampler without priorities has nothing to do."""
 

@@ -64,7 +64,7 @@ class LazyMemmapStorage(Storage):
     resume : bool
         Go on with what `scratch_dir` holds. Every checksum is looked at; rows that were never acknowledged are gone.
     commit_seconds : float
-        `settle` acknowledges at most this often: a sync takes milliseconds. 0: after every write.
+        Writes are acknowledged at most this often: a sync takes milliseconds. 0: after every write.
     disk : Disk, optional
 
     Attributes
@@ -115,6 +115,7 @@ class LazyMemmapStorage(Storage):
         self.first = self.total = self.acknowledged = 0
         self._table = SegmentTable({}, 1, 0)
         self._made: set[int] = set()  # segments whose names are not yet durable
+        self._unnamed: list[Path] = []  # files of rows that are not needed any more
         self._rewritten: dict[int, Segment] = {}  # new versions since the last commit, and whom they replace
         self._settled, self._taken_over = time.monotonic(), False
 
@@ -132,14 +133,14 @@ class LazyMemmapStorage(Storage):
         rows, here = self.segment_rows, self.folder
         while not here.exists():
             here = here.parent
-        self.disk.require(here, self._table.layout.size * (-(-(capacity + self._spare) // rows) + 1))
-        if self.kept:
-            header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
-            try:
+        try:
+            self.disk.require(here, self._table.layout.size * (-(-(capacity + self._spare) // rows) + 1))
+            if self.kept:
+                header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
                 self._hold(RowJournal(self.folder, self.disk, header))
-            except BaseException:
-                self.fields = {}
-                raise
+        except BaseException:
+            self._forget()
+            raise
 
     def _hold(self, journal: RowJournal) -> None:
         self._journal = journal
@@ -223,7 +224,7 @@ class LazyMemmapStorage(Storage):
         again : callable
             From the numbers of steps, int64 ``[N]``, and their columns to columns ``[N, *F]`` of the new fields.
         state : callable, optional
-            As for `settle`: of an owner that knows the new fields.
+            As for `commit`: of an owner that knows the new fields.
 
         Raises
         ------
@@ -253,31 +254,27 @@ class LazyMemmapStorage(Storage):
         self._leave(gone)
 
     def _leave(self, segments: Iterable[Segment]) -> None:
-        """Take files away that no record names; those that the disk keeps are found when the folder is opened."""
-        for segment in segments:
+        """Take files away that no record names; what the disk will not take away now is tried again later."""
+        if self.kept:
+            self._unnamed += [segment.path for segment in segments]
+        for path in self._unnamed.copy():
             with contextlib.suppress(ResourceError):
-                self._discard(segment)
+                self.disk.remove(path)
+                self._unnamed.remove(path)
 
     # ---- what survives -----------------------------------------------------------------------------------------
-    def settle(self, state: State | None = None) -> None:
-        """After a whole write: commit if it is time.
+    def due(self, count: int = 0) -> bool:
+        waited = time.monotonic() - self._settled
+        return waited >= self.commit_seconds or self.total + count - self.acknowledged >= self._spare
 
-        Parameters
-        ----------
-        state : callable, optional
-            Gives the content of a file from which the owner can go on; it is kept with the commit.
+    def commit(self, state: State | None = None) -> None:
+        """Acknowledge all that was written; drop the segments that nobody needs any more.
 
         Raises
         ------
         ResourceError
             The disk refuses. The rows are stored, and not yet acknowledged.
         """
-        waited = time.monotonic() - self._settled
-        if waited >= self.commit_seconds or self.total - self.acknowledged >= self._spare:
-            self.commit(state)
-
-    def commit(self, state: State | None = None) -> None:
-        """Acknowledge all that was written; drop the segments that nobody needs any more."""
         if not self.fields:
             return
         if self._journal is not None:
@@ -294,13 +291,11 @@ class LazyMemmapStorage(Storage):
                 if number in self._rewritten:
                     segment.pieces = []
                 segment.pieces.append(piece)
-        for old in self._rewritten.values():
-            self._discard(old)
+        gone = [*self._rewritten.values()]
         self._rewritten, self._made = {}, set()
         self.acknowledged, self._settled = self.total, time.monotonic()
         self.first = max(self.first, self.total - self.capacity)
-        for old in self._table.pop_below(self.first):
-            self._discard(old)
+        self._leave(gone + self._table.pop_below(self.first))
 
     def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, Piece]]:
         """Steps from `start` on, and all of the segments that were rewritten, with checksums."""
@@ -313,10 +308,6 @@ class LazyMemmapStorage(Storage):
             piece = segment.digest(max(0, begin - place), min(rows, self.total - place))
             out.append((number, segment.version, piece))
         return out
-
-    def _discard(self, segment: Segment) -> None:
-        if self.kept:
-            self.disk.remove(segment.path)
 
     @contextlib.contextmanager
     def taking_over(self) -> Iterator[None]:
@@ -401,9 +392,9 @@ class LazyMemmapStorage(Storage):
         if self._taken_over:
             return
         if self._journal is not None:
+            self.disk.remove(self.folder / JOURNAL)  # first: files without it are nobody's
             self._journal.abandon()
             self._journal = None
-            self.disk.remove(self.folder / JOURNAL)  # first: files without it are nobody's
             for path in (*files_in(self.folder), *states(self.folder)):
                 self.disk.remove(path)
         self._forget()

@@ -243,14 +243,12 @@ class RowJournal:
         self._long = max(LONG, GROWTH * self._journal.size)
 
     def close(self) -> None:
-        """Say that nothing is missing, and let other processes write; once."""
+        """Say that nothing is missing, and let other processes write; once. Refused by the disk, it is open still."""
         if self._journal.closed:
             return
-        try:
-            if not self.committed.closed:
-                self._journal.append({"kind": "closed", "to": self.committed.to})
-        finally:
-            self._journal.close()
+        if not self.committed.closed:
+            self._journal.append({"kind": "closed", "to": self.committed.to})
+        self._journal.close()
 
     def abandon(self) -> None:
         """Let other processes write, and say nothing."""

@@ -41,9 +41,12 @@ class Storage(ABC):
         Empty until `declare`.
     lanes : int
         Rows between a step and the next of its lane; told by the ring before `declare`.
+    kept : bool
+        Rows outlive this process once they are committed.
     """
 
     lanes = 1
+    kept = False
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
@@ -107,13 +110,22 @@ class Storage(ABC):
         """
         return False
 
-    def settle(self, state: Callable[[], list[bytes | memoryview]] | None = None) -> None:
-        """Told by the owner after each whole write; a storage on disk commits here when it is time.
+    def due(self, count: int = 0) -> bool:
+        """Whether the owner is to call `commit` after a write of `count` rows more."""
+        return False
+
+    def commit(self, state: Callable[[], list[bytes | memoryview]] | None = None) -> None:
+        """Acknowledge all that was written, where there is somebody to come back to it.
 
         Parameters
         ----------
         state : callable, optional
             Gives the content of a file from which the owner can go on with these rows.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses. The rows are stored, and not yet acknowledged.
         """
         return
 
