@@ -101,6 +101,14 @@ class BaseCollector:
                 self.replay_buffer.add(piece[..., t])
         return None
 
+    def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        """Call `hook` before each batch from now on."""
+        self.pre_collect_hook = hook
+
+    def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        """Call `hook` with each batch from now on."""
+        self.post_collect_hook = hook
+
     # ---- in the background -------------------------------------------------------------------------------------
     def start(self) -> None:
         """Collect in a thread, writing to the replay buffer, until `async_shutdown`."""

@@ -30,6 +30,7 @@ from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_del
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, POLICY_VERSION, TRUNCATED, Key
+from rlcli.modules.exploration import RandomPolicy
 
 
 class Collector(BaseCollector):
@@ -43,6 +44,8 @@ class Collector(BaseCollector):
         A callable takes the tensordict of a step and writes `action` to it; a module may also read observations, by the
         names of its arguments.  What it writes beside is stored; what the env showed is stored as it was, even where
         the policy overwrites it.  None means random actions.
+    policy_factory : callable, optional
+        Instead of `policy`: called once, it returns one.
     frames_per_batch : int
         Frames a batch, rounded up to whole steps of all envs.
     total_frames : int
@@ -103,6 +106,9 @@ class Collector(BaseCollector):
         this one works in the process it was made in, whose warnings it never filters, whatever is said here.
     pre_collect_hook, post_collect_hook : callable, optional
         Called before each batch, and with each batch; what they raise stops collection and reaches the caller.
+    trust_policy, use_buffers : bool, optional
+        Accepted so that options can be handed from one collector to another: policies are called as they are, and every
+        batch is one preallocated buffer.
     auto_register_policy_transforms : bool
         Add what a recurrent policy needs of its env where it is missing.  Row t holds the state that step t began with
         and, under `next`, the one it wrote (never in `compact`; in `exact` once, gathered when read).  `keep_keys` that
@@ -121,6 +127,7 @@ class Collector(BaseCollector):
         create_env_fn: EnvMaker,
         policy: Any = None,
         *,
+        policy_factory: Callable[[], Any] | None = None,
         frames_per_batch: int = 200,
         total_frames: int = -1,
         device=None,
@@ -154,12 +161,15 @@ class Collector(BaseCollector):
         filter_warnings_subprocess: bool = True,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        trust_policy: bool | None = None,
+        use_buffers: bool | None = None,
         auto_register_policy_transforms: bool = True,
         create_env_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
         episode_seeds: bool = False,
         traj_pool: _TrajectoryPool | None = None,
     ) -> None:
+        policy = _made(policy, policy_factory)
         check_frames(frames_per_batch, total_frames)
         check_split(split_trajs, trajs_per_batch, track_traj_ids, extend_buffer)
         next_obs_mode(next_obs, compact_obs)
@@ -215,6 +225,21 @@ class Collector(BaseCollector):
     def frames_in_batch(self) -> int:
         """Frames of a full batch after rounding to whole steps of all envs."""
         return steps_of(self.frames_per_batch, self.lanes.n) * self.lanes.n
+
+    def __len__(self) -> int:
+        """Batches of the whole run.
+
+        Raises
+        ------
+        TypeError
+            It has no end, or delivers trajectories, whose number nobody knows.
+        """
+        if self.total_frames < 0 or self.trajectories is not None:
+            raise TypeError("a collector without total_frames, or with trajs_per_batch, has no length")
+        return -(-self.total_frames // self.frames_in_batch)
+
+    def __bool__(self) -> bool:
+        return True
 
     def _batches(self) -> Iterator[TensorDictBase]:
         while steps := self.steps_left():
@@ -323,6 +348,10 @@ class Collector(BaseCollector):
         """
         self._weights.register(name, module, used)
 
+    def reset(self) -> None:
+        """Begin the next batch with new episodes in all lanes."""
+        self.engine.begun = False
+
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
         self.rng.bit_generator.state = np.random.PCG64(seed).state
@@ -365,6 +394,15 @@ class Collector(BaseCollector):
         super().shutdown()
         if not self.env.is_closed:
             self.env.close()
+
+
+def _made(policy: Any, factory: Callable[[], Any] | None) -> Any:
+    """The policy that was given in one way or the other; None for random actions."""
+    if factory is not None:
+        if policy is not None:
+            raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
+        policy = factory()
+    return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
 
 
 def _drawn_seed() -> int:

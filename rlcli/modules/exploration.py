@@ -24,8 +24,9 @@ class RandomPolicy:
 
     Parameters
     ----------
-    action_spec : TensorSpec or Composite
-        Batch dims included. A composite with one leaf gives its key too.
+    action_spec : TensorSpec or Composite, optional
+        Batch dims included. A composite with one leaf gives its key too. Without one it is a collector's policy: random
+        actions of that collector's env.
     action_key : key
         Where a plain spec's action goes.
     generator : torch.Generator, optional
@@ -34,7 +35,7 @@ class RandomPolicy:
 
     def __init__(
         self,
-        action_spec: TensorSpec,
+        action_spec: TensorSpec | None = None,
         action_key: Key = ACTION,
         *,
         generator: torch.Generator | None = None,
@@ -47,4 +48,6 @@ class RandomPolicy:
         self.action_spec, self.action_key, self.generator = action_spec, action_key, generator
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        if self.action_spec is None:
+            raise ArgumentError("RandomPolicy was given no action spec", fix="Use RandomPolicy(env.action_spec).")
         return td.set(self.action_key, self.action_spec.rand(generator=self.generator))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from worlds import Counter, Walk
 
-from rlcli.collectors import Collector
+from rlcli.collectors import Collector, RandomPolicy
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
@@ -344,7 +344,7 @@ def test_keys_that_look_alike_are_saved_apart():
 def test_a_collector_that_is_never_shut_down_lets_the_process_end():
     code = """
 import torch
-from rlcli.collectors import Collector
+from rlcli.collectors import Collector, RandomPolicy
 from rlcli.envs import GymEnv, SerialEnv
 
 class Buffer:
@@ -362,3 +362,51 @@ print("over")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+
+
+@pytest.mark.parametrize(("frames", "total"), [(8, 64), (8, 60), (9, 60), (100, 60), (8, 1)])
+def test_a_collector_has_as_many_batches_as_it_says(frames, total):
+    collector = Collector(counters(), frames_per_batch=frames, total_frames=total)
+    assert len(collector) == len(list(collector))
+
+
+@pytest.mark.parametrize("options", [{}, {"total_frames": 64, "trajs_per_batch": 2}])
+def test_a_collector_whose_end_is_not_known_has_no_length_and_is_still_true(options):
+    collector = Collector(counters(), frames_per_batch=8, **options)
+    assert collector
+    with pytest.raises(TypeError, match="no length"):
+        len(collector)
+
+
+def test_a_reset_begins_new_episodes_with_the_next_batch():
+    collector = Collector(counters(lengths=(50,)), frames_per_batch=9)
+    first = collector.next()
+    collector.reset()
+    second = collector.next()
+    assert bool((second["observation"][:, 0, 1] == 0).all())
+    assert not set(first["collector", "traj_ids"].flatten().tolist()) & set(
+        second["collector", "traj_ids"].flatten().tolist()
+    )
+
+
+def test_a_policy_may_be_made_by_a_factory_or_be_random_without_a_spec():
+    def acting(td):
+        return td.set("action", torch.tensor([[0, 1, 0]] * 3))
+
+    options = {"frames_per_batch": 9, "seed": 0, "trust_policy": True, "use_buffers": False}
+    batch = Collector(counters(), policy_factory=lambda: acting, **options).next()
+    assert bool((batch["action"][..., 1] == 1).all())
+    with pytest.raises(ArgumentError, match="policy_factory"):
+        Collector(counters(), acting, policy_factory=lambda: acting)
+    random = [Collector(counters(), policy, **options).next() for policy in (None, RandomPolicy())]
+    assert torch.equal(random[0]["action"], random[1]["action"])
+    with pytest.raises(ArgumentError, match="no action spec"):
+        RandomPolicy()(batch)
+
+
+def test_hooks_may_be_set_later():
+    collector, seen = Collector(counters(), frames_per_batch=9), []
+    collector.set_pre_collect_hook(lambda: seen.append("before"))
+    collector.set_post_collect_hook(lambda batch: seen.append(batch.shape))
+    collector.next()
+    assert seen == ["before", (3, 3)]
