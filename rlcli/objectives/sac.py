@@ -40,7 +40,7 @@ class SACLoss(BootstrappedLoss):
         Draws differentiable actions, such as a `TanhNormal`'s.
     qvalue_network : TensorDictModuleBase or sequence of them
         Reads observations and action, writes `state_action_value [*B, 1]`. One is copied `num_qvalue_nets` times, with
-        weights drawn anew.
+        weights drawn anew: what it shares with the actor, its copies do not.
     num_qvalue_nets : int
     loss_function : {"l2", "l1", "smooth_l1"}
         Of the critics.
