@@ -40,6 +40,7 @@ def build_env(
     """
     lanes = cfg.num if num is None else num
     base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
+    base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         base = TransformedEnv(base, transform)
     return base

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.answers import answering
 from rlcli.collectors.bounded_rows import BoundedRows
 from rlcli.collectors.columns import Columns, Schema, allocate
 from rlcli.collectors.finals import Finals
@@ -235,7 +236,7 @@ class Engine:
         finals : Finals
             The true next observations of steps that ended an episode; valid until the next call.
         """
-        with self._limited(), same_dtype(f"env {self.lanes.name}"):
+        with self._limited(), same_dtype(f"env {self.lanes.name}"), answering(self.lanes):
             return self._collect(steps, random_steps, timed)
 
     @contextlib.contextmanager

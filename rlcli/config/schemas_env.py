@@ -43,6 +43,9 @@ class EnvConfig:
         "an observation outside the declared space: refuse: stop there; count: go on and report; ignore: do not look",
         choices=("refuse", "count", "ignore"),
     )
+    step_timeout: float | None = option(
+        None, "seconds after which an env that does not answer ends the run; null: that is only said, after 60", gt=0
+    )
     wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")

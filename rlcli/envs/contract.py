@@ -9,7 +9,8 @@ from typing import Any
 from rlcli.errors import EnvError, told
 
 
-def _place(lanes: Any, lane: int | None) -> str:
+def place_of(lanes: Any, lane: int | None) -> str:
+    """Env, lane, episode, step and seed, as far as they are known."""
     where = f"env {getattr(lanes, 'name', 'env')}"
     if lane is None:  # an engine that steps all lanes in one call
         return f"{where}, all {lanes.n} lanes, step {lanes.clock[0]} of the run"
@@ -21,7 +22,7 @@ def _place(lanes: Any, lane: int | None) -> str:
     return where
 
 
-def _past_place(lanes: Any, lane: int, t: int, ends: Sequence[tuple]) -> str:
+def _pastplace_of(lanes: Any, lane: int, t: int, ends: Sequence[tuple]) -> str:
     """The place of step `t` of a batch that is over: episodes may have ended since."""
     episode = lanes.episodes[lane] - sum(1 for end in ends if end[1] == lane and end[0] >= t)
     where = f"env {lanes.name}, lane {lane}, episode {episode}, step {t} of the batch"
@@ -86,7 +87,7 @@ def broken(
     if action is not None:
         why += f" after action {_short(action)}"
     if place is None:
-        place = _place(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
+        place = place_of(lanes, lane) if at is None or lane is None else _pastplace_of(lanes, lane, *at)
     return EnvError(what, where=place, why=why, fix=fix)
 
 
@@ -97,7 +98,7 @@ def env_raised(
     why = told(error)
     if action is not None:
         why += f" (action {_short(action)})"
-    return EnvError(f"the environment raised in {during}", where=place or _place(lanes, lane), why=why)
+    return EnvError(f"the environment raised in {during}", where=place or place_of(lanes, lane), why=why)
 
 
 def _short(action: Any) -> str:

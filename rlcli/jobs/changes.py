@@ -19,7 +19,7 @@ from rlcli.training.provenance import decides_bits, surroundings
 from rlcli.training.run import Run, note_resume
 
 # what may change without changing what the remaining frames would have been
-HARMLESS = ("total_frames", "run", "console", "logger", "env.out_of_bounds")
+HARMLESS = ("total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout")
 AROUND = "with/"  # before the names of what is no setting: `with/torch` beside `optim.lr`
 
 Pair = tuple[Any, Any]
@@ -60,8 +60,8 @@ class Changes:
         raise ConfigError(
             f"{_spelled(new)} would make this another run",
             where=str(run.path),
-            why="a resumed run is exact; only total_frames, run.*, console.kind, logger.kind and env.out_of_bounds may "
-            "change",
+            why="a resumed run is exact; only total_frames, run.*, console.kind, logger.kind, env.out_of_bounds and "
+            "env.step_timeout may change",
             fix="Take the change back, add --force to make it all the same, or start a new run.",
         )
 

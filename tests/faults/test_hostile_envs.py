@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from answers import is_a_sentence
 
 import rlcli.jobs.collect  # noqa: F401  # patched by its name
+from rlcli.collectors import answers as answers_in_time
 from rlcli.data import open_segments
 from rlcli.training.run import open_run
 
@@ -59,6 +61,27 @@ def test_an_env_that_closes_the_runs_files_is_named(hostile):
     is_a_sentence(
         answer, 3, "a file that rlcli had open was closed under it", "closed descriptors that are not its own"
     )
+
+
+@pytest.mark.parametrize("name", ["hangs", "hangs_in_reset"])
+def test_an_env_that_hangs_ends_the_run_where_that_was_asked_for(hostile, name):
+    before = signal.getsignal(signal.SIGALRM)
+    words = ["run.dir=r", "collector.frames_per_batch=32", "sampler.batch_size=32", "run.checkpoint_every=32"]
+    answer = hostile("train", f"env.id={name}", "env.step_timeout=1", *words)
+    during = "reset" if "reset" in name else "step"
+    is_a_sentence(
+        answer, 3, f"no answer for 1 s (env {name}, lane ", f"{during} has not returned at ", "hostile_package.py:"
+    )
+    assert open_run("r").checkpoints and signal.getsignal(signal.SIGALRM) == before
+
+
+def test_an_env_that_takes_long_is_said_and_waited_for(hostile, monkeypatch):
+    monkeypatch.setattr(answers_in_time, "SAY_AFTER", 1.0)
+    monkeypatch.setattr(answers_in_time, "EVERY", 0.2)
+    answer = hostile("train", "env.id=dawdles", "run.dir=r")
+    assert answer.code == 0
+    assert answer.err.count("step has not returned") == 2  # once for either env
+    assert "env dawdles, lane 1, episode 7, step 10" in answer.err and "env.step_timeout" in answer.err
 
 
 def test_a_reward_that_float32_rounds_is_said_once(hostile):

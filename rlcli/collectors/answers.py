@@ -1,0 +1,158 @@
+"""What is said, and done, when an env or a policy does not come back from a step.
+
+One thread looks once in a while at a collection that is going on. Where nothing has moved for too long it names what
+hangs, from the stack of the thread that waits; with a limit it also ends that, by a signal that interrupts Python and
+most system calls. Code that does not react to one cannot be ended from within: then the process is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from rlcli.envs.contract import place_of
+from rlcli.envs.lanes import Lanes
+from rlcli.errors import EnvError
+
+SAY_AFTER = 60.0  # seconds without a limit
+LAST_RESORT = 10.0  # seconds that what hangs has to react in
+EVERY = 1.0  # seconds between two looks
+_LONELY = 5.0  # seconds without anything to look at after which the thread ends
+
+
+@dataclass
+class Collection:
+    """A collection that is going on in one thread.
+
+    Attributes
+    ----------
+    seen : tuple
+        What had moved at the last look, and `since` when it had.
+    """
+
+    lanes: Lanes
+    thread: int
+    said: bool = False
+    asked: float | None = None  # when it was told to end
+    seen: Any = None
+    since: float = field(default_factory=time.monotonic)
+
+    def look(self) -> None:
+        """Compare with the last look; say or end what takes too long."""
+        lanes, now = self.lanes, time.monotonic()
+        moved = lanes.clock[0], len(lanes.outcome.rewards), sum(lanes.episodes)
+        if moved != self.seen:
+            self.seen, self.since, self.said = moved, now, False
+            return
+        limit, waited = lanes.step_timeout, now - self.since
+        if limit is not None and waited >= limit and self._can_end():
+            if self.asked is not None and now - self.asked > LAST_RESORT:
+                _say(f"{self._sentence(waited)}; it does not react, so the process ends here; resume goes on")
+                os._exit(EnvError.exit_code)
+            self.asked = self.asked or now
+            signal.pthread_kill(self.thread, signal.SIGALRM)
+        elif not self.said and waited >= (SAY_AFTER if limit is None else limit):
+            self.said = True
+            _say(f"{self._sentence(waited)}; waiting for it (env.step_timeout=SECONDS would end the run)")
+
+    def _can_end(self) -> bool:
+        return self.thread == threading.main_thread().ident
+
+    def _sentence(self, waited: float) -> str:
+        where, why = self.what(sys._current_frames().get(self.thread))
+        return f"no answer for {waited:.0f} s ({where}): {why}"
+
+    def what(self, innermost: FrameType | None) -> tuple[str, str]:
+        """The env, its lane and step; and the line of code that has not returned."""
+        lane, during, frame = None, "the policy, or a transform", innermost
+        while frame is not None:
+            name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+            if module.startswith("rlcli.envs.") and name in ("step", "_reset_into", "_step"):
+                during = "reset" if name == "_reset_into" else "step"
+                lane = frame.f_locals.get("lane")
+                break
+            frame = frame.f_back
+        line = "" if innermost is None else f" at {innermost.f_code.co_filename}:{innermost.f_lineno}"
+        return place_of(self.lanes, lane), f"{during} has not returned{line}"
+
+
+class _Watch:
+    """The thread, there while collections are."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.going: list[Collection] = []
+        self.thread: threading.Thread | None = None
+
+    def add(self, collection: Collection) -> None:
+        with self.lock:
+            self.going.append(collection)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="rlcli answers", daemon=True)
+                self.thread.start()
+
+    def remove(self, collection: Collection) -> None:
+        with self.lock:
+            self.going.remove(collection)
+
+    def _run(self) -> None:
+        lonely = 0.0
+        while lonely < _LONELY:
+            time.sleep(EVERY)
+            with self.lock:
+                for collection in self.going:
+                    collection.look()
+                lonely = 0.0 if self.going else lonely + EVERY
+                if lonely >= _LONELY:
+                    self.thread = None
+                    return
+
+
+_watch = _Watch()
+os.register_at_fork(after_in_child=_watch.__init__)  # type: ignore[misc]  # a child has no other threads
+
+
+@contextlib.contextmanager
+def answering(lanes: Lanes) -> Iterator[None]:
+    """While steps are taken in these lanes: see the top of this file.
+
+    Raises
+    ------
+    EnvError
+        A step or a reset took longer than `lanes.step_timeout` seconds.
+    """
+    collection = Collection(lanes, threading.get_ident())
+    ends = lanes.step_timeout is not None and collection._can_end()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if collection not in _watch.going:  # it has come back in the meantime
+            return
+        where, why = collection.what(frame)
+        raise EnvError(
+            f"no answer for {lanes.step_timeout:g} s",
+            where=where,
+            why=why,
+            fix="Correct the env, or give it longer: env.step_timeout=...",
+        )
+
+    before = signal.signal(signal.SIGALRM, end) if ends else None
+    _watch.add(collection)
+    try:
+        yield
+    finally:
+        _watch.remove(collection)
+        if ends:
+            signal.signal(signal.SIGALRM, before)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"rlcli: {text}\n".encode())
