@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from episodes import episodes, slices_of
@@ -52,6 +53,15 @@ def test_a_batch_of_envs_lies_env_after_env_in_a_flat_storage_and_side_by_side_i
     assert lanes[rows]["x"].tolist() == [0, 1, 2, 3, 4, 5] and rows.tolist() == [0, 2, 4, 1, 3, 5]
     with pytest.raises(ArgumentError, match="other env dims"):
         lanes.extend(batch[:1])
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_batch_size_may_hold_the_numbers_of_numpy(storage):
+    rb = buffer(storage=storage(12, ndim=2))
+    rb.extend(TensorDict({"x": torch.arange(6).reshape(2, 3)}, tuple(np.array([2, 3]))))
+    other = buffer(storage=storage(12, ndim=2))
+    other.load_state_dict(rb.state_dict())
+    assert other[:]["x"].tolist() == [0, 3, 1, 4, 2, 5] and type(rb.ring.lane_shape[0]) is int
 
 
 def test_single_steps_are_added():

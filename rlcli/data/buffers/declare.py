@@ -42,6 +42,7 @@ def fit(ring: Ring, given: Mapping[Key, Tensor], lead: torch.Size) -> None:
 
 
 def _declare(ring: Ring, given: Mapping[Key, Tensor], lead: torch.Size, lane_shape: torch.Size) -> None:
+    lane_shape = torch.Size(map(int, lane_shape))  # a batch size that was given numpy's numbers holds those
     lanes = math.prod(lane_shape)
     if ring.storage.max_size < lanes:
         raise ArgumentError(
