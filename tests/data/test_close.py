@@ -136,3 +136,14 @@ def test_rows_loaded_onto_a_disk_are_there_after_an_end_without_close(tmp_path, 
     gc.collect()
     back = ReplayBuffer(storage=LazyMemmapStorage(4000, scratch_dir=tmp_path / "rows", resume=True))
     assert torch.equal(back[:]["obs"], rows)
+
+
+def test_rows_of_a_ring_that_went_round_are_loaded_onto_a_disk_under_their_own_numbers(tmp_path):
+    saved = ReplayBuffer(storage=LazyTensorStorage(30))
+    for first in range(0, 72, 12):
+        saved.extend(TensorDict({"obs": torch.arange(first, first + 12)}, [12]))
+    saved.dumps(tmp_path / "dump")
+    with ReplayBuffer(storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows")) as rb:
+        rb.loads(tmp_path / "dump")
+    with ReplayBuffer(storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows", resume=True)) as back:
+        assert torch.equal(back[:]["obs"], saved[:]["obs"])

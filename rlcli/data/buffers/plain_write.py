@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rlcli.data.buffers.declare import fit
 from rlcli.data.buffers.room import room_for
-from rlcli.data.buffers.whole_write import whole_write
 from rlcli.data.fields import Field
 from rlcli.data.nesting import columns_of
 from rlcli.data.next_obs.rows import Rows
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 
 def write(ring: Ring, batch: TensorDictBase) -> np.ndarray:
     """Write a batch of any form; see `Ring.extend`."""
-    with whole_write(ring, batch.batch_size.numel()):
-        return _written(ring, batch)
-
-
-def _written(ring: Ring, batch: TensorDictBase) -> np.ndarray:
     given, lead = columns_of(batch), batch.batch_size
     few = ring.sparse.take(given, len(lead))
     fit(ring, given, lead)

@@ -27,6 +27,7 @@ from rlcli.data.buffers.frame_stacks import FrameStacks
 from rlcli.data.buffers.overwrite import overwrite
 from rlcli.data.buffers.read_plan import ReadPlan
 from rlcli.data.buffers.remark import remark
+from rlcli.data.buffers.whole_write import whole_write
 from rlcli.data.buffers.write_plan import WritePlan, learn
 from rlcli.data.codes import Code, Packing
 from rlcli.data.fields import Field
@@ -171,7 +172,8 @@ class Ring:
         plan = self._plans.get(batch.batch_size)
         rows = None if plan is None else plan.write(self, batch)
         if rows is None:
-            rows = plain_write.write(self, batch)
+            with whole_write(self, batch.batch_size.numel()):
+                rows = plain_write.write(self, batch)
             learn(self._plans, self, batch)
         elif self.exact and not self._loose.told:
             self._loose.count(self.index.loose, self.index.paired, batch.batch_size)

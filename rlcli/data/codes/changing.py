@@ -12,12 +12,15 @@ from rlcli.data.codes.choice import wider
 from rlcli.data.codes.code import Code
 from rlcli.data.codes.coded import CodedRows
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.storages import LazyMemmapStorage, Storage
+from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, Storage
+from rlcli.errors import ResourceError
 from rlcli.keys import Key
+
+_PIECE = 1 << 22  # bytes that are unpacked at a time
 
 
 def other_layout(before: CodedRows, after: CodedRows, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Stored columns under other codes; ids stay where they are."""
+    """Stored columns under other codes, those that change at least; ids stay where they are."""
     if before.codes == after.codes:
         return dict(columns)
     given = before.unpack(columns, len(next(iter(columns.values()))), before.packed)
@@ -32,8 +35,14 @@ def relay(
 ) -> None:  # fmt: skip
     """Lay the `live` rows of a storage, the oldest of which is number `first`, out under other codes.
 
-    With an index the ids that it knows are stored from now on, where `after` has no code for them. A storage on disk
-    commits the change with `state`; if the disk refuses it, nothing has changed.
+    With an index the ids that it knows are stored from now on, where `after` has no code for them. In memory the
+    columns that change are made anew, piece by piece, and take the place of the old ones when they are whole. A
+    storage on disk commits the change with `state`.
+
+    Raises
+    ------
+    ResourceError
+        There is no room; nothing has changed.
     """
     capacity = storage.capacity
 
@@ -44,15 +53,18 @@ def relay(
     if isinstance(storage, LazyMemmapStorage):
         storage.lay_out_anew(after.stored, again, state)
         return
-    numbers = np.arange(first, first + live)
-    columns = again(numbers, storage.gather(numbers % capacity)) if live else {}
-    storage.clear()
-    storage.declare(after.stored, capacity)
-    start = first % capacity
-    fit = min(live, capacity - start)
-    for at, low, high in ((start, 0, fit), (0, fit, live)):
-        if low < high:
-            storage.write(at, {key: column[low:high] for key, column in columns.items()})
+    assert isinstance(storage, LazyTensorStorage | CompressedStorage)
+    piece = max(1, _PIECE // max(1, sum(before.fields[key].width for key in before.packed)))
+    starts = range(first, first + live, piece)
+    rows = (np.arange(start, min(start + piece, first + live)) % capacity for start in starts)
+    try:
+        storage.exchange(after.stored, again, rows)
+    except MemoryError as error:
+        raise ResourceError(
+            f"there is no memory to lay {live} rows out under other codes",
+            why=str(error) or "the system gives no more",
+            fix="Lower storage.max_size, or set storage.codes=false (codes=False); the buffer is as it was.",
+        ) from error
 
 
 def after_misfit(coded: CodedRows, misfit: Code, column: Tensor) -> CodedRows:

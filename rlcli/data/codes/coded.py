@@ -82,7 +82,7 @@ class CodedRows:
         """Columns ``[N, *F]`` of all keys as they are stored, and the code that cannot hold its own."""
         if not self.codes:
             return dict(columns), None
-        out = {key: columns[key] for key in self.plain}
+        out = {key: columns[key] for key in self.plain if key in columns}
         if not self._packed:
             return out, None
         held, sources = contiguous(columns, [code.key for code in self._packed])

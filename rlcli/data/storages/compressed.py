@@ -26,7 +26,7 @@ from torch import Tensor
 from rlcli.data.fields import Field
 from rlcli.data.storages.frame_column import FrameColumn
 from rlcli.data.storages.storage import Storage
-from rlcli.data.storages.tensor import LazyTensorStorage
+from rlcli.data.storages.tensor import Again, LazyTensorStorage, exchange
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
@@ -71,6 +71,15 @@ class CompressedStorage(Storage):
         }
         self._plain.declare({key: field for key, field in fields.items() if key not in self.frames}, capacity)
         self.fields, self.capacity, self._written = dict(fields), capacity, 0
+
+    def exchange(self, fields: Mapping[Key, Field], again: Again, parts: Iterable[np.ndarray]) -> None:
+        """See `LazyTensorStorage.exchange`; frames that stay are not read."""
+        made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
+        exchange(self, made, fields, again, parts)
+        frames = self.frames | made.frames
+        self.frames = {key: frames[key] for key in fields if key in frames and key not in made._plain.fields}
+        self._plain.take_in({key: field for key, field in fields.items() if key not in self.frames}, made._plain)
+        self.fields = dict(fields)
 
     def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
         count = len(next(iter(columns.values())))

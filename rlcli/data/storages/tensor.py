@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rlcli.data.storages.storage import Storage
 from rlcli.errors import ResourceError
 from rlcli.keys import Key
 
+Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
 
 
@@ -47,10 +48,35 @@ class LazyTensorStorage(Storage):
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         self.fields, self.capacity = dict(fields), capacity
         self._columns = {key: self._reserve(field) for key, field in self.fields.items()}
+        self._note()
+        self.written[0] = 0
+
+    def _note(self) -> None:
+        """Where the columns lie."""
         self._addresses = np.array([column.data_ptr() for column in self._columns.values()], np.int64)
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
-        self.written[0] = 0
+
+    def exchange(self, fields: Mapping[Key, Field], again: Again, parts: Iterable[np.ndarray]) -> None:
+        """Hold other columns. Those of the same key and field stay where they are; the others are made one after
+        another beside the old ones, so that whatever fails on the way changes nothing.
+
+        Parameters
+        ----------
+        again : callable
+            From some rows, int64 ``[N]``, and the columns of theirs that go to the columns that come.
+        parts : iterable of int64 arrays
+            All rows that hold something, some at a time.
+        """
+        made = LazyTensorStorage(self.max_size)
+        exchange(self, made, fields, again, parts)
+        self.take_in(fields, made)
+
+    def take_in(self, fields: Mapping[Key, Field], made: LazyTensorStorage) -> None:
+        """Hold these columns: those that another storage has made are taken from there."""
+        self.fields = dict(fields)
+        self._columns = {key: made._columns.get(key, self._columns.get(key)) for key in fields}  # type: ignore[misc]
+        self._note()
 
     def _reserve(self, field: Field) -> Tensor:
         if self.device.type != "cpu":
@@ -139,6 +165,19 @@ class LazyTensorStorage(Storage):
     def nbytes(self) -> int:
         rows = int(self.written[0]) if self.device.type == "cpu" else None
         return sum((len(c) if rows is None else rows) * self.fields[k].width for k, c in self._columns.items())
+
+
+def exchange(
+    old: Storage, made: Storage, fields: Mapping[Key, Field], again: Again, parts: Iterable[np.ndarray]
+) -> None:  # fmt: skip
+    """Declare, in the storage `made`, the columns that `old` does not have like this, and fill them."""
+    gone = [key for key, field in old.fields.items() if fields.get(key) != field]
+    new = {key: field for key, field in fields.items() if old.fields.get(key) != field}
+    made.lanes = old.lanes
+    made.declare(new, old.capacity)
+    for rows in parts:
+        columns = again(rows, old.gather(rows, gone))
+        made.scatter(rows, {key: columns[key] for key in new})
 
 
 def by_row(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:

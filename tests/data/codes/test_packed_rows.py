@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, dumps
 from rlcli.data.buffers.ring import Ring
 from rlcli.data.codes.code import INDEX, RECORD
+from rlcli.errors import ResourceError
 from rlcli.kernels.codes import layout
 
 FLAGS = ("done", "terminated", ("next", "done"), ("next", "terminated"), ("next", "truncated"), "is_init")
@@ -233,3 +234,53 @@ def test_a_batch_on_a_device_is_packed_from_a_copy_in_memory():
             packing.coded.pack({"flag": batch["flag"].to("meta")})
 
     in_child(work)
+
+
+def counted(first, rows=40):
+    """A wide key that has no code, and three small ones of which `count` grows."""
+    ends = torch.arange(rows)[:, None] % 7 == 6
+    action = torch.eye(9, dtype=torch.int64)[torch.arange(rows) % 9]
+    pixels = (torch.arange(rows * 1200) % 251).to(torch.uint8).view(rows, 1200)
+    keys = {"pixels": pixels, "count": torch.arange(first, first + rows)[:, None], "action": action}
+    return TensorDict({**keys, "next": {"done": ends}}, [rows])
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, CompressedStorage])
+def test_a_value_that_outgrows_its_code_changes_the_packed_column_alone(make):
+    ring = Ring(make(100), codes=True)
+    for first in (0, 40, 1000):
+        ring.extend(counted(first))
+        held = ring.storage.frames["pixels"] if make is CompressedStorage else ring.storage.address("pixels")
+        if first == 0:
+            before = held
+    assert ring.packing.relaid and held == before
+    count = ring.read(np.arange(100))["count"].squeeze(-1).tolist()
+    assert count == [*range(1020, 1040), *range(20, 80), *range(1000, 1020)]
+    one = counted(2000)
+    one["action"][3] = 5  # no code holds it, so it leaves the packed column
+    ring.extend(one)
+    assert "action" in ring.storage.fields
+    assert torch.equal(ring.read(np.arange(20, 60))["action"], one["action"])
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, CompressedStorage])
+def test_codes_that_cannot_be_changed_for_want_of_memory_stay_as_they_are(monkeypatch, make):
+    from rlcli.data.storages import tensor
+
+    class NoMore:
+        MAP_PRIVATE = MAP_ANONYMOUS = 0
+
+        @staticmethod
+        def mmap(*args, **options):
+            raise OSError(12, "Cannot allocate memory")
+
+    ring = Ring(make(100), codes=True)
+    ring.extend(counted(0))
+    before = ring.read(np.arange(40))
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor, "mmap", NoMore)
+        with pytest.raises(ResourceError, match="cannot be reserved"):
+            ring.extend(counted(1000))
+    assert len(ring) == 40 and (ring.read(np.arange(40)) == before).all()
+    ring.extend(counted(1000))
+    assert ring.read(np.arange(80))["count"].flatten().tolist() == [*range(40), *range(1000, 1040)]
