@@ -21,6 +21,7 @@ from rlcli.data import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from rlcli.data.samplers import Draw, Sampler
 from rlcli.errors import ArgumentError, MissingKeyError
 
 LENGTHS = [5, 1, 9, 3, 12]
@@ -428,6 +429,35 @@ def test_rows_of_priority_0_begin_no_slice():
     rb = of_late_priorities(slice_len=3)
     sample = rb.sample(300)
     assert set(sample["index"][::3].tolist()) == {7} and (sample["priority_weight"] == 1).all()
+
+
+class Own(Sampler):
+    """A sampler of somebody's own."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def sample(self, ring, batch_size):
+        return Draw(self.rows)
+
+
+@pytest.mark.parametrize("set_later", [True, False])
+def test_rows_that_a_sampler_of_ones_own_chooses_are_looked_at(set_later):
+    def drawn(rows):
+        rb = filled(RandomSampler() if set_later else Own(rows))
+        if set_later:
+            rb.set_sampler(Own(rows))
+        return rb.sample()["index"].tolist()
+
+    for fine in ([3, 3, 29], np.array([3, 3, 29], np.int32), np.array([3, 9, 3, 9, 29])[::2]):
+        assert drawn(fine) == [3, 3, 29]
+    for rows, text in (([3, 30], "1 of 2, the first is 30 of 30"), ([10**7], "10000000"), ([-1], "-1")):
+        with pytest.raises(ArgumentError, match=text):
+            drawn(rows)
+    for rows in ([0.5], [[1, 2]]):
+        with pytest.raises(ArgumentError, match=r"int64 \[M\]"):
+            drawn(rows)
 
 
 # ---- one read ----------------------------------------------------------------------------------------------------

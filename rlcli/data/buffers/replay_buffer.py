@@ -27,7 +27,7 @@ from rlcli.data.buffers.sides import Sides
 from rlcli.data.dumps import resume, ring_content
 from rlcli.data.nesting import nested
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
-from rlcli.data.samplers.sampler import need_size
+from rlcli.data.samplers.sampler import is_ours, need_live, need_size
 from rlcli.data.sharing import RegionWriter, SharedGate, SharedRing, refuse_write_side
 from rlcli.data.storages import LazyMemmapStorage, ListStorage, MappedStorage, Storage
 from rlcli.errors import ArgumentError
@@ -99,6 +99,7 @@ class ReplayBuffer(SavedBuffer):
         self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
         self.storage = self.ring.storage
         self.sampler.bind(self.ring)
+        self._trusted = is_ours(self.sampler)
         if generator is not None:
             self.sampler.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         self.batch_size = self.sampler.batch_size() if batch_size is None else need_size("batch_size", batch_size)
@@ -262,6 +263,8 @@ class ReplayBuffer(SavedBuffer):
             if not len(self.ring):
                 raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
             draw = self.sampler.sample(self.ring, size)
+            if not self._trusted:
+                need_live(self.ring, draw)
             info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
             batch = self._sides.read_stored(self._read(draw, info), draw.rows)
             last = self.sampler.ran_out
@@ -336,7 +339,7 @@ class ReplayBuffer(SavedBuffer):
             new.bind(self.ring)
             if len(self.ring):
                 new.extended(self.ring, len(self.ring))
-            self.sampler, self._iteration = new, None
+            self.sampler, self._trusted, self._iteration = new, is_ours(new), None
             self.batch_size = new.batch_size() or self.batch_size
 
     def set_seed(self, seed: int) -> None:

@@ -157,6 +157,34 @@ def are_live(ring: Ring, rows: np.ndarray) -> np.ndarray:
     return (rows >= 0) & (rows < size) & ((rows - ring.base * ring.lanes) % size < len(ring))
 
 
+def is_ours(sampler: Sampler) -> bool:
+    """Whether a sampler's draws need no check."""
+    return type(sampler).__module__.startswith("rlcli.")
+
+
+def need_live(ring: Ring, draw: Draw) -> None:
+    """Refuse rows that are not stored: compiled passes follow the numbers that a sampler gives.
+
+    Raises
+    ------
+    ArgumentError
+        They are no whole numbers in one dim, or some are not stored.
+    """
+    rows = np.asarray(draw.rows)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise ArgumentError(
+            "a sampler chooses rows by their numbers, int64 [M]", why=f"got {rows.dtype} {list(rows.shape)}"
+        )
+    draw.rows = np.ascontiguousarray(rows, np.int64)
+    dead = ~are_live(ring, draw.rows)
+    if dead.any():
+        raise ArgumentError(
+            "a sampler chose rows that are not stored",
+            why=f"{int(dead.sum())} of {len(dead)}, the first is {draw.rows[dead][0]} of {len(ring)}",
+            fix="Choose among rlcli.data.samplers.sampler.live_rows(ring).",
+        )
+
+
 def need_size(name: str, value: Any) -> int:
     """A whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
