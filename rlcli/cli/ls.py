@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean, stdev
@@ -88,9 +88,9 @@ def _runs(root: Path) -> Iterator[str]:
     yield from columns(found)
 
 
-def columns(runs: Iterable[Run]) -> Iterator[str]:
-    """A line of headings, and one of each run."""
-    table = [_COLUMNS, *map(_row, runs)]
+def columns(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
+    """A line of headings, and one of each run; overrides in `common` are not repeated in every line."""
+    table = [_COLUMNS, *(_row(run, common) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         line = "  ".join(
@@ -100,7 +100,7 @@ def columns(runs: Iterable[Run]) -> Iterator[str]:
         yield f"  {line}".rstrip()
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(run: Run, common: Container[str] = ()) -> tuple[str, ...]:
     """What a run is, what came of it so far, and what was typed for it beside its recipe, env and seed."""
     info = run.info
     try:
@@ -110,29 +110,37 @@ def _row(run: Run) -> tuple[str, ...]:
     frames = _last_frames(run) if status == "running" else data.get("frames")
     seconds = _part(data, "throughput").get("seconds", data.get("seconds"))
     result = _result(data)
-    given = [
-        str(word) for word in info.get("overrides") or () if not re.match("(recipe|env.id|seed|run.dir)=", str(word))
-    ]
+    given = " ".join(word for word in _given(run) if word not in common)
     figures = (
         f"{frames:,}" if isinstance(frames, int) else "",
         f"{result:.4g}" if isinstance(result, int | float) else "",
         str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else "",
     )
     words = (info.get("recipe") or "-", info.get("env"), info.get("seed"), status)
-    return (str(run.path), *(shorten(str(word), 40) for word in words), *figures, shorten(" ".join(given), 60))
+    return (str(run.path), *(shorten(str(word), 40) for word in words), *figures, shorten(given, 60))
 
 
-def means(runs: Iterable[Run]) -> Iterator[str]:
+def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
     """The mean result of runs that differ in their seeds alone, and its deviation."""
     alike: dict[tuple[str, ...], list[float]] = {}
     for run in runs:
-        row = dict(zip(_COLUMNS, _row(run), strict=True))
-        if row["result"]:
-            alike.setdefault((row["recipe"], row["env"], row["overrides"]), []).append(float(_result(run.summary)))
-    for names, results in alike.items():
+        if isinstance(result := _result(run.summary), int | float):
+            names = (run.info.get("recipe"), run.info.get("env"), *(x for x in _given(run) if x not in common))
+            alike.setdefault(tuple(str(name) for name in names if name), []).append(float(result))
+    for words, results in alike.items():
         if len(results) > 1:
-            said = " ".join(name for name in names if name not in ("", "-"))
-            yield f"  {said}: {mean(results):.4g} +- {stdev(results):.2g} over {len(results)} seeds"
+            yield f"  {' '.join(words)}: {mean(results):.4g} +- {stdev(results):.3g} over {len(results)} seeds"
+
+
+def shared(runs: Sequence[Run]) -> set[str]:
+    """The overrides that all of these runs were given."""
+    return set.intersection(*(set(_given(run)) for run in runs)) if runs else set()
+
+
+def _given(run: Run) -> list[str]:
+    """What was typed for a run beside what has a column of its own."""
+    typed = [str(word) for word in run.info.get("overrides") or ()]
+    return [word for word in typed if not re.match(r"(recipe|env\.id|seed|run\.dir)=", word)]
 
 
 def _result(data: Mapping[str, Any]) -> Any:

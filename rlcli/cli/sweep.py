@@ -87,13 +87,14 @@ class _Task:
 
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""
-        from rlcli.cli.ls import columns, means
+        from rlcli.cli.ls import columns, means, shared
         from rlcli.training.run import RUN, Run
 
         here = Path.cwd()
         found = [path for path in self.folders.values() if (path / RUN).exists()]
         runs = [Run(path.relative_to(here) if path.is_relative_to(here) else path) for path in found]
-        for line in (*columns(runs), *means(runs)) if runs else ():
+        common = shared(runs)
+        for line in (*columns(runs, common), *means(runs, common)) if runs else ():
             print(line)
         for number, error in self.errors.items():
             error.what = f"{len(self.errors)} of {self.begun} jobs failed; job {number}: {error.what}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -55,7 +56,7 @@ def create(
     ResourceError
         The folder exists and holds something, or cannot be written.
     """
-    there = directory is not None and Path(directory).exists()
+    there = directory is not None and os.path.exists(directory)
     env = config.get("env")
     env_id = env.get("id") if isinstance(env, Mapping) else None
     if directory is not None:

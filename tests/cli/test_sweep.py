@@ -196,12 +196,13 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
         (folder / "summary.json").write_text(json.dumps(ended))
 
     monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
-    code, out, err = rlcli("train -m optim.lr=1,2 seed=1,2,3 hydra.sweep.dir=sw")
+    code, out, err = rlcli("train -m optim.lr=1,2 seed=1,2,3 value.gamma=0.9 hydra.sweep.dir=sw")
     table = out[out.index("  run ") :].splitlines()
     assert [line.split()[0] for line in table[1:5]] == ["sw/0", "sw/1", "sw/3", "sw/4"]
-    assert "optim.lr=2" in table[4] and " 202 " in table[4]
+    assert table[4].endswith("optim.lr=2") and " 202 " in table[4]  # what all were given is not repeated
     assert table[5:] == [
-        "  CartPole-v1 optim.lr=1: 101.5 +- 0.71 over 2 seeds", "  CartPole-v1 optim.lr=2: 201.5 +- 0.71 over 2 seeds",
-    ]  # fmt: skip
+        "  CartPole-v1 optim.lr=1: 101.5 +- 0.707 over 2 seeds",
+        "  CartPole-v1 optim.lr=2: 201.5 +- 0.707 over 2 seeds",
+    ]
     assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
     assert "Error executing" not in err
