@@ -18,7 +18,7 @@ from rlcli.envs.intervals import spec_bounds
 from rlcli.envs.lanes import NONE, Lanes
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, RESET, Key, show, under_next, unravel
-from rlcli.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot
+from rlcli.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from rlcli.transforms.base import as_kind
 
 
@@ -55,7 +55,7 @@ class TensorDictLanes(Lanes):
             env.batch_size.numel() if env.batch_size else 1,
             name=type(env).__name__,
             schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
-            actions=ActionFormat(*_as_space(env.action_spec, dims)),
+            actions=_action_format(env.action_spec, dims),
         )
         self.env = env
         self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
@@ -185,16 +185,47 @@ class TensorDictLanes(Lanes):
         self.env.close()
 
 
-def _as_space(spec, dims: int) -> tuple[spaces.Space, bool]:
-    """The gymnasium space of an action spec, and whether it stores indices."""
+def _action_format(spec, dims: int) -> ActionFormat:
+    """How actions of a spec with `dims` env dims in front look.
+
+    Raises
+    ------
+    ArgumentError
+        Several actions, or choices that are not in one vector.
+    """
+    if not isinstance(spec, OneHot | Categorical | MultiOneHot | MultiCategorical | Binary | Bounded | Unbounded):
+        raise ArgumentError(
+            "the env's action cannot be collected", why=f"its spec is a {type(spec).__name__}",
+            fix="Give the env one action: a OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded or "
+            "Unbounded spec.",
+        )  # fmt: skip
     shape = tuple(spec.shape[dims:])
+    format = ActionFormat(*_as_space(spec, shape, dims))
+    if format.kind == "multi_binary":
+        format.dtype = as_kind(spec)[1]  # a row of them is what is stored
+    if format.stored[0] != shape:
+        raise ArgumentError(
+            "the env's action cannot be collected",
+            why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored[0]}",
+            fix="Put several choices into one MultiCategorical or MultiOneHot.",
+        )
+    return format
+
+
+def _as_space(spec, shape: tuple[int, ...], dims: int) -> tuple[spaces.Space, bool]:
+    """The gymnasium space of an action spec of `shape` a step, and whether it stores indices."""
     if isinstance(spec, OneHot):
         return spaces.Discrete(spec.n), False
     if isinstance(spec, Categorical):
         return spaces.Discrete(spec.n), True
     if isinstance(spec, (MultiOneHot, MultiCategorical)):
         return spaces.MultiDiscrete(list(spec.nvec)), isinstance(spec, MultiCategorical)
-    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(shape), True
+    dtype = as_kind(spec)[1]
+    if dtype.kind in "iu" and not isinstance(spec, Bounded):
+        limits = np.iinfo(dtype)
+        return spaces.Box(limits.min, limits.max, shape, dtype), True
     low = spec.low if isinstance(spec, Bounded) else torch.full(shape, -torch.inf)
     high = spec.high if isinstance(spec, Bounded) else torch.full(shape, torch.inf)
     low, high = (

@@ -107,8 +107,8 @@ class ActionFormat:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random loop actions `[steps, lanes, *shape]` and their log-densities `[steps, lanes]`.
 
-        Uniform; a part of a Box that is unbounded on either side is drawn from a standard logistic law.  With `each`,
-        the log-density of every part, `[steps, lanes, *shape]`.
+        Uniform; a part of a Box with one bound lies exponentially away from it, one without bounds is drawn from a
+        standard logistic law.  With `each`, the log-density of every part, `[steps, lanes, *shape]`.
         """
         size = (steps, lanes, *self.shape)
         u = rng.random(size)  # one double a number whatever the space: the stream never depends on the cut
@@ -128,10 +128,14 @@ class ActionFormat:
         if self.dtype.kind in "iu":  # as many values as the bounds have between them, both included
             count = high - low + 1
             actions = np.minimum(np.floor(low + u * count), high).astype(self.dtype)
-            return actions, np.full(u.shape[:2], -np.log(count).sum())
+            return actions, np.broadcast_to(-np.log(count), u.shape)
         bounded = np.isfinite(low) & np.isfinite(high)
         u = np.clip(u, 1e-16, 1 - 1e-16)
         width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)
-        actions = np.where(bounded, np.where(bounded, low, 0) + u * width, np.log(u) - np.log1p(-u))
-        density = np.where(bounded, -np.log(width), np.log(u) + np.log1p(-u))  # the logistic law's is u (1 - u)
-        return actions.astype(self.dtype), density
+        above, below = np.isfinite(low) & ~bounded, np.isfinite(high) & ~bounded
+        away = -np.log1p(-u)  # from the one bound: exponential
+        one_sided = np.where(above, low + away, high - away)
+        actions = np.where(above | below, one_sided, np.log(u) - np.log1p(-u))
+        actions = np.where(bounded, np.where(bounded, low, 0) + u * width, actions)
+        density = np.where(above | below, -away, np.log(u) + np.log1p(-u))  # the logistic law's is u (1 - u)
+        return actions.astype(self.dtype), np.where(bounded, -np.log(width), density)

@@ -21,7 +21,8 @@ from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, OneHotCategorical, ProbabilisticActor
-from rlcli.specs import Composite, OneHot, Unbounded
+from rlcli.specs import Binary, Bounded, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
+from rlcli.specs import Categorical as SpecCategorical
 from rlcli.transforms import TensorDictPrimer
 
 
@@ -471,3 +472,66 @@ def test_the_first_call_is_on_observations_that_the_env_may_show(lanes):
     collector = Collector(envs(lanes, Chosen, categorical_action_encoding=True), policy, frames_per_batch=8, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(collector.next())
+
+
+class Acted(EnvBase):
+    """Takes actions of any spec, keeps them, and refuses those that the spec does not allow."""
+
+    def __init__(self, spec, lanes) -> None:
+        super().__init__(batch_size=(lanes,) if lanes else ())
+        self.observation_spec = Composite({"observation": Unbounded((*self.batch_size, 1))}, shape=self.batch_size)
+        self.action_spec = spec.expand(*self.batch_size, *spec.shape) if lanes else spec
+        self.taken = []
+
+    def _set_seed(self, seed):
+        pass
+
+    def _reset(self, td):
+        return TensorDict({"observation": torch.zeros(*self.batch_size, 1)}, self.batch_size)
+
+    def _step(self, td):
+        assert self.action_spec.is_in(td["action"])
+        self.taken.append(td["action"])
+        return self._reset(td).update({"reward": torch.zeros(*self.batch_size, 1)})
+
+
+SPECS = {
+    "binary": Binary(3),
+    "binary int8": Binary(3, dtype=torch.int8),
+    "binary float": Binary(3, dtype=torch.float32),
+    "whole": Unbounded((2,), dtype=torch.int64),
+    "few": Bounded(-3, 3, (2,), dtype=torch.int8),
+    "double": Bounded(-3, 3, (2,), dtype=torch.float64),
+    "half": Bounded(-3, 3, (2,), dtype=torch.float16),
+    "one number": Bounded(-3, 3, ()),
+    "above": Bounded(2, torch.inf, (2,)),
+    "below": Bounded(-torch.inf, -2, (2,)),
+    "any": Unbounded((2,)),
+    "one-hot": OneHot(3),
+    "index": SpecCategorical(4),
+    "indices": MultiCategorical([2, 3]),
+    "one-hots": MultiOneHot([2, 3]),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("given", [False, True], ids=["random", "a policy's"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_an_env_of_tensordicts_gets_the_actions_that_are_stored_and_only_legal_ones(spec, given, lanes):
+    env = Acted(spec, lanes)
+    policy = (lambda td: td.set("action", env.action_spec.rand())) if given else None
+    batch = Collector(env, policy, frames_per_batch=50 * max(lanes, 1), seed=0).next()
+    taken = torch.stack(env.taken, len(env.batch_size))
+    assert torch.equal(batch["action"], taken) and batch["action"].dtype == spec.dtype
+    assert taken.unique().numel() > 1
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [OneHot(3, (2, 3)), SpecCategorical(3, (1,)), MultiCategorical([2, 3], (4, 2)), Composite({"a": OneHot(2)})],
+    ids=["one-hots", "an index in a vector", "indices", "several"],
+)
+def test_action_specs_that_no_column_holds_are_refused(spec):
+    with pytest.raises(ArgumentError, match="the env's action cannot be collected"):
+        Collector(Acted(spec, 0))

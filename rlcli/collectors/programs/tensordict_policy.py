@@ -140,9 +140,7 @@ class TensorDictProgram(Program):
                 if self.actions.kind == "discrete"
                 else None,
             )
-        if self.actions.kind != "box" and dtype.kind not in "iub":
-            raise ArgumentError("the policy's action does not fit the env", why=f"expected {wanted_dtype}, got {dtype}")
-        if wanted_dtype.kind in "iu" and dtype.kind not in "iub":  # a Box of whole numbers
+        if wanted_dtype.kind in "iub" and dtype.kind not in "iub":
             raise ArgumentError("the policy's action does not fit the env", why=f"expected {wanted_dtype}, got {dtype}")
         self.live[ACTION] = (wanted, wanted_dtype)
 
