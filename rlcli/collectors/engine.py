@@ -198,13 +198,11 @@ class Engine:
         self.ids.restart_at(int(state["next_id"]))
         self.rng.bit_generator.state = state["rng"]
         self.begun = bool(state["begun"])
-        if "transforms" not in state:  # an older checkpoint, of a collector without open episodes
-            return []
         saved = saved_by_name(state["transforms"], self.transforms)
         for name, transform in by_name(self.transforms).items():
             transform.load_state_dict(saved[name])
         self.program.load_state_dict(state["program"])
-        self.lanes.bounds.load_state_dict(state.get("bounds", {}))
+        self.lanes.bounds.load_state_dict(state["bounds"])
         with self._limited():
             if self.begun:
                 return self._reopen(state, replay)

@@ -17,12 +17,14 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.errors import ConfigError
 from rlcli.training.provenance import decides_bits, surroundings
 from rlcli.training.run import Run, note_resume
+from rlcli.typed import held, text
 
 # what may change without changing what the remaining frames would have been
 HARMLESS = ("total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout")
 AROUND = "with/"  # before the names of what is no setting: `with/torch` beside `optim.lr`
 
 Pair = tuple[Any, Any]
+_COUNT = text(r"\d{1,6}")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ def changes(
     verb = str(run.info["verb"])
     before = dict(_flat(to_dict(from_dict(verb, config, [*_as_typed(config)], where="the saved state"))))
     after = dict(_flat(to_dict(cfg)))
+    if versions:
+        what = "what was sealed with a run's state is damaged"
+        for name in ("threads", "cores"):
+            held(_COUNT, versions.get(name), f"{run.path}, {name}", what=what)
     threads = _threads(cfg, versions) if versions else None
     now = surroundings(threads or 1, devices, registry.imported, versions)
     different = {

@@ -75,7 +75,7 @@ def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) ->
 
 
 def _statistics(state: dict[str, Any]) -> dict[str, Any]:
-    return {"engine": {"transforms": state["collector"]["engine"].get("transforms", {})}}
+    return {"engine": {"transforms": state["collector"]["engine"]["transforms"]}}
 
 
 def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:

@@ -41,6 +41,7 @@ from rlcli.training import random_streams
 from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
 from rlcli.training.signals import StopSignals
+from rlcli.typed import Misfit
 
 
 class Collection:
@@ -138,6 +139,8 @@ class Collection:
         if found.state:
             with fitting(self.run.path / SEGMENTS):
                 self._take_over(found.state)
+                if self.collector.frames != found.frames:
+                    raise Misfit(f"the state is of {self.collector.frames:,} frames, not of {found.frames:,}")
 
     def _try_replaying(self) -> None:
         self.replayable = remember_episodes(self.collector, self.cfg.run.max_replay_steps)

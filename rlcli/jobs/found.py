@@ -7,7 +7,6 @@ comparing: what is on the disk is never written again.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +21,16 @@ from rlcli.data.tensor_file import decode
 from rlcli.errors import DamagedDataError
 from rlcli.keys import DONE
 from rlcli.training.run import Run
+from rlcli.typed import mapping, parsed, record, text
 
 SEGMENTS = "data"
 TREE = "@tree"  # the name of the state's JSON among its tensors; no path in a state begins with "@"
+
+
+_STATE = record(
+    collector=mapping(), reporter=mapping(), random=mapping(), buffers=mapping(), config=mapping(),
+    versions=mapping(text()),
+)  # fmt: skip
 
 
 class Found(NamedTuple):
@@ -88,7 +94,8 @@ def find_state(run: Run) -> Found:
     if content is not None:
         with fitting(folder):
             tensors = decode(content, str(folder))
-            state = restore(json.loads(tensors.pop(TREE).numpy().tobytes()), tensors)
+            state = restore(parsed(tensors.pop(TREE).numpy().tobytes()), tensors)
+            _STATE(state)
     frames = sum(segments.record(i)["frames"] for i in range(first))
     return Found(segments, first, frames, state, skipped)
 

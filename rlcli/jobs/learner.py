@@ -32,6 +32,7 @@ from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
 from rlcli.training.saver import Saver
 from rlcli.training.signals import StopSignals
+from rlcli.typed import Misfit
 
 TOLD_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 
@@ -173,6 +174,8 @@ class Learner:
             self.reporter.warn("checkpoint", reason)
         with fitting(found.path):
             self._take_over(found.state)
+            if self.collector.frames != found.manifest["number"]:
+                raise Misfit(f"it is of {self.collector.frames:,} frames, and called {found.manifest['number']:,}")
 
     def _take_over(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])

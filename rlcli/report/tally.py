@@ -102,7 +102,7 @@ class Tally:
     def load_state_dict(self, state: Mapping) -> None:
         """Continue where `state_dict` was taken; what was warned of since then counts on."""
         self.frames, self.iteration = int(state["frames"]), int(state["iteration"])
-        self.boundary, self.valued = state["boundary"], ValueRows(**state.get("valued", {}))
+        self.boundary, self.valued = state["boundary"], ValueRows(**state["valued"])
         since = self.warnings
         self.warnings = {kind: (text, int(count)) for kind, (text, count) in state["warnings"].items()}
         for kind, (text, count) in since.items():

@@ -155,4 +155,4 @@ class OffPolicy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.iteration, self.owed = int(state["iteration"]), float(state["owed"])
         self._unreported = list(zip(state["rewards"], state["ends"], strict=True))
-        self.begin_with(int(state.get("given", 0)))
+        self.begin_with(int(state["given"]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import torch
@@ -44,3 +46,19 @@ def test_what_is_drawn_aside_moves_nothing():
     with random_streams.kept():
         draw(), draw()
     assert draw() == expected
+
+
+def test_what_is_imported_for_a_console_moves_no_stream():
+    """A library may draw when it is imported: rich does, and a run must not depend on where its lines go."""
+    program = """
+from rlcli.training import random_streams
+import random
+import subprocess
+import sys
+random_streams.seed(3)
+before = random.getstate()
+import rich.console, rich.live, rich.markdown, rich.progress, rich.table
+import rlcli.report.live, rlcli.report.closing_view, rlcli.report.view
+assert random.getstate() == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -16,7 +16,9 @@ import torch
 
 from rlcli.data.samplers.sampler import live_rows, shuffled
 from rlcli.data.samplers.slice_sampler import SliceSampler
-from rlcli.errors import ArgumentError
+from rlcli.data.typed_tensors import between, tensor
+from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.typed import MOST, Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.buffers.ring import Ring
@@ -48,6 +50,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 raise ArgumentError(f"{type(self).__name__} takes no {name}", fix="Use SliceSampler, or leave it out.")
         super().__init__(**slices)
         self.drop_last, self.shuffle = drop_last, shuffle
+        self._loaded = False  # rows of a file, which nobody has looked at yet
         self._length = 0  # of the slices that the epoch was cut into; 0: a new one is due
         self._rows = self._starts = self._sizes = np.empty(0, np.int64)  # slices left, in `rows` of whole trajectories
 
@@ -56,6 +59,10 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return super().ragged or not self.drop_last
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._loaded and len(self._rows) and self._rows.max() >= ring.steps * ring.lanes:
+            why = f"row {self._rows.max()} would be drawn"
+            raise DamagedDataError("this state is of a sampler of another buffer", why=why)
+        self._loaded = False
         if self._length != length or not self._left(count):
             self._begin(ring, count, length)
         starts, sizes = self._starts[:count], self._sizes[:count]
@@ -106,9 +113,13 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._rows, self._starts, self._sizes = (
-            np.asarray(state[k]).astype(np.int64) for k in ("rows", "starts", "sizes")
-        )
+        for name in ("rows", "starts", "sizes"):
+            tensor(torch.int64, None)(state[name])
+            between(state[name], 0, MOST, name)
+        if len(state["starts"]) != len(state["sizes"]):
+            raise Misfit(f"{len(state['starts'])} slices begin, and {len(state['sizes'])} have a size")
+        self._rows, self._starts, self._sizes = (state[name].numpy().copy() for name in ("rows", "starts", "sizes"))
+        self._loaded = True
         self._length, self.ran_out = int(state["length"]), bool(state["ran_out"])
 
 

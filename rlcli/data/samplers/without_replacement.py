@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from rlcli.data.samplers.sampler import Draw, Sampler, shuffled, written_rows
+from rlcli.data.typed_tensors import between, tensor
 from rlcli.errors import ArgumentError
+from rlcli.typed import MOST
 
 if TYPE_CHECKING:
     from rlcli.data.buffers.ring import Ring
@@ -76,5 +78,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._left, self.ran_out = np.asarray(state["left"]).astype(np.int64), bool(state["ran_out"])
+        tensor(torch.int64, None)(state["left"])
+        between(state["left"], 0, MOST, "left")
+        self._left, self.ran_out = state["left"].numpy().copy(), bool(state["ran_out"])
         self._base = -1  # what is overwritten by now was not looked for yet
