@@ -59,6 +59,7 @@ def test_a_batch_of_envs_lies_env_after_env_in_a_flat_storage_and_side_by_side_i
 def test_a_batch_size_may_hold_the_numbers_of_numpy(storage):
     rb = buffer(storage=storage(12, ndim=2))
     rb.extend(TensorDict({"x": torch.arange(6).reshape(2, 3)}, tuple(np.array([2, 3]))))
+    assert len(rb.sample(np.int64(5))) == 5
     other = buffer(storage=storage(12, ndim=2))
     other.load_state_dict(rb.state_dict())
     assert other[:]["x"].tolist() == [0, 3, 1, 4, 2, 5] and type(rb.ring.lane_shape[0]) is int
@@ -544,6 +545,9 @@ def test_rows_that_cannot_be_written_when_loaded_leave_an_empty_buffer(tmp_path,
         (lambda rb: rb.insert_transform(1, lambda td: td), "there is no such place (index): got 1, there are 0"),
         (lambda rb: rb.set_sampler(SliceSampler(slice_len=31)), "longer than what the storage holds"),
         (lambda rb: rb.set_sampler(None), "a buffer needs a sampler"),
+        (lambda rb: rb.update_priority([0.5], 1.0), "rows are named by their numbers (index): got float32"),
+        (lambda rb: rb.update_priority(torch.ones(9, dtype=torch.bool), 1.0), "got bool"),
+        (lambda rb: rb.load_state_dict({"a": 1}), "this is no state of a buffer: it holds a"),
         (lambda rb: ReplayBuffer(storage=3), "got int"),
         (lambda rb: buffer(batch_size=0), "at least 1"),
         (lambda rb: buffer(batch_size=None).sample(), "batch_size=..."),

@@ -268,7 +268,8 @@ def test_of_several_end_keys_those_that_are_stored_count_and_ids_where_none_is(i
     bare = TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_keys=asked[:1]))
     if ids:
         bare.extend(episodes(LENGTHS))
-        slices_of(bare.sample(12), [3] * 4)
+        with pytest.warns(UserWarning, match=r"none of end_keys \(next\.over\) is stored.*collector\.traj_ids"):
+            slices_of(bare.sample(12), [3] * 4)
     else:
         with pytest.raises(MissingKeyError, match=r"next\.over is not in the batch"):
             bare.extend(episodes(LENGTHS, ids=False))
@@ -542,6 +543,10 @@ def test_a_restored_epoch_leaves_out_what_was_overwritten_before_it_was_saved():
         (
             lambda: filled(SliceSampler(slice_len=3), batch=episodes([9], ids=False, flags=())).sample(),
             "next.done are not",
+        ),
+        (
+            lambda: filled(SliceSampler(slice_len=3, end_keys="over"), batch=episodes([9], ids=False)),
+            "over is not in the batch",
         ),
         (lambda: SliceSampler(), "num_slices, slice_len, or both"),
         (lambda: SliceSampler(slice_len=0), "at least 1"),

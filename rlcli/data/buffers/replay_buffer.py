@@ -302,7 +302,10 @@ class ReplayBuffer(SavedBuffer):
 
         Rows that were overwritten or are gone since they were drawn may be among them.
         """
-        rows = np.atleast_1d(torch.as_tensor(index).detach().cpu().numpy()).astype(np.int64).reshape(-1)
+        given = np.atleast_1d(torch.as_tensor(index).detach().cpu().numpy())
+        if given.size and given.dtype.kind not in "iu":
+            raise ArgumentError("rows are named by their numbers", where="index", why=f"got {given.dtype}")
+        rows = given.astype(np.int64).reshape(-1)
         with self._lock:
             self.sampler.update_priority(self.ring, rows, torch.as_tensor(priority))
 

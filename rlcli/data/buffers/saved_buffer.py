@@ -16,6 +16,7 @@ from rlcli.data.buffers.ring_state import need_fit
 from rlcli.data.buffers.sides import Sides
 from rlcli.data.dumps import dump, load, ring_content
 from rlcli.data.storages import LazyMemmapStorage
+from rlcli.errors import ArgumentError
 
 
 class Sampled(NamedTuple):
@@ -78,6 +79,10 @@ class SavedBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of a buffer that was made alike."""
+        if not {"rows", "rest", "ahead"} <= state.keys():
+            raise ArgumentError(
+                "this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}"
+            )
         self._forget_ahead()
         with self._lock, self._or_as_before():
             self._take_over(state["rest"])

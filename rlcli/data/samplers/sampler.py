@@ -187,9 +187,9 @@ def need_live(ring: Ring, draw: Draw) -> None:
 
 def need_size(name: str, value: Any) -> int:
     """A whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ArgumentError(f"{name} is a whole number of at least 1", where=name, why=f"got {value!r}")
-    return value
+    return int(value)
 
 
 def shuffled(random: RandomStream, count: int) -> np.ndarray:

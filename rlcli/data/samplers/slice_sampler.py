@@ -20,7 +20,7 @@ from rlcli.data.index.drawing import check_request
 from rlcli.data.samplers.sampler import Draw, Sampler, need_size
 from rlcli.data.samplers.slice_marks import SliceMarks
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED, Key, show
+from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED, Key, show, unravel
 
 if TYPE_CHECKING:
     from rlcli.data.buffers.ring import Ring
@@ -88,6 +88,7 @@ class SliceSampler(Sampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
+        end_keys = [end_keys] if isinstance(end_keys, str) else end_keys
         if num_slices is None and slice_len is None:
             raise ArgumentError(
                 f"{type(self).__name__} needs to know its slices", fix="Give num_slices, slice_len, or both."
@@ -95,7 +96,7 @@ class SliceSampler(Sampler):
         self.num_slices = None if num_slices is None else need_size("num_slices", num_slices)
         self.slice_len = None if slice_len is None else need_size("slice_len", slice_len)
         self.end_keys = _one_of("end_key", [end_key] if end_key is not None else None, "end_keys", end_keys)
-        self._some = end_keys is not None
+        self._some, self._looked = end_keys is not None, False
         self.traj_key = _one_of("traj_key", traj_key, "trajectory_key", trajectory_key)
         if pad_output and strict_length and not span:
             warnings.warn(
@@ -166,6 +167,14 @@ class SliceSampler(Sampler):
 
     def _check(self, ring: Ring, length: int) -> None:
         self._check_room(ring, length)
+        if self._some and not self._looked:
+            self._looked = True
+            if self.end_keys and not {unravel(key) for key in self.end_keys} & {*ring.fields}:
+                warnings.warn(
+                    f"none of end_keys ({', '.join(map(show, self.end_keys))}) is stored: trajectories are told apart "
+                    f"by {show(ring.markers.traj_key)}",  # type: ignore[union-attr, arg-type]
+                    stacklevel=4,
+                )
         if not ring.markers:
             raise MissingKeyError(
                 "slices need to know where trajectories end",
