@@ -175,11 +175,13 @@ def take_rows(
         live = ring.base * ring.lanes, ring.cursor * ring.lanes
         if span is not None and live[0] < live[1] and not span[0] <= live[0] < live[1] == span[1]:
             raise Misfit(f"steps {span[0]} to {span[1]} are stored, and the state is of {live[0]} to {live[1]}")
-        if isinstance(ring.storage, LazyMemmapStorage):
-            ring.storage.begin(live[0])  # so that steps have the numbers by which the state knows them
-        write()
-        if ring.storage.kept:
-            ring.storage.commit(ring_content(ring))
+        storage = ring.storage
+        if isinstance(storage, LazyMemmapStorage) and storage.total == storage.first:  # else they are there already
+            storage.begin(live[0])  # so that steps have the numbers by which the state knows them
+            write()
+            storage.commit(ring_content(ring) if storage.kept else None)
+        else:
+            write()
     except BaseException:
         ring.clear(fields=True)
         raise

@@ -239,7 +239,7 @@ def test_a_batch_on_a_device_is_packed_from_a_copy_in_memory():
 def counted(first, rows=40):
     """A wide key that has no code, and three small ones of which `count` grows."""
     ends = torch.arange(rows)[:, None] % 7 == 6
-    action = torch.eye(9, dtype=torch.int64)[torch.arange(rows) % 9]
+    action = torch.eye(40, dtype=torch.int64)[torch.arange(rows) % 40]
     pixels = (torch.arange(rows * 1200) % 251).to(torch.uint8).view(rows, 1200)
     keys = {"pixels": pixels, "count": torch.arange(first, first + rows)[:, None], "action": action}
     return TensorDict({**keys, "next": {"done": ends}}, [rows])
