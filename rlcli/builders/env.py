@@ -15,7 +15,7 @@ from rlcli.config.schemas import Config, EnvConfig
 from rlcli.config.wrapper_call import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
-from rlcli.errors import ConfigError, told
+from rlcli.errors import ConfigError, EnvError, told
 from rlcli.keys import Key, unravel
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform
 
@@ -112,6 +112,8 @@ def build_gym(cfg: EnvConfig) -> gym.Env:
     if cfg.id in registry.users_names("env"):
         with building(cfg.id, settings=bool(kwargs)):
             env = registry.find("env", cfg.id)(**kwargs)
+            if not isinstance(env, gym.Env):
+                raise EnvError("this is not a gymnasium env", where=cfg.id, why=f"it is a {type(env).__name__}")
         with building(cfg.id, settings=False):
             for wrap in wrappers:
                 env = wrap(env)

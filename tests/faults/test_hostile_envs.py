@@ -44,6 +44,8 @@ def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, v
     for env in (f"{name}_at_once", name):  # in the first try of whether episodes repeat, and in the middle of a run
         answer = hostile(verb, f"env.id={env}", "run.dir=r", "env.out_of_bounds=refuse")
         is_a_sentence(answer, 3, f"env {env}, lane ", ", step ", ", seed ", *STEPS[name])
+        if env != name and not Path("r").exists():
+            continue  # before the first batch nothing came of the run, and it leaves no folder
         assert open_run("r").summary.get("status", "failed") == "failed"
         Path("r").rename(f"r_{env}")
 
