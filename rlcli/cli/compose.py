@@ -7,7 +7,8 @@ problem is reported at once: of overrides, of recipes, and of the composed value
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.tree import leaves
+from rlcli.config.unread import unread
 from rlcli.config.validate import validate, value_at
 from rlcli.errors import ConfigError
 
@@ -106,11 +108,13 @@ def plan(
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
     jobs = expand(ready.sweep) if multirun else [ready.overrides]
-    job = None
+    job, aside = None, []
+    typed_keys = {item.key for item in ready.checked}
     for texts in jobs[:_JOBS_CHECKED_AHEAD]:
         try:
             job = _compose(verb, texts)
-            problems += validate(job.cfg)
+            problems += validate(job.cfg, typed_keys)
+            aside += _left_aside(job.cfg, contents, typed_keys)
         except ConfigError as error:
             problems.append(Problem(str(error)))
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
@@ -118,11 +122,33 @@ def plan(
         _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, facts=facts)
     problems = [*wrong, *problems]
     raise_all(problem for problem in problems if not (look and problem.only_here))
+    for text in dict.fromkeys(() if look else aside):
+        warnings.warn(text, stacklevel=2)
     return ready if multirun else replace(ready, job=job)
 
 
-def typed(node: DictConfig) -> CollectConfig:
-    """A composed tree as dataclasses, checked.
+def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:
+    """What recipes set and nothing reads, in sentences; a recipe may choose otherwise than those that it builds on."""
+    for name in lineage(cfg.recipe, contents) if cfg.recipe in contents else ():
+        found: dict[str, list[str]] = {}
+        for key, why in unread(cfg).items():
+            if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or why.by in typed_keys):
+                found.setdefault(why.where, []).append(key)
+        for where, keys in found.items():
+            yield f"recipe {name} sets what has no meaning {where}: {', '.join(keys)}"
+
+
+def holds(data: Any, key: str) -> bool:
+    """Whether nested data set a dotted key."""
+    for part in key.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return False
+        data = data[part]
+    return True
+
+
+def typed(node: DictConfig, overrides: Iterable[str] = ()) -> CollectConfig:
+    """A composed tree as dataclasses, checked; `overrides` are what was typed of it.
 
     Raises
     ------
@@ -130,7 +156,7 @@ def typed(node: DictConfig) -> CollectConfig:
         Listing every problem.
     """
     cfg = _as_object(node)
-    raise_all(validate(cfg))
+    raise_all(validate(cfg, {text.partition("=")[0].lstrip("+~") for text in overrides}))
     return cfg
 
 

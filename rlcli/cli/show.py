@@ -31,14 +31,17 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _print_why(ready: Any) -> None:
+    from rlcli.cli.compose import holds
     from rlcli.cli.help import spell
     from rlcli.config.tree import leaves
+    from rlcli.config.unread import unread
     from rlcli.config.validate import value_at
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
-    rows = []
+    rows, without = [], unread(cfg)
     for key in leaves(type(cfg)):
-        origin = next((name for name, data in reversed(sources) if _holds(data, key)), "default")
+        origin = next((name for name, data in reversed(sources) if holds(data, key)), "default")
+        origin += f"; not read {without[key].where}" if key in without else ""
         rows.append((f"{key}={spell(value_at(cfg, key))}", origin))
     width = min(56, max(len(text) for text, _ in rows))
     for text, origin in rows:
@@ -65,11 +68,3 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def _holds(data: Any, key: str) -> bool:
-    for part in key.split("."):
-        if not isinstance(data, Mapping) or part not in data:
-            return False
-        data = data[part]
-    return True

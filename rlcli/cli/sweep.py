@@ -71,7 +71,7 @@ class _Task:
         self.begun = job.job.num + 1
         print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
         try:
-            cfg = typed(node)
+            cfg = typed(node, job.overrides.task)
             if cfg.run.dir is None:
                 cfg.run.dir = job.runtime.output_dir
             self.folders[job.job.num] = Path(cfg.run.dir)

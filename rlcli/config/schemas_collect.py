@@ -7,6 +7,9 @@ from typing import Any
 
 from rlcli.config.option import option
 
+# `used_by` of an option
+KEPT, SLICES = {"storage": ("tensor", "memmap", "compressed")}, {"sampler": ("slice",)}
+
 
 @dataclass
 class CollectorConfig:
@@ -43,14 +46,18 @@ class MemoryConfig:
         "float16",
         "delta: what differences are kept in; bfloat16 and int8 cannot overflow",
         choices=("float16", "bfloat16", "int8"),
+        used_by={"memory": ("delta",)},
     )
     on_overflow: str = option(
         "raise",
         "delta: a step that changes more than delta_dtype holds ends the run, or its next observation is kept whole",
         choices=("raise", "keep"),
+        used_by={"memory": ("delta",)},
     )
     fill_value: float | None = option(
-        None, "compact, on the disk: read where nobody kept the next observation; null: NaN, which integers lack"
+        None,
+        "compact, on the disk: read where nobody kept the next observation; null: NaN, which integers lack",
+        used_by={"memory": ("compact",), "verb": ("collect",)},
     )
     frame_stack: str = option(
         "auto",
@@ -70,10 +77,14 @@ class StorageConfig:
         "tensor: in memory; memmap: on disk; compressed: in memory, images compressed",
         choices=("none", "tensor", "memmap", "compressed"),
     )
-    max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
-    ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2)
-    scratch_dir: str | None = option(None, "memmap: where its files lie; null: in the run folder")
-    codes: bool = option(True, "flags and small whole numbers take a few bits each; they are read as they were")
+    max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1, used_by=KEPT)
+    ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2, used_by=KEPT)
+    scratch_dir: str | None = option(
+        None, "memmap: where its files lie; null: in the run folder", used_by={"storage": ("memmap",)}
+    )
+    codes: bool = option(
+        True, "flags and small whole numbers take a few bits each; they are read as they were", used_by=KEPT
+    )
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
     )
@@ -90,21 +101,32 @@ class SamplerConfig:
         choices=("minibatch", "random", "prioritized", "slice"),
     )
     batch_size: int = option(256, "rows of an update", ge=1)
-    slice_len: int | None = option(None, "slice: rows of a slice; null: batch_size / num_slices", ge=1)
-    num_slices: int | None = option(None, "slice: slices of a sample; null: batch_size / slice_len", ge=1)
+    slice_len: int | None = option(None, "slice: rows of a slice; null: batch_size / num_slices", ge=1, used_by=SLICES)
+    num_slices: int | None = option(
+        None, "slice: slices of a sample; null: batch_size / slice_len", ge=1, used_by=SLICES
+    )
     strict_length: bool = option(
-        False, "slice: only from trajectories of at least slice_len rows; else short ones whole"
+        False, "slice: only from trajectories of at least slice_len rows; else short ones whole", used_by=SLICES
     )
     span: bool = option(
-        False, "slice: slices reach over the ends of trajectories and are cut there; every row is equally likely"
+        False,
+        "slice: slices reach over the ends of trajectories and are cut there; every row is equally likely",
+        used_by=SLICES,
     )
     weighting: str = option(
         "transition",
         "slice: a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
         choices=("transition", "trajectory"),
+        used_by=SLICES,
     )
-    alpha: float = option(0.6, "prioritized: how much priorities count", ge=0)
-    beta: float = option(0.4, "prioritized: how much of the bias weights undo at the start; rises to 1", ge=0, le=1)
+    alpha: float = option(0.6, "prioritized: how much priorities count", ge=0, used_by={"sampler": ("prioritized",)})
+    beta: float = option(
+        0.4,
+        "prioritized: how much of the bias weights undo at the start; rises to 1",
+        ge=0,
+        le=1,
+        used_by={"sampler": ("prioritized",)},
+    )
 
 
 _DEVICE = "device for {}; null follows the choice of `device`"

@@ -6,18 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.config.option import option
+from rlcli.config.schemas_learn import GRADIENTS
+
+# `used_by` of an option
+ATARI, BUILT = {"env": ("atari",)}, {"policy": ("mlp", "cnn", "dict")}
 
 
 @dataclass
 class AtariConfig:
     """Frames of the Atari screen before the policy sees them (read by `env=atari` only)."""
 
-    noop_max: int = option(30, "up to this many no-op steps at the start of an episode", ge=0)
-    frame_skip: int = option(4, "emulator frames per step; the last two are maximised", ge=1)
-    screen_size: int = option(84, "side of the resized square frame, in pixels", ge=1)
-    grayscale: bool = option(True, "one luminance channel instead of three colours")
-    terminal_on_life_loss: bool = option(False, "a lost life ends the episode for learning")
-    clip_reward: bool = option(True, "keep only the sign of the reward")
+    noop_max: int = option(30, "up to this many no-op steps at the start of an episode", ge=0, used_by=ATARI)
+    frame_skip: int = option(4, "emulator frames per step; the last two are maximised", ge=1, used_by=ATARI)
+    screen_size: int = option(84, "side of the resized square frame, in pixels", ge=1, used_by=ATARI)
+    grayscale: bool = option(True, "one luminance channel instead of three colours", used_by=ATARI)
+    terminal_on_life_loss: bool = option(False, "a lost life ends the episode for learning", used_by=ATARI)
+    clip_reward: bool = option(True, "keep only the sign of the reward", used_by=ATARI)
 
 
 @dataclass
@@ -56,25 +60,35 @@ class PolicyConfig:
     """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
 
     kind: str = option("mlp", "which policy choice this is", choices=("mlp", "cnn", "dict", "random", "checkpoint"))
-    hidden: list[int] = option([64, 64], "units of each hidden layer; []: none, a linear network", ge=1)
-    activation: str = option("tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu"))
-    shared: bool = option(False, "one trunk for actor and critic instead of one each")
-    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
+    hidden: list[int] = option([64, 64], "units of each hidden layer; []: none, a linear network", ge=1, used_by=BUILT)
+    activation: str = option(
+        "tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu"), used_by=BUILT
+    )
+    shared: bool = option(False, "one trunk for actor and critic instead of one each", used_by={**BUILT, **GRADIENTS})
+    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer", used_by=BUILT)
     distribution: str = option(
         "auto",
         "of the actions; auto: categorical for discrete spaces, normal for boxes (clipped when executed)",
         choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
     )
-    init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)
-    state_dependent_std: bool = option(False, "the deviation is an output of the network, not a free parameter")
-    dueling: bool = option(False, "dqn: values as a state's value plus advantages")
-    eps_init: float = option(1.0, "dqn: share of uniform actions at the start", ge=0, le=1)
-    eps_end: float = option(0.05, "dqn: the same after eps_frames", ge=0, le=1)
-    eps_frames: int = option(10_000, "dqn: frames over which it falls, in a straight line", ge=1)
+    init_std: float = option(1.0, "initial deviation of a continuous action", gt=0, used_by={**BUILT, **GRADIENTS})
+    state_dependent_std: bool = option(
+        False, "the deviation is an output of the network, not a free parameter", used_by={**BUILT, **GRADIENTS}
+    )
+    dueling: bool = option(False, "dqn: values as a state's value plus advantages", used_by={**BUILT, "loss": ("dqn",)})
+    eps_init: float = option(
+        1.0, "dqn: share of uniform actions at the start", ge=0, le=1, used_by={**BUILT, "loss": ("dqn",)}
+    )
+    eps_end: float = option(0.05, "dqn: the same after eps_frames", ge=0, le=1, used_by={**BUILT, "loss": ("dqn",)})
+    eps_frames: int = option(
+        10_000, "dqn: frames over which it falls, in a straight line", ge=1, used_by={**BUILT, "loss": ("dqn",)}
+    )
     exploration: str = option(
         "random",
         "how actions are taken while collecting",
         choices=("random", "mode", "mean", "deterministic"),
     )
-    path: str | None = option(None, "policy=checkpoint: a run folder or one of its checkpoints")
+    path: str | None = option(
+        None, "policy=checkpoint: a run folder or one of its checkpoints", used_by={"policy": ("checkpoint",)}
+    )
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")

@@ -7,7 +7,7 @@ Here is what collecting and training share; how rows are kept and drawn, and wha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlcli.config import registry
@@ -16,18 +16,22 @@ from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config
 from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import Leaf, leaves
+from rlcli.config.unread import check_typed
 from rlcli.config.validate_buffer import check_buffer
 from rlcli.config.validate_learning import check_learning
 from rlcli.config.wrapper_call import wrapper_call
 
 
-def validate(cfg: Any) -> list[Problem]:
+def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
     """All problems of a typed configuration: values out of range, then options that do not fit together.
 
     Parameters
     ----------
     cfg : Config or CollectConfig
         The typed tree.
+    typed : collection of str, optional
+        Keys that the command line set: those that nothing reads are refused. By default all whose value is not their
+        default.
 
     Returns
     -------
@@ -40,7 +44,7 @@ def validate(cfg: Any) -> list[Problem]:
         checks += [check_buffer, check_learning]
     for check in (*checks, check_env, check_devices):
         found += check(cfg)
-    return found
+    return [*found, *check_typed(cfg, typed)]
 
 
 def value_at(cfg: Any, key: str) -> Any:
@@ -70,26 +74,6 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
         yield Problem(
             f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
             f"choose one: memory={memory.kind} or memory={memory.next_obs}",
-        )
-    if memory.fill_value is not None and memory.next_obs != "compact":
-        yield Problem(
-            f"memory.fill_value has no meaning with memory={memory.next_obs}, which keeps every next observation",
-            "leave it out, or use memory=compact",
-        )
-    elif memory.fill_value is not None and isinstance(cfg, Config):
-        yield Problem(
-            "memory.fill_value has no meaning for rlcli train: it never reads the next observations that compact drops",
-            "leave it out",
-        )
-    if memory.delta_dtype != "float16" and memory.next_obs != "delta":
-        yield Problem(
-            f"memory.delta_dtype has no meaning with memory={memory.next_obs}, which keeps no differences",
-            "leave it out, or use memory=delta",
-        )
-    if memory.on_overflow != "raise" and memory.next_obs != "delta":
-        yield Problem(
-            f"memory.on_overflow has no meaning with memory={memory.next_obs}, which keeps no differences",
-            "leave it out, or use memory=delta",
         )
     if memory.frame_stack != "auto" and not isinstance(cfg, Config):
         yield Problem("memory.frame_stack has no meaning for rlcli collect", "leave it out")
@@ -134,8 +118,6 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
             "policy.path=RUN_FOLDER (rlcli ls runs lists them)",
             only_here=True,
         )
-    if policy.path and policy.kind != "checkpoint":
-        yield Problem(f"policy.path has no meaning with policy={policy.kind}", "use policy=checkpoint")
     if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
     if policy.kwargs and policy.kind not in registry.users_names("policy"):

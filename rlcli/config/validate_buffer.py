@@ -15,8 +15,6 @@ def check_buffer(cfg: Config) -> Iterator[Problem]:
     yield from _slices(cfg)
     yield from _given(cfg)
     yield from _form(cfg)
-    if cfg.storage.scratch_dir is not None and cfg.storage.kind != "memmap":
-        yield Problem(f"storage.scratch_dir has no meaning with storage={cfg.storage.kind}", "use storage=memmap")
 
 
 def _of_off_policy(cfg: Config) -> Iterator[Problem]:
@@ -76,10 +74,6 @@ def _slices(cfg: Config) -> Iterator[Problem]:
     """Slices: how many, how long, and who learns from them."""
     s = cfg.sampler
     if s.kind != "slice":
-        given = (("slice_len", s.slice_len), ("num_slices", s.num_slices), ("strict_length", s.strict_length))
-        for name, value in (*given, ("span", s.span), ("weighting", s.weighting != "transition")):
-            if value:
-                yield Problem(f"sampler.{name} has no meaning with sampler={s.kind}", "use sampler=slice")
         return
     if is_off_policy(cfg):
         yield Problem(f"loss={cfg.loss.kind} learns from single rows", "use sampler=random or sampler=prioritized")
@@ -138,8 +132,6 @@ def _given(cfg: Config) -> Iterator[Problem]:
 
 def _form(cfg: Config) -> Iterator[Problem]:
     """How rows lie in the buffer."""
-    if not cfg.storage.codes and cfg.storage.kind == "none":
-        yield Problem("storage.codes has no meaning with storage=none", "leave it out")
     if cfg.memory.frame_stack == "auto":
         return
     if cfg.storage.kind == "none":

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rlcli.config import installed
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import Config, is_off_policy
-from rlcli.config.schemas_learn import OFF_POLICY, POLICY_GRADIENTS
 
 
 def check_learning(cfg: Config) -> Iterator[Problem]:
@@ -17,7 +16,6 @@ def check_learning(cfg: Config) -> Iterator[Problem]:
     else:
         yield from _values(cfg)
         yield from _batches(cfg)
-    yield from _no_meaning(cfg)
     yield from _optim(cfg)
 
 
@@ -46,8 +44,6 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
             f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}",
             "epsilon falls: use policy.eps_end <= policy.eps_init",
         )
-    if kind == "sac" and cfg.loss.alpha != "auto" and cfg.loss.target_entropy != "auto":
-        yield Problem("loss.target_entropy has no meaning with a fixed loss.alpha", "use loss.alpha=auto")
 
 
 def _values(cfg: Config) -> Iterator[Problem]:
@@ -56,8 +52,6 @@ def _values(cfg: Config) -> Iterator[Problem]:
         yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
     if v.num_chunks is not None and v.value_chunk_size is not None:
         yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
-    if not v.shifted and v.shifted_budget != 1:
-        yield Problem("value.shifted_budget has no meaning without value.shifted", "use value.shifted=true")
     if v.backend == "triton" and (cfg.device.kind == "cpu" or not installed.torch_has_cuda()):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
     if v.kind == "vtrace" and v.c_thresh > v.rho_thresh:
@@ -97,32 +91,3 @@ def _optim(cfg: Config) -> Iterator[Problem]:
     optim = cfg.optim
     if len(optim.betas) != 2:
         yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")
-    if optim.momentum and optim.kind in ("adam", "adamw"):
-        yield Problem(
-            f"optim.momentum has no meaning with optim={optim.kind}",
-            "use optim.betas, or optim=sgd | rmsprop",
-        )
-
-
-def _no_meaning(cfg: Config) -> Iterator[Problem]:
-    """Options that change nothing for this loss, where they were set."""
-    given = (
-        ("loss.double", cfg.loss.double, ("dqn",)),
-        ("policy.dueling", cfg.policy.dueling, ("dqn",)),
-        ("loss.n_steps", cfg.loss.n_steps > 1, OFF_POLICY),
-        ("policy.shared", cfg.policy.shared and cfg.policy.kind != "cnn", POLICY_GRADIENTS),
-        ("loss.clip_value", cfg.loss.clip_value is not None, POLICY_GRADIENTS),
-        ("loss.target_kl", cfg.loss.target_kl is not None, ("ppo_clip", "ppo_kl")),
-        ("loss.anneal_clip", cfg.loss.anneal_clip, ("ppo_clip",)),
-        ("loss.baseline", not cfg.loss.baseline, ("reinforce",)),
-        ("value.shifted", cfg.value.shifted, POLICY_GRADIENTS),
-        ("value.normaliser", cfg.value.normaliser != "none", POLICY_GRADIENTS),
-        ("value.kind", cfg.value.kind != "gae", POLICY_GRADIENTS),
-        ("loss.target_entropy", cfg.loss.target_entropy != "auto" and cfg.loss.alpha == "auto", ("sac",)),
-        ("loss.alpha", cfg.loss.alpha != "auto", ("sac",)),
-    )
-    for key, is_given, kinds in given:
-        if is_given and cfg.loss.kind not in kinds:
-            yield Problem(
-                f"{key} has no meaning with loss={cfg.loss.kind}", f"leave it out, or use loss={' | '.join(kinds)}"
-            )

@@ -56,7 +56,8 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if verb not in ("train", "collect"):
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     cfg = from_dict(verb, run.config, overrides, where=str(run.path / "config.json"))
-    raise_all(validate(without_source(with_kept_policy(cfg, run))))
+    typed = {text.partition("=")[0] for text in overrides}
+    raise_all(validate(without_source(with_kept_policy(cfg, run)), typed))
     with StopSignals() as stop, RunLock(run.path), kept_in(run.path):
         if verb == "train":
             return TrainingRun(_train(run, cast(Config, cfg), overrides, stop, force).path)

@@ -155,7 +155,10 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
         ([*DQN, "collector.init_random_frames=5000"], ["leaves nothing of total_frames=1200"]),
         ([*DQN, "storage.max_size=10"], ["storage.max_size=10 is less than collector.frames_per_batch=64"]),
         ([*SAC, "loss.double=true", "policy.dueling=true"], ["loss.double has no meaning", "policy.dueling has no"]),
-        ([*SAC, "loss.alpha=0.1", "loss.target_entropy=-1"], ["loss.target_entropy has no meaning with a fixed"]),
+        (
+            [*SAC, "loss.alpha=0.1", "loss.target_entropy=-1"],
+            ["loss.target_entropy has no meaning with loss.alpha=0.1"],
+        ),
         (["loss.n_steps=3"], ["loss.n_steps has no meaning with loss=ppo_clip"]),
         ([*DQN, "storage.scratch_dir=x"], ["storage.scratch_dir has no meaning with storage=tensor"]),
     ],

@@ -1,0 +1,113 @@
+"""An option that nothing reads is refused where it was typed, and said where a recipe sets it."""
+
+import dataclasses
+import warnings
+
+import pytest
+
+from rlcli.cli.compose import configure
+from rlcli.config.recipes import find_recipes
+from rlcli.config.schemas import VERBS, CollectConfig, Config
+from rlcli.config.tree import groups, leaves
+from rlcli.config.unread import unread
+from rlcli.errors import ConfigError
+
+STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
+DQN, SAC = ["loss=dqn", *STORED], ["loss=sac", "env.id=Pendulum-v1", *STORED]
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "why"),
+    [
+        ([], "loss.tau=1.0", "with loss=ppo_clip; use loss=dqn | sac, or leave it out"),
+        ([], "policy.eps_end=0.05", "with loss=ppo_clip; use loss=dqn"),
+        ([], "optim.updates_per_frame=0.5", "with loss=ppo_clip"),
+        ([], "sampler.alpha=0.6", "with sampler=minibatch; use sampler=prioritized"),
+        ([], "value.rho_thresh=2", "with value=gae; use value=vtrace"),
+        (["value=td0"], "value.lmbda=0.9", "with value=td0; use value=gae | td_lambda"),
+        (["value.average=false"], "value.average_over=batch", "with value.average=false; use value.average=true"),
+        ([], "value.shifted_budget=2", "with value.shifted=false"),
+        ([], "loss.kl_target=0.02", "with loss=ppo_clip; use loss=ppo_kl"),
+        (["loss=ppo_kl"], "loss.clip_epsilon=0.2", "with loss=ppo_kl; use loss=ppo_clip"),
+        (["loss=a2c", "optim.epochs=1"], "loss.target_kl=0.1", "with loss=a2c"),
+        (DQN, "optim.epochs=10", "with loss=dqn; use loss=ppo_clip | ppo_kl | a2c | reinforce"),
+        (DQN, "value.lmbda=0.95", "with loss=dqn"),
+        (DQN, "value=td0", "with loss=dqn"),
+        (DQN, "loss.clip_epsilon=0.2", "with loss=dqn"),
+        (DQN, "value.num_chunks=2", "with loss=dqn"),
+        (DQN, "policy.init_std=0.5", "with loss=dqn"),
+        (DQN, "loss.alpha=0.2", "with loss=dqn; use loss=sac"),
+        (SAC, "policy.dueling=true", "with loss=sac"),
+        ([*SAC, "loss.alpha=0.1"], "loss.alpha_init=0.5", "with loss.alpha=0.1; use loss.alpha=auto"),
+        (["optim=sgd"], "optim.eps=1e-8", "with optim=sgd"),
+        ([], "optim.momentum=0.9", "with optim=adam; use optim=sgd | rmsprop"),
+        ([], "storage.max_size=1000", "with storage=none"),
+        ([], "env.atari.noop_max=3", "with env=gym; use env=atari"),
+        ([], "memory.delta_dtype=int8", "with memory=exact; use memory=delta"),
+        (["memory=compact"], "memory.fill_value=0", "for rlcli train; leave it out"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused_where_it_is_typed(words, option, why):
+    name = option if option == "value=td0" else option.partition("=")[0]
+    with pytest.raises(ConfigError) as refused:
+        configure("train", [*words, option])
+    assert f"{name} has no meaning {why}" in str(refused.value)
+    configure("train", words)
+
+
+@pytest.mark.parametrize("option", ["policy.eps_end=0.1", "policy.dueling=true"])
+def test_collecting_reads_no_option_of_a_loss(option):
+    with pytest.raises(ConfigError, match="has no meaning for rlcli collect; leave it out"):
+        configure("collect", ["policy=mlp", option])
+    configure("collect", ["policy=mlp", "policy.init_std=0.5", "policy.shared=true"])
+    with pytest.raises(ConfigError, match=r"policy\.hidden has no meaning with policy=random; use policy=mlp"):
+        configure("collect", ["policy=random", "policy.hidden=[8]"])
+
+
+def test_the_default_is_as_much_refused_as_any_other_value():
+    """Whether a value was typed decides, not what it is."""
+    for option in ("optim.epochs=10", "optim.epochs=11"):
+        with pytest.raises(ConfigError, match=r"optim\.epochs has no meaning with loss=dqn"):
+            configure("train", [*DQN, option])
+
+
+def test_what_a_recipe_sets_for_nothing_is_said():
+    with pytest.warns(UserWarning) as said:
+        cfg = configure("train", ["recipe=ppo_exact", *DQN])
+    texts = [str(warning.message) for warning in said]
+    assert texts == [
+        "recipe ppo_compact sets what has no meaning with loss=dqn: value.lmbda, loss.clip_epsilon, "
+        "loss.entropy_coeff, optim.epochs"
+    ]
+    assert cfg.loss.kind == "dqn"
+
+
+@pytest.mark.parametrize("name", sorted(find_recipes()))
+def test_our_recipes_set_nothing_for_nothing(name):
+    recipe = find_recipes()[name]
+    words = ["policy.path=."] if name == "collect_policy" else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configure(recipe.verb, [f"recipe={name}", *words])
+
+
+def test_used_by_names_groups_and_choices_that_there_are():
+    for schema in (Config, CollectConfig):
+        table = leaves(schema)
+        for leaf in table.values():
+            for key, wanted in leaf.option.used_by.items():
+                assert wanted and isinstance(wanted, tuple)
+                if key == "verb":
+                    assert set(wanted) <= set(VERBS)
+                elif "." not in key and key in groups(schema):
+                    assert set(wanted) <= set(table[f"{key}.kind"].option.choices), leaf.key
+                elif schema is Config:
+                    assert key in table and all(table[key].option.accepts(value) for value in wanted), leaf.key
+
+
+def test_a_default_run_reads_what_its_choices_say():
+    without = unread(Config())
+    assert {"loss.tau", "sampler.alpha", "policy.eps_init", "storage.ndim"} <= without.keys()
+    assert not {"loss.clip_epsilon", "optim.epochs", "value.lmbda", "policy.hidden", "env.num"} & without.keys()
+    compact = dataclasses.replace(Config(), memory=dataclasses.replace(Config().memory, kind="delta", next_obs="delta"))
+    assert "memory.delta_dtype" in without and "memory.delta_dtype" not in unread(compact)
