@@ -108,7 +108,8 @@ def plan(
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
     jobs = expand(ready.sweep) if multirun else [ready.overrides]
-    job, aside = None, []
+    job = None
+    aside: list[str] = []
     typed_keys = {item.key for item in ready.checked}
     for texts in jobs[:_JOBS_CHECKED_AHEAD]:
         try:
@@ -129,7 +130,7 @@ def plan(
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:
     """What recipes set and nothing reads, in sentences; a recipe may choose otherwise than those that it builds on."""
-    for name in lineage(cfg.recipe, contents) if cfg.recipe in contents else ():
+    for name in lineage(cfg.recipe, contents) if cfg.recipe and cfg.recipe in contents else ():
         found: dict[str, list[str]] = {}
         for key, why in unread(cfg).items():
             if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or why.by in typed_keys):

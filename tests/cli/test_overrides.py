@@ -92,9 +92,9 @@ def test_a_key_that_nothing_reads_is_refused_however_it_is_spelled():
 
 @pytest.mark.parametrize(("text", "value"), [("1e5", 100_000), ("2.0", 2), ("1_000", 1000)])
 def test_a_whole_number_may_be_written_with_an_exponent(text, value):
-    cfg = configure("train", [f"total_frames={text}", "policy.hidden=[64.0,1e2]", "storage.max_size=1e6"])
+    cfg = configure("train", [f"total_frames={text}", "policy.hidden=[64.0,1e2]", "run.max_replay_steps=1e6"])
     assert repr(cfg.total_frames) == repr(value)
-    assert repr(cfg.policy.hidden) == "[64, 100]" and repr(cfg.storage.max_size) == "1000000"
+    assert repr(cfg.policy.hidden) == "[64, 100]" and repr(cfg.run.max_replay_steps) == "1000000"
 
 
 @pytest.mark.parametrize("text", ["1.5e0", "1e-3", "nan", "inf", "1e400"])

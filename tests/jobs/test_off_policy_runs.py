@@ -194,7 +194,8 @@ def test_a_users_own_network_of_action_values_is_trained(run):
         values = QValueActor(MLP(4, 2, (width,)), spec=action_spec)
         return TensorDictSequential(values, EGreedyModule(action_spec, 1.0, 0.1, 500))
 
-    state = final_state(run("run.dir=a", *DQN, "policy=OwnValues", "policy.kwargs.width=12"))
+    dqn, sac = ([word for word in words if not word.startswith("policy.")] for words in (DQN, SAC))
+    state = final_state(run("run.dir=a", *dqn, "policy=OwnValues", "policy.kwargs.width=12"))
     assert any(x.shape == (12, 4) for x in state["policy"].values())
     with pytest.raises(ConfigError, match="needs an actor and a list of critics"):
-        run("run.dir=b", *SAC, "policy=OwnValues", "env.id=CartPole-v1")
+        run("run.dir=b", *sac, "policy=OwnValues", "env.id=CartPole-v1")
