@@ -80,13 +80,26 @@ def read_json(path: Path | str) -> Any:
     Misfit
         It is no regular file, too long, or no JSON.
     """
+    return parsed(read_bytes(path))
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The content of a file of text that is not long.
+
+    Raises
+    ------
+    OSError
+        It cannot be read.
+    Misfit
+        It is no regular file, or too long.
+    """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Misfit("it is no regular file")
         content = file.read(TEXT + 1)
     if len(content) > TEXT:
         raise Misfit(f"it has more than {TEXT:,} bytes")
-    return parsed(content)
+    return content
 
 
 def parsed(content: bytes) -> Any:

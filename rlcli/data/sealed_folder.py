@@ -19,7 +19,7 @@ from typing import Any
 
 from rlcli.data.disk import STAMP, Disk, Stamp, digest_of, stamp_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
-from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed, record, text, whole
+from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed, read_bytes, record, text, whole
 
 _SEALED = {
     "format": text(), "version": whole(), "sequence": whole(1), "created": text(), "files": mapping(record(**STAMP)),
@@ -128,9 +128,11 @@ class SealedFolders:
         """
         file = path / MANIFEST
         try:
-            raw = file.read_bytes()
+            raw = read_bytes(file)
         except OSError as error:
             raise self.damaged(file, "it is missing" if not file.exists() else error.strerror or str(error)) from error
+        except Misfit as error:
+            raise self.damaged(file, str(error)) from error
         try:
             manifest = parsed(raw)
             mapping()(manifest)
@@ -196,10 +198,9 @@ class SealedFolders:
         DamagedDataError
             It is missing, cut, grown or altered.
         """
-        try:
-            content = (path / name).read_bytes()
-        except OSError as error:
-            raise self.damaged(path / name, error.strerror or str(error)) from error
+        if not (path / name).is_file():
+            raise self.damaged(path / name, "it is missing")
+        content = (path / name).read_bytes()
         self.compare(path / name, Stamp(len(content), digest_of(content)), manifest["files"][name])
         return content
 

@@ -17,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     draft = path.with_name(f"{path.name}.tmp")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:  # a path may be no text
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

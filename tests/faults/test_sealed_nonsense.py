@@ -228,6 +228,14 @@ def test_a_pipe_in_a_file_s_place_is_not_waited_for(rlcli, tmp_path):
         open_run(tmp_path / "r")
 
 
+def test_a_run_folder_whose_name_is_no_text_is_resumed(rlcli, tmp_path):
+    """Its name is in the report: a surrogate that no encoding has."""
+    assert rlcli("collect", "run.dir=r", "total_frames=256").code == 0
+    Path("r").rename(os.fsdecode(b"r\xff"))
+    assert rlcli("resume", os.fsdecode(b"r\xff"), "total_frames=512").code == 0
+    assert "r\\udcff" in Path(os.fsdecode(b"r\xff/report.md")).read_text()
+
+
 def test_a_flipped_segment_is_found_before_a_collection_goes_on(rlcli, tmp_path):
     """It ended `done`, and said nothing."""
     assert rlcli("collect", "run.dir=r").code == 0

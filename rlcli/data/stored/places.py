@@ -10,7 +10,6 @@ RUN/checkpoints/checkpoint_000007/   a checkpoint, with the buffer of an off-pol
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from rlcli.data.storages.row_journal import FORMAT as ROWS
 from rlcli.data.storages.row_journal import Committed
 from rlcli.data.storages.segment import files_in
 from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.typed import Misfit, read_json
 
 FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump", "buffer in a checkpoint"
 
@@ -146,8 +146,8 @@ def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
     file = run / "config.json"
     if "config" not in about and file.is_file():
         try:
-            about["config"] = json.loads(file.read_bytes())
-        except (ValueError, RecursionError) as error:
+            about["config"] = read_json(file)
+        except (OSError, Misfit) as error:
             raise DamagedDataError("cannot read a run's file", where=str(file), why=str(error)) from error
     return _named(about)
 
