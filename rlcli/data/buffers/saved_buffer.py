@@ -79,12 +79,12 @@ class SavedBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of a buffer that was made alike."""
-        if not {"rows", "rest", "ahead"} <= state.keys():
-            raise ArgumentError(
-                "this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}"
-            )
         self._forget_ahead()
         with self._lock, self._or_as_before():
+            if not {"rows", "rest", "ahead"} <= state.keys():
+                raise ArgumentError(
+                    "this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}"
+                )
             self._take_over(state["rest"])
             fill(self.ring, state["rows"])
             self._heed_markers()
