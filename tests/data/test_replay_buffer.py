@@ -574,3 +574,27 @@ def test_what_is_refused_is_said_and_changes_nothing(act, text):
         act(rb)
     assert text in str(caught.value)
     assert len(rb) == 9 and (rb[:] == episodes([9])).all()
+
+
+@pytest.mark.parametrize("disturb", ["another size", "dumps", "a transform that fails", "a transform"])
+def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, disturb):
+    fail = []
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(12), sampler=SamplerWithoutReplacement(shuffle=False), prefetch=2, batch_size=4,
+        transform=lambda td: td if not fail else fail.pop(),
+    )  # fmt: skip
+    rb.extend(episodes([12]))
+    drawn, sizes = rb.sample()["index"].tolist(), [4, 4]
+    if disturb == "another size":
+        sizes = [2, 6]
+    elif disturb == "dumps":
+        rb.dumps(tmp_path)
+    elif disturb == "a transform":
+        rb.append_transform(lambda td: td)
+    else:
+        with pytest.raises(ArgumentError):
+            rb.sample(-1)
+    for size in sizes:
+        drawn += rb.sample(size)["index"].tolist()
+    rb.close()
+    assert drawn == list(range(12))

@@ -20,6 +20,9 @@ class Prefetcher(Generic[Item]):
     make : callable
         From a batch size to an item.
     depth : int
+    undo : callable, optional
+        Told the oldest of the items that are thrown away, when nothing is being made: what was used up for it and for
+        those after it was not.
 
     Attributes
     ----------
@@ -27,8 +30,10 @@ class Prefetcher(Generic[Item]):
         The batch size of the items; 0 before the first.
     """
 
-    def __init__(self, make: Callable[[int], Item], depth: int) -> None:
-        self._make, self._depth, self.size = make, depth, 0
+    def __init__(
+        self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None] | None = None
+    ) -> None:  # fmt: skip
+        self._make, self._depth, self._undo, self.size = make, depth, undo, 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Item]] = deque()
 
@@ -64,9 +69,10 @@ class Prefetcher(Generic[Item]):
 
     def drop(self) -> None:
         """Throw away what is ready, and wait for what is being made."""
-        for future in self._take():
-            if not future.cancel():
-                future.exception()
+        begun = [future for future in self._take() if not future.cancel()]
+        made = [future.result() for future in begun if future.exception() is None]
+        if made and self._undo is not None:
+            self._undo(made[0])
 
     def _take(self) -> list[Future[Item]]:
         taken = list(self._waiting)

@@ -108,7 +108,7 @@ class ReplayBuffer(SavedBuffer):
         self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
         self._sides = Sides(self.ring)
         self._iteration: Iterator[Any] | None = None
-        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch)) if prefetch else None
+        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
         if transform is not None:
             self.append_transform(transform)
         if isinstance(self.storage, LazyMemmapStorage | MappedStorage) and self.storage.fields:
@@ -222,7 +222,7 @@ class ReplayBuffer(SavedBuffer):
             self.sampler.restart()
         last = False
         while not last:
-            batch, _, last = self._next(size)
+            batch, _, last, _ = self._next(size)
             yield batch
 
     def next(self) -> Any:
@@ -262,13 +262,24 @@ class ReplayBuffer(SavedBuffer):
         with self._lock:
             if not len(self.ring):
                 raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
-            draw = self.sampler.sample(self.ring, size)
-            if not self._trusted:
-                need_live(self.ring, draw)
-            info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
-            batch = self._sides.read_stored(self._read(draw, info), draw.rows)
+            sampled = Sampled(None, {}, False, self.sampler.position())
+            try:
+                draw = self.sampler.sample(self.ring, size)
+                if not self._trusted:
+                    need_live(self.ring, draw)
+                info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
+                batch = self._sides.read_stored(self._read(draw, info), draw.rows)
+            except BaseException:
+                self._undraw(sampled)
+                raise
             last = self.sampler.ran_out
-        return Sampled(self._placed(self._sides.read(batch)), info, last)
+        return sampled._replace(batch=self._placed(self._sides.read(batch)), info=info, last=last)
+
+    def _undraw(self, sampled: Sampled) -> None:
+        """Nobody gets this sample, nor one that was drawn after it."""
+        if sampled.position is not None and not self._lock.closed:
+            with self._lock:
+                self.sampler.go_back(sampled.position)
 
     def _read(self, draw: Draw, info: dict[str, Tensor] | None = None) -> Any:
         """What a sampler chose, with its marks and what is to be told of it."""

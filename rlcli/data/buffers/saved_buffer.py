@@ -25,6 +25,7 @@ class Sampled(NamedTuple):
     batch: Any
     info: dict[str, Any]
     last: bool
+    position: Any = None  # of the sampler before it was drawn
 
 
 class SavedBuffer:
@@ -59,7 +60,7 @@ class SavedBuffer:
             state: dict[str, Any] = {
                 "rows": rows(self.ring),
                 "rest": self._rest(),
-                "ahead": [plain(*sampled) for sampled in ahead],
+                "ahead": [plain(*sampled[:3]) for sampled in ahead],
             }
         if self._ahead is not None:
             state["ahead_size"] = self._ahead.size
@@ -94,7 +95,7 @@ class SavedBuffer:
     def dumps(self, folder: Path | str) -> Path:
         """Write the buffer beside the dumps that a folder holds, whole or not at all; the folder of this dump.
 
-        Samples that were made ahead are not part of it.
+        Samples that were made ahead are not part of it: they are drawn again.
 
         Raises
         ------

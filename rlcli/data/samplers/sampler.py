@@ -58,11 +58,14 @@ class Sampler:
         Whether a draw may give fewer rows than it was asked for.
     has_priorities : bool
         Whether `update_priority` changes anything.
+    moves : tuple of str
+        Attributes that a draw binds anew.
     """
 
     ran_out = False
     ragged = False
     has_priorities = False
+    moves: tuple[str, ...] = ()
 
     def __init__(self, seed: int | None = None) -> None:
         self.random = RandomStream(seed)
@@ -109,6 +112,16 @@ class Sampler:
 
     def update_priority(self, ring: Ring, rows: np.ndarray, priority: Tensor) -> None:
         """Take over priorities `[N]`; a sampler without priorities has nothing to do."""
+
+    def position(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """Where its draws stand: the random stream, and what of an epoch is left."""
+        return self.random.state.copy(), {name: getattr(self, name) for name in self.moves}
+
+    def go_back(self, position: tuple[np.ndarray, dict[str, Any]]) -> None:
+        """Draw again what was drawn since, as far as writes have left it."""
+        self.random.state[:] = position[0]
+        for name, value in position[1].items():
+            setattr(self, name, value)
 
     def restart(self) -> None:
         """Begin a new epoch with the next draw."""

@@ -44,6 +44,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         Whether the last draw was the last of its epoch.
     """
 
+    moves = ("_rows", "_starts", "_sizes", "_length", "_writes", "ran_out")
+
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
         for name in ("span", "weighting"):
             if name in slices:
@@ -51,6 +53,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         super().__init__(**slices)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._loaded = False  # rows of a file, which nobody has looked at yet
+        self._writes = 0
         self._length = 0  # of the slices that the epoch was cut into; 0: a new one is due
         self._rows = self._starts = self._sizes = np.empty(0, np.int64)  # slices left, in `rows` of whole trajectories
 
@@ -98,10 +101,16 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._length, self.ran_out = 0, False
 
     def extended(self, ring: Ring, count: int) -> None:
-        self._length = 0
+        self._length, self._writes = 0, self._writes + 1
 
     def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
-        self._length = 0
+        self.extended(ring, 0)
+
+    def go_back(self, position: tuple[np.ndarray, dict[str, Any]]) -> None:
+        writes = self._writes
+        super().go_back(position)
+        if self._writes != writes:  # what was stored then is no longer what is stored
+            self._length, self._writes = 0, writes
 
     def empty(self) -> None:
         self.restart()

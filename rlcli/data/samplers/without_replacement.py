@@ -38,6 +38,8 @@ class SamplerWithoutReplacement(Sampler):
         Whether the last draw was the last of its epoch.
     """
 
+    moves = ("_left", "_base", "ran_out")
+
     def __init__(self, drop_last: bool = False, shuffle: bool = True, *, seed: int | None = None) -> None:
         super().__init__(seed)
         self.drop_last, self.shuffle = drop_last, shuffle
