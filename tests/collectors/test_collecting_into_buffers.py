@@ -107,10 +107,11 @@ def test_collecting_in_the_background_while_samples_are_drawn(kind, options):
 
 def test_what_a_buffer_refuses_in_the_background_reaches_the_caller():
     rb = buffer(size=20)
+    rb.close()
     collector = Collector(counters(), frames_per_batch=30, replay_buffer=rb)
     collector.start()
     collector._thread.join(30)
-    with pytest.raises(ValueError, match="larger than the storage"):
+    with pytest.raises(ValueError, match="the buffer is closed"):
         collector.async_shutdown(timeout=30)
 
 

@@ -12,6 +12,7 @@ from episodes import episodes, slices_of
 from tensordict import TensorDict
 
 from rlcli.data import (
+    CompressedStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -142,8 +143,9 @@ def test_objects_have_no_slices_and_no_dumps(tmp_path):
     for save in (rb.state_dict, lambda: rb.dumps(tmp_path)):
         with pytest.raises(ArgumentError, match="no place in a file"):
             save()
-    with pytest.raises(ArgumentError, match="larger than the storage"):
-        rb.extend([1] * 5)
+    with pytest.warns(UserWarning, match="the storage takes 4"):
+        rows = rb.extend(list(range(7)))
+    assert [rb[row] for row in rows.tolist()][3:] == [3, 4, 5, 6] and len(rb) == 4
 
 
 # ---- transforms --------------------------------------------------------------------------------------------------
@@ -598,3 +600,24 @@ def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, disturb
         drawn += rb.sample(size)["index"].tolist()
     rb.close()
     assert drawn == list(range(12))
+
+
+@pytest.mark.parametrize("options", [{}, {"next_obs": "exact"}, {"codes": True}])
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, CompressedStorage])
+def test_of_a_batch_with_more_rows_than_fit_the_last_are_kept(make, ndim, options):
+    rb = TensorDictReplayBuffer(
+        storage=make(20, ndim=ndim), sampler=PrioritizedSampler(20, 1.0, 1.0), batch_size=64, **options
+    )
+    rb.extend(episodes([7]).reshape(*[1] * (ndim - 1), 7))
+    batch = episodes([9, 12, 16, 11], first=1).set("td_error", torch.arange(48.0) + 1)
+    with pytest.warns(UserWarning, match="48 rows and the storage takes 20"):
+        rows = rb.extend(batch.exclude("td_error").reshape(*[1] * (ndim - 1), 48))
+    assert len(rb) == 20 and sorted(rows[28:].tolist()) == list(range(20))
+    kept = rb[rows[28:]]
+    for key in ("observation", ("next", "observation"), ("next", "done"), ("collector", "traj_ids")):
+        assert torch.equal(kept[key], batch[key][28:]), key
+    follow = rb.ring.index.successors(rows[28:].numpy())
+    ends = [8, 19]  # of those kept: the end of the third episode, and of the batch
+    assert follow.tolist() == [-1 if i in ends else rows[28 + i + 1] for i in range(20)]
+    assert set(rb.sample()["index"].tolist()) <= set(range(20))

@@ -41,10 +41,8 @@ class ObjectRing:
     def extend(self, items: Sequence[Any]) -> np.ndarray:
         """Write objects after the newest one; their rows."""
         rows = np.arange(self.cursor, self.cursor + len(items)) % self.steps
-        fit = self.steps - self.cursor % self.steps
-        self.storage.put(self.cursor % self.steps, items[:fit])
-        if len(items) > fit:
-            self.storage.put(0, items[fit:])
+        for i, row in zip(range(len(items)), rows.tolist(), strict=True):
+            self.storage.put(row, items[i : i + 1])
         self.cursor += len(items)
         return rows
 

@@ -9,6 +9,7 @@ drawn is their affair.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,6 +121,8 @@ class ReplayBuffer(SavedBuffer):
     def extend(self, batch: Any) -> Tensor:
         """Store a batch ``[*, T]``, time last, after what was stored before.
 
+        Of a batch with more rows than fit the last ones are kept, with a warning; of a shared buffer it is refused.
+
         Parameters
         ----------
         batch : TensorDict or sequence of TensorDict
@@ -128,12 +131,12 @@ class ReplayBuffer(SavedBuffer):
         Returns
         -------
         int64 Tensor ``[rows]``
-            Where its rows lie, in its own order.
+            Where its rows lie, in its own order; a row that did not fit is named by the one that took its place.
 
         Raises
         ------
         ArgumentError
-            It does not fit what is stored, is larger than the storage, or holds a priority that is none; nothing was
+            Its keys or shapes do not fit what is stored, or it holds a priority that is none; nothing was
             stored.
         """
         if type(batch) is not TensorDict or not batch.batch_size:
@@ -166,11 +169,17 @@ class ReplayBuffer(SavedBuffer):
             count = batch.batch_size.numel()
         if count > ring.steps * ring.lanes:
             lanes = count // max(1, batch.shape[-1]) if self.storage.ndim > 1 else 1
-            if count > max(1, self.storage.max_size // max(1, lanes)) * lanes:
-                raise ArgumentError(
-                    "the batch is larger than the storage",
-                    why=f"{count} rows, max_size {self.storage.max_size}",
-                    fix=f"Use max_size={count} or more, or smaller batches.",
+            if (most := max(1, self.storage.max_size // max(1, lanes)) * lanes) < count:
+                if isinstance(ring, SharedRing):  # its writer takes whole batches only
+                    raise ArgumentError(
+                        "the batch is larger than the storage",
+                        why=f"{count} rows, max_size {self.storage.max_size}",
+                        fix=f"Use max_size={count} or more, or smaller batches.",
+                    )
+                warnings.warn(
+                    f"the batch has {count} rows and the storage takes {most}: of each env the last ones are kept. "
+                    f"Use max_size={count} or more, or smaller batches.",
+                    stacklevel=4,
                 )
         return ring.extend(batch)
 
