@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlcli.errors import ConfigError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.report.events import EventsWriter
 
 FRAMES = "frames"
@@ -168,6 +168,8 @@ def wants_tensorboard(logger: str) -> bool:
 
 def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
     """Each whole line's end offset and record, None where it does not parse."""
+    if not path.is_file():
+        raise DamagedDataError("the metrics cannot be read", where=str(path), why="it is missing, or no regular file")
     offset = 0
     with open(path, "rb") as file:
         for line in file:

@@ -191,8 +191,9 @@ class MappedStorage(Storage):
             if size != part.size:
                 raise _damaged(part.path, f"it has {size} bytes, {part.size} were written")
             self._maps[number] = map_file(part.path, size, shared=False)  # of a folder that may not be written too
-        except FileNotFoundError as error:
-            raise _damaged(part.path, "it is missing") from error
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            raise _damaged(part.path, "it is missing" if missing else error.strerror or str(error)) from error
         except RuntimeError as error:
             raise ResourceError("cannot map a file of rows", where=str(part.path), why=str(error)) from error
 

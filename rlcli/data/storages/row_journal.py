@@ -309,8 +309,9 @@ def named_files(folder: Path, said: Committed, layout: Layout) -> Iterator[tuple
         path = folder / name_of(number, version)
         try:
             segment = Segment(folder, number, version, layout)
-        except FileNotFoundError:
-            yield path, None, "it is missing"
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            yield path, None, "it is missing" if missing else error.strerror or str(error)
         except DamagedDataError as error:
             yield path, None, error.why
         else:
