@@ -104,7 +104,7 @@ def _played(played: Mapping) -> str:
     text = f"return {figures.number(played['mean_return'])} +- {figures.number(played['std_return'])}"
     if returns:
         text += f" over {len(returns)} episodes ({figures.number(min(returns))} to {figures.number(max(returns))})"
-    return text + (f", {played['cut']} of them cut off" if played.get("cut") else "")
+    return text + (f"; {played['cut']} did not end and were cut off" if played.get("cut") else "")
 
 
 def _time(spent: Mapping) -> str:
