@@ -271,7 +271,7 @@ class ReplayBuffer(SavedBuffer):
         with self._lock:
             if not len(self.ring):
                 raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
-            sampled = Sampled(None, {}, False, self.sampler.position())
+            position = self.sampler.position()
             try:
                 draw = self.sampler.sample(self.ring, size)
                 if not self._trusted:
@@ -279,10 +279,10 @@ class ReplayBuffer(SavedBuffer):
                 info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
                 batch = self._sides.read_stored(self._read(draw, info), draw.rows)
             except BaseException:
-                self._undraw(sampled)
+                self.sampler.go_back(position)
                 raise
             last = self.sampler.ran_out
-        return sampled._replace(batch=self._placed(self._sides.read(batch)), info=info, last=last)
+        return Sampled(self._placed(self._sides.read(batch)), info, last, position)
 
     def _undraw(self, sampled: Sampled) -> None:
         """Nobody gets this sample, nor one that was drawn after it."""
