@@ -11,7 +11,7 @@ from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ConfigError
 from rlcli.modules import ActorCritic
-from rlcli.transforms import Transform, by_name, saved_by_name
+from rlcli.transforms import Transform, by_name
 
 
 def config_of(data: dict[str, Any]) -> Config:
@@ -32,7 +32,7 @@ def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCr
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
     """Have an env's transforms use what those of a saved run had learned."""
     transforms = _transforms(env)
-    _adopt(transforms, saved_by_name(state["collector"]["engine"].get("transforms", {}), transforms))
+    _adopt(transforms, state["collector"]["engine"]["transforms"])
 
 
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:

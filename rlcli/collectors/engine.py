@@ -30,7 +30,7 @@ from rlcli.envs.lanes import Lanes
 from rlcli.envs.make import same_dtype
 from rlcli.envs.outcome import reward_column
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, spell
-from rlcli.transforms import Faces, RowOp, Transform, by_name, saved_by_name
+from rlcli.transforms import Faces, RowOp, Transform, by_name
 from rlcli.transforms.base import RAW
 
 BOOL, SINGLE, LONG = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
@@ -198,7 +198,7 @@ class Engine:
         self.ids.restart_at(int(state["next_id"]))
         self.rng.bit_generator.state = state["rng"]
         self.begun = bool(state["begun"])
-        saved = saved_by_name(state["transforms"], self.transforms)
+        saved = state["transforms"]
         for name, transform in by_name(self.transforms).items():
             transform.load_state_dict(saved[name])
         self.program.load_state_dict(state["program"])

@@ -2,7 +2,7 @@
 
 from rlcli.transforms.base import RowOp, Transform
 from rlcli.transforms.casts import DoubleToFloat, ToFloat
-from rlcli.transforms.compose import Compose, by_name, saved_by_name
+from rlcli.transforms.compose import Compose, by_name
 from rlcli.transforms.faces import Faces, choose_faces
 from rlcli.transforms.frame_stack import CatFrames, FrameStack
 from rlcli.transforms.images import ChannelsFirst, ToTensorImage
@@ -42,5 +42,4 @@ __all__ = [
     "Transform",
     "by_name",
     "choose_faces",
-    "saved_by_name",
 ]

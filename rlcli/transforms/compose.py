@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -20,11 +19,6 @@ def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
         counts[kind] += 1
         found[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = transform
     return found
-
-
-def saved_by_name(saved: Mapping[str, Any] | Sequence[Any], transforms: Iterable[Transform]) -> Mapping[str, Any]:
-    """Saved states by name; older checkpoints hold a list of them, in the order of `transforms`."""
-    return saved if isinstance(saved, Mapping) else dict(zip(by_name(transforms), saved, strict=False))
 
 
 class Compose(Transform):
