@@ -28,8 +28,6 @@ class Density:
         None: the general way.
     stages : tuple of Stage
         The parameter net; empty the general way.
-    kept : tuple of Stage
-        Those whose outputs no later stage writes over: another network that begins with one need not run it again.
     """
 
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
@@ -47,9 +45,6 @@ class Density:
         self.stages: tuple[Stage, ...] = ()
         if parts is not None and head is not None and self.family is not None:
             self.stages, self.param_keys = parts.stages, param_keys(head)
-        last = {key: stage for stage in self.stages for key in stage.out_keys}
-        once = [stage for stage in self.stages if self.stages.count(stage) == 1]
-        self.kept = tuple(stage for stage in once if all(last[key] is stage for key in stage.out_keys))
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         """The distribution's parameters, and columns with everything the net writes (family only)."""

@@ -6,7 +6,8 @@ next; then those are called directly. Any other is called as it is, on a tensord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDict
@@ -48,15 +49,15 @@ class Lowered:
         parts = take_apart(module)
         self.stages = None if parts is None or parts.head is not None else parts.stages
 
-    def __call__(self, columns: Columns, batch_dims: int = 1, skip: tuple[Stage, ...] = ()) -> dict[Key, Tensor]:
+    def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
 
         Parameters
         ----------
         columns : dict
             Tensors that share their first `batch_dims` dims.
-        skip : tuple of Stage
-            Stages whose outputs are in `columns` already (a trunk that another network shares).
+        skip : int
+            So many of the first stages have their outputs in `columns` already (see `shared_stages`).
         """
         values = dict(columns)
         if self.stages is None:
@@ -65,7 +66,18 @@ class Lowered:
             out = self.module(TensorDict(inputs, batch_size=first.shape[:batch_dims]))
             values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
             return values
-        for stage in self.stages:
-            if stage not in skip:
-                stage.run(values)
+        for stage in self.stages[skip:]:
+            stage.run(values)
         return values
+
+
+def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
+    """How many stages both networks begin with, so that the second need not run them after the first has run.
+
+    What the first network writes over later it no longer has: such stages are not counted.
+    """
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    count = len(list(alike))
+    while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.out_keys}:
+        count -= 1
+    return count

@@ -16,12 +16,12 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, no_grad
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next
+from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
 from rlcli.objectives.arguments import Elsewhere, either, elsewhere, one_of
 from rlcli.objectives.density import Density, log_prob_key
 from rlcli.objectives.frozen import frozen, shared_parameters
 from rlcli.objectives.loss import Loss, Terms
-from rlcli.objectives.lowered import Columns, Lowered, value_key
+from rlcli.objectives.lowered import Columns, Lowered, shared_stages, value_key
 from rlcli.objectives.reduction import MASK_KEYS, reduce, standardise
 from rlcli.objectives.value.choice import ValueEstimators, make_estimator
 from rlcli.objectives.value.estimator import ValueEstimator
@@ -129,6 +129,10 @@ class PolicyGradientLoss(Loss):
         self.density = Density(actor_network, samples_mc_entropy)
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
         self.critic = None if critic_network is None else Lowered(critic_network)
+        self._shared = shared_stages(self.density.stages, (self.critic and self.critic.stages) or ())
+        shared = {key for stage in self.density.stages[: self._shared] for key in stage.out_keys}
+        written = {unravel(key) for key in actor_network.out_keys} - shared
+        self._written_over = [key for key in self.density.in_keys if key in written]
         self.value_estimator: ValueEstimator | None = None
         if critic_network is not None:
             self.tensor_keys.value = value_key(critic_network)
@@ -257,6 +261,20 @@ class PolicyGradientLoss(Loss):
             Mean `kl` of the last epoch; NaN for losses that report none.
         """
 
+    def criticised(self, columns: Columns, written: Columns, batch_dims: int = 1) -> dict[Key, Tensor]:
+        """What the critic writes for a batch, beside what the actor wrote: a trunk that both begin with runs once.
+
+        Parameters
+        ----------
+        columns : dict
+            What the batch holds: the critic reads its observations, not what the actor wrote over them.
+        written : dict
+            The same with what the actor's network wrote over it.
+        """
+        assert self.critic is not None
+        own = {key: columns[key] for key in self._written_over}
+        return self.critic({**written, **own} if own else written, batch_dims, skip=self._shared)
+
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
         taught: AbstractContextManager[None] = nullcontext()
@@ -264,7 +282,7 @@ class PolicyGradientLoss(Loss):
             values = {k: x.detach() for k, x in values.items()}
             taught = frozen(shared_parameters(self.density.actor, self.critic.module))
         with taught:
-            out = self.critic(values, like.ndim, skip=self.density.kept)
+            out = self.criticised(columns, values, like.ndim)
         value = per_row(self.need(out, self.tensor_keys.value), like, "state_value")
         target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
         terms: Terms = {}

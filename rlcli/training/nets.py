@@ -43,13 +43,12 @@ class ByAutograd:
     """Any networks that are called on tensors."""
 
     def __init__(self, loss: PolicyGradientLoss, flat: FlatParameters) -> None:
-        assert loss.critic is not None
-        self.loss, self.critic, self.flat = loss, loss.critic, flat
+        self.loss, self.flat = loss, flat
         self._outputs: tuple[Tensor, ...] = ()
 
     def forward(self, batch: Minibatch) -> Outputs:
         params, values = self.loss.density.parameters(batch)
-        value = self.critic(values, skip=self.loss.density.kept)[self.loss.tensor_keys.value]
+        value = self.loss.criticised(batch, values)[self.loss.tensor_keys.value]
         self._outputs = (*params, value)
         return params, value
 

@@ -152,6 +152,28 @@ def test_a_shared_stage_whose_output_the_actor_writes_over_is_run_again():
     torch.testing.assert_close(ClipPPOLoss(actor, critic)(td)["loss_critic"], expected)
 
 
+@pytest.mark.parametrize("shape", ["the actor writes over it", "the critic writes over it", "a later stage is shared"])
+def test_a_critic_reads_what_it_would_read_alone(shape):
+    def layer(read, write):
+        return TensorDictModule(nn.Linear(4, 4), [read], [write])
+
+    shared = layer("observation", "hidden")
+    first, own = {
+        "the actor writes over it": ([layer("observation", "observation"), shared], [shared]),
+        "the critic writes over it": ([shared], [layer("observation", "observation"), shared]),
+        "a later stage is shared": (
+            [layer("observation", "first"), later := layer("first", "hidden")],
+            [layer("observation", "first"), later],
+        ),
+    }[shape]
+    net = TensorDictSequential(*first, TensorDictModule(nn.Linear(4, 3), ["hidden"], ["logits"]))
+    actor = ProbabilisticActor(net, ["logits"], distribution_class=Categorical, return_log_prob=True)
+    critic = TensorDictSequential(*own, ValueOperator(nn.Linear(4, 1), ["hidden"]))
+    td = ready(make_actor(), critic).exclude("hidden", "first")
+    expected = nn.functional.smooth_l1_loss(critic(td.copy())["state_value"], td["value_target"])
+    torch.testing.assert_close(ClipPPOLoss(actor, critic)(td)["loss_critic"], expected)
+
+
 def test_an_entropy_without_a_formula_is_estimated():
     class Squashed(torch.distributions.TransformedDistribution):
         def __init__(self, loc, scale):
