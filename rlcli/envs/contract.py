@@ -22,7 +22,7 @@ def place_of(lanes: Any, lane: int | None) -> str:
     return where
 
 
-def _pastplace_of(lanes: Any, lane: int, t: int, ends: Sequence[tuple]) -> str:
+def _past_place(lanes: Any, lane: int, t: int, ends: Sequence[tuple]) -> str:
     """The place of step `t` of a batch that is over: episodes may have ended since."""
     episode = lanes.episodes[lane] - sum(1 for end in ends if end[1] == lane and end[0] >= t)
     where = f"env {lanes.name}, lane {lane}, episode {episode}, step {t} of the batch"
@@ -87,7 +87,7 @@ def broken(
     if action is not None:
         why += f" after action {_short(action)}"
     if place is None:
-        place = place_of(lanes, lane) if at is None or lane is None else _pastplace_of(lanes, lane, *at)
+        place = place_of(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
     return EnvError(what, where=place, why=why, fix=fix)
 
 
