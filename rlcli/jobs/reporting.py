@@ -65,7 +65,7 @@ def closing(
     Parameters
     ----------
     commands : mapping
-        What can be typed next, by label; how to resume is added.
+        What can be typed next, by label, once something was saved; how to resume a run that is not done is added.
 
     Raises
     ------
@@ -76,8 +76,10 @@ def closing(
 
     def close(status: str) -> None:
         resumed, outside = run.info.get("resumed", []), collector.lanes.bounds.figures()
+        to_resume = {} if status == "done" else {"resume": resume_command(run.path)}
+        saved = verb != "train" or run.checkpoints
         reporter.close(
-            status, {**commands, "resume": resume_command(run.path)}, verb=verb, run=str(run.path), resumed=resumed,
+            status, {**commands, **to_resume} if saved else {}, verb=verb, run=str(run.path), resumed=resumed,
             out_of_bounds=outside, **collector.figures(), **facts
         )  # fmt: skip
 

@@ -53,7 +53,16 @@ def test_the_report_says_what_ended_the_run(start, error, status):
         start(error)
     assert caught.value is error and len(start.shut) == 1
     summary = open_run("r").summary
-    assert summary["status"] == status and summary["frames"] == 128 and "resume" in summary["commands"]
+    assert summary["status"] == status and summary["frames"] == 128
+    saved = summary["verb"] == "collect"  # training has saved no checkpoint yet: nothing can be resumed or evaluated
+    assert set(summary["commands"]) == ({"read", "resume"} if saved else set())
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_run_that_is_done_names_no_command_that_does_nothing(tmp_path, verb):
+    words = ["total_frames=512", "console=off", f"run.dir={tmp_path / 'r'}", "collector.frames_per_batch=512"]
+    run = rlcli.train([*words, "run.eval_episodes=0"]) if verb == "train" else rlcli.collect(words)
+    assert list(run.summary["commands"]) == ["evaluate" if verb == "train" else "read"]
 
 
 def test_a_report_that_cannot_be_written_takes_no_errors_place(start, monkeypatch):
