@@ -60,7 +60,7 @@ def fill(collection: Collection) -> None:
                 f"stopped by {stop.reason} at {collector.frames:,} frames",
                 where=str(run.path),
                 why="all of them are on disk",
-                fix=f"Go on with: {resume_command(run.path)}",
+                fix=f"Go on with: {resume_command(run)}",
             )
 
 

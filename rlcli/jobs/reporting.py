@@ -76,7 +76,7 @@ def closing(
 
     def close(status: str) -> None:
         resumed, outside = run.info.get("resumed", []), collector.lanes.bounds.figures()
-        to_resume = {} if status == "done" else {"resume": resume_command(run.path)}
+        to_resume = {} if status == "done" else {"resume": resume_command(run)}
         saved = verb != "train" or run.checkpoints
         reporter.close(
             status, {**commands, **to_resume} if saved else {}, verb=verb, run=str(run.path), resumed=resumed,

@@ -46,4 +46,4 @@ def resumable(run: Run) -> Iterator[None]:
 def with_command(fix: str | None, text: str, run: Run) -> str:
     """A fix, and the resume command after it."""
     before = f"{fix.rstrip('.')}. " if fix else ""
-    return f"{before}{text}: {resume_command(run.path)}"
+    return f"{before}{text}: {resume_command(run)}"

@@ -41,7 +41,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
 
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
-    run, commands = learner.run, {"evaluate": run_command("eval", learner.run.path)}
+    run, commands = learner.run, {"evaluate": run_command("eval", learner.run)}
     with resumable(run), closing(run, learner.reporter, learner.collector, "train", commands) as facts:
         if rows := learner.loop.given:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}

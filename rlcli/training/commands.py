@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from rlcli.training.run import Run
 
 
-def resume_command(run: Path | str) -> str:
+def resume_command(run: Run) -> str:
     """What continues a run, typed in this directory: `rlcli resume runs/train/...`."""
     return run_command("resume", run)
 
 
-def run_command(verb: str, run: Path | str) -> str:
+def run_command(verb: str, run: Run) -> str:
     """A verb on a run, typed in this directory, with the packages that the run's own names come from."""
-    path = Path(run).absolute()
+    path = run.path.absolute()
     here = Path.cwd()
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
     words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
-    for package in registry.imported:  # without it the run's own env or policy has no name
+    # without them the run's own env or policy has no name; they need not have been named in a command
+    for package in dict.fromkeys([*packages_of(run), *registry.imported]):
         words += ["--import", package]
     return shlex.join(words)
 

@@ -78,7 +78,7 @@ class Saver:
             self.save(frames)
             raise StoppedSafely(
                 f"stopped by {self.stop.reason} at {frames:,} frames and saved",
-                fix=f"Go on with: {resume_command(self.run.path)}",
+                fix=f"Go on with: {resume_command(self.run)}",
             )
 
     def finish(self, frames: int) -> None:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-import os
+import json
+from pathlib import Path
+
+import pytest
 
 from rlcli.config import registry
 from rlcli.training.commands import resume_command, run_command
+from rlcli.training.run import RUN, Run
 
 
-def test_the_resume_command_can_be_pasted(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Nothing was named by `--import`, and relative paths are of an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "imported", [])
-    assert resume_command(tmp_path / "runs" / "a") == f"rlcli resume {os.path.join('runs', 'a')}"
-    assert resume_command("/somewhere/my run") == "rlcli resume '/somewhere/my run'"
-    assert resume_command(tmp_path / "-a") == "rlcli resume ./-a"
+
+
+def a_run(path: Path, **info: object) -> Run:
+    path.mkdir(parents=True)
+    (path / RUN).write_text(json.dumps(info))
+    return Run(path)
+
+
+def test_the_resume_command_can_be_pasted(tmp_path, tmp_path_factory):
+    assert resume_command(a_run(tmp_path / "runs" / "a")) == f"rlcli resume {Path('runs', 'a')}"
+    elsewhere = a_run(tmp_path_factory.mktemp("elsewhere") / "my run")
+    assert resume_command(elsewhere) == f"rlcli resume '{elsewhere.path}'"
+    assert resume_command(a_run(tmp_path / "-a")) == "rlcli resume ./-a"
+
+
+def test_a_command_names_the_packages_of_the_run_whoever_imported_them(tmp_path):
+    """`--import` for this command, or an import in Python before `rlcli.train`."""
     registry.imported.append("my_envs")
-    assert resume_command("/r") == "rlcli resume /r --import my_envs"
-    assert run_command("eval", tmp_path / "r") == "rlcli eval r --import my_envs"
+    assert run_command("eval", a_run(tmp_path / "r")) == "rlcli eval r --import my_envs"
+    registry.imported.clear()
+    assert resume_command(a_run(tmp_path / "s", packages=["theirs"])) == "rlcli resume s --import theirs"
