@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except BrokenPipeError:  # `rlcli ls | head`
-        _silence()
+        _silence(sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         if debug:
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            _silence()  # or Python complains again at its end
+            _silence(sys.stdout.fileno())  # or Python complains again at its end
             print(f"rlcli {verb}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
             return ResourceError.exit_code
         if _is_memory(error):
@@ -126,19 +126,41 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+class _Terminal(io.FileIO):
+    """A terminal: when it is gone, what is written goes nowhere, and whoever writes goes on."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _silence(self.fileno())
+            return memoryview(data).nbytes
+
+
 def _make_streams_safe() -> None:
-    """Output that was closed goes nowhere, and what a terminal cannot spell is spelled out."""
+    """Output that was closed or whose terminal is gone goes nowhere, and what a terminal cannot spell is spelled out.
+
+    Whoever writes: a view, a warning, an env that prints.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
+        elif isinstance(stream, io.TextIOWrapper):
+            if stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
+            if stream.isatty() and not isinstance(getattr(stream.buffer, "raw", None), _Terminal):
+                buffer = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+                setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=True))
 
 
-def _silence() -> None:
+def _silence(stream: int) -> None:
     """Nobody takes the output any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _is_memory(error: Exception) -> bool:

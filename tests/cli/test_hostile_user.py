@@ -1,8 +1,14 @@
 """What no user means and some type: files that cannot be read, streams that are closed or full, odd terminals."""
 
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+from rlcli.training.run import open_run
 
 
 @pytest.mark.parametrize("name", ["binary", "folder", "pipe", "gone"])
@@ -76,3 +82,46 @@ def test_help_is_a_page_at_any_width(process, columns):
 def test_a_mistake_is_one_sentence(rlcli, started, line, words):
     code, out, err = rlcli(line)
     assert (code, out, started) == (2, "", []) and words in err and err.count("\n") == 1
+
+
+NOISY = """
+import warnings
+import gymnasium as gym
+from rlcli.config.registry import register_env
+
+class Noisy(gym.Wrapper):
+    def reset(self, **options):
+        print("a new episode", flush=True)
+        warnings.warn(f"an episode after {self.steps} steps")
+        return super().reset(**options)
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
+
+@register_env("noisy")
+def noisy():
+    return Noisy(gym.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.parametrize("console", ["live", "plain"])
+def test_a_terminal_that_goes_away_without_a_signal_ends_no_run(tmp_path, console):
+    """A job that was disowned: whatever is printed from then on, the views' lines, warnings or an env's own words."""
+    (tmp_path / "noisy_env.py").write_text(NOISY)
+    master, slave = os.openpty()
+    words = ["train", "--import", "noisy_env", "env.id=noisy", "total_frames=4096", "run.eval_episodes=2"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "rlcli", *words, f"console={console}", "run.dir=r", "env.num=2"],
+        cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    os.close(slave)
+    seen = b""
+    while b"run r" not in seen:
+        seen += os.read(master, 4096)
+    os.close(master)
+    assert started.wait(120) == 0 and open_run(tmp_path / "r").summary["status"] == "done"
