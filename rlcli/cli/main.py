@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
 class _Terminal(io.FileIO):
     """A terminal: when it is gone, what is written goes nowhere, and whoever writes goes on."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

@@ -50,15 +50,17 @@ class MetricsWriter:
     def __init__(self, path: Path | str, *, resume_at: int | None = None, logger: str = "none") -> None:
         self.path = Path(path)
         use_tensorboard = wants_tensorboard(logger)
-        try:
-            if resume_at is not None and self.path.exists():
-                cut_back(self.path, resume_at)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            _end_last_line(self._file)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
-        self._inode = os.fstat(self._file.fileno()).st_ino
-        self._events = EventsWriter(self.path.parent, resume_at) if use_tensorboard else None
+        with contextlib.ExitStack() as opened:  # what is open is closed where the rest is refused
+            try:
+                if resume_at is not None and self.path.exists():
+                    cut_back(self.path, resume_at)
+                self._file = opened.enter_context(open(self.path, "ab", buffering=0))
+                _end_last_line(self._file)
+                self._inode = os.fstat(self._file.fileno()).st_ino
+                self._events = EventsWriter(self.path.parent, resume_at) if use_tensorboard else None
+            except OSError as error:
+                raise _cannot_write(self.path, error) from error
+            opened.pop_all()
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record; `record["frames"]` is its place in the run.

@@ -7,10 +7,12 @@ import os
 import shutil
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from rlcli.errors import ConfigError, ResourceError
+from rlcli.report import metrics
 from rlcli.report.metrics import MetricsWriter, read_metrics, wants_tensorboard
 
 
@@ -189,3 +191,22 @@ def test_tensorboard_gets_sections_the_settings_and_the_closing_evaluation(tmp_p
     assert [event.value for event in events.Scalars("evaluation/return")] == [5.0, 7.0]
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"env.id" in content and b"CartPole-v1" in content and b"[64, 64]" in content
+
+
+@pytest.mark.parametrize("error", [ResourceError("no text"), OSError(28, "No space left on device")])
+def test_what_is_open_is_closed_where_the_events_are_refused(tmp_path, monkeypatch, error):
+    opened = []
+
+    def refuse(*args):
+        opened.extend(held_open())
+        raise error
+
+    monkeypatch.setattr(metrics, "EventsWriter", refuse)
+    with pytest.raises(ResourceError):
+        MetricsWriter(tmp_path / "metrics.jsonl", logger="auto")
+    assert str(tmp_path / "metrics.jsonl") in opened
+    assert str(tmp_path / "metrics.jsonl") not in held_open()
+
+
+def held_open() -> list[str]:
+    return [file.path for file in psutil.Process().open_files()]
