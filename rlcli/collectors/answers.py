@@ -13,8 +13,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -28,32 +26,61 @@ EVERY = 1.0  # seconds between two looks
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
 
-@dataclass
-class Collection:
-    """A collection that is going on in one thread.
+class answering:  # used as `with answering(lanes):`
+    """While steps are taken in these lanes, in this thread: see the top of this file.
+
+    Raises
+    ------
+    EnvError
+        A step or a reset took longer than `lanes.step_timeout` seconds.
 
     Attributes
     ----------
+    asked : float, optional
+        When it was told to end.
     seen : tuple
         What had moved at the last look, and `since` when it had.
     """
 
-    lanes: Lanes
-    thread: int
-    said: bool = False
-    asked: float | None = None  # when it was told to end
-    seen: Any = None
-    since: float = field(default_factory=time.monotonic)
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes, self.thread = lanes, threading.get_ident()
+        self.said = self.over = False
+        self.asked: float | None = None
+        self.seen: Any = None
+        self.since = time.monotonic()
+        self.ends = lanes.step_timeout is not None and self._can_end()
+
+    def __enter__(self) -> None:
+        if self.ends:
+            self._before = signal.signal(signal.SIGALRM, self._end)
+        _watch.add(self)
+
+    def __exit__(self, *raised: object) -> None:
+        self.over = True  # a signal that is on its way finds nothing to end
+        _watch.remove(self)
+        if self.ends:
+            signal.signal(signal.SIGALRM, self._before)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if self.over:
+            return
+        where, why = self.what(frame)
+        raise EnvError(
+            f"no answer for {self.lanes.step_timeout:g} s",
+            where=where,
+            why=why,
+            fix="Correct the env, or give it longer: env.step_timeout=...",
+        )
 
     def look(self) -> None:
         """Compare with the last look; say or end what takes too long."""
         lanes, now = self.lanes, time.monotonic()
         moved = lanes.clock[0], len(lanes.outcome.rewards), sum(lanes.episodes)
         if moved != self.seen:
-            self.seen, self.since, self.said = moved, now, False
+            self.seen, self.since, self.said, self.asked = moved, now, False, None
             return
         limit, waited = lanes.step_timeout, now - self.since
-        if limit is not None and waited >= limit and self._can_end():
+        if limit is not None and self.ends and waited >= limit:
             if self.asked is not None and now - self.asked > LAST_RESORT:
                 _say(f"{self._sentence(waited)}; it does not react, so the process ends here; resume goes on")
                 os._exit(EnvError.exit_code)
@@ -89,17 +116,17 @@ class _Watch:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.going: list[Collection] = []
+        self.going: list[answering] = []
         self.thread: threading.Thread | None = None
 
-    def add(self, collection: Collection) -> None:
+    def add(self, collection: answering) -> None:
         with self.lock:
             self.going.append(collection)
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="rlcli answers", daemon=True)
                 self.thread.start()
 
-    def remove(self, collection: Collection) -> None:
+    def remove(self, collection: answering) -> None:
         with self.lock:
             self.going.remove(collection)
 
@@ -118,39 +145,6 @@ class _Watch:
 
 _watch = _Watch()
 os.register_at_fork(after_in_child=_watch.__init__)  # type: ignore[misc]  # a child has no other threads
-
-
-@contextlib.contextmanager
-def answering(lanes: Lanes) -> Iterator[None]:
-    """While steps are taken in these lanes: see the top of this file.
-
-    Raises
-    ------
-    EnvError
-        A step or a reset took longer than `lanes.step_timeout` seconds.
-    """
-    collection = Collection(lanes, threading.get_ident())
-    ends = lanes.step_timeout is not None and collection._can_end()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if collection not in _watch.going:  # it has come back in the meantime
-            return
-        where, why = collection.what(frame)
-        raise EnvError(
-            f"no answer for {lanes.step_timeout:g} s",
-            where=where,
-            why=why,
-            fix="Correct the env, or give it longer: env.step_timeout=...",
-        )
-
-    before = signal.signal(signal.SIGALRM, end) if ends else None
-    _watch.add(collection)
-    try:
-        yield
-    finally:
-        _watch.remove(collection)
-        if ends:
-            signal.signal(signal.SIGALRM, before)
 
 
 def _say(text: str) -> None:
