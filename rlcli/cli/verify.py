@@ -192,6 +192,8 @@ def _note(text: str) -> Checked:
 
 def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
     """What a run's own files say, as far as they can be read; that nothing is missing which they prove."""
+    from rlcli.data.segments.layout import JOURNAL
+    from rlcli.data.segments.leftovers import has_header
     from rlcli.jobs.found import SEGMENTS
     from rlcli.report.closing import SUMMARY
     from rlcli.training.run import CHECKPOINTS, CONFIG, RUN, Run
@@ -207,7 +209,7 @@ def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
             yield Checked(folder / name, "damaged", str(error.why))
             return
     trained = run.info.get("verb") == "train"
-    missing = not run.checkpoints if trained else not (folder / SEGMENTS).is_dir()
+    missing = not run.checkpoints if trained else not has_header(folder / SEGMENTS / JOURNAL)
     if run.saved_frames and missing:
         why = f"{run.saved_frames:,} frames were saved when the run ended (summary.json), and it is missing or empty"
         yield Checked(folder / (CHECKPOINTS if trained else SEGMENTS), "damaged", why)

@@ -7,7 +7,6 @@ comparing: what is on the disk is never written again.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from rlcli.data.fitting import fitting
 from rlcli.data.segments import SegmentReader
 from rlcli.data.segments.layout import JOURNAL
-from rlcli.data.segments.leftovers import cut_journal, need_journal
+from rlcli.data.segments.leftovers import cut_journal, has_header, need_journal
 from rlcli.data.state_tree import restore
 from rlcli.data.tensor_file import decode
 from rlcli.errors import DamagedDataError
@@ -79,7 +78,7 @@ def find_state(run: Run) -> Found:
     """
     folder = run.path / SEGMENTS
     need_journal(folder)
-    if not _has_header(folder / JOURNAL):  # killed before it was written
+    if not has_header(folder / JOURNAL):  # killed before it was written
         _need_frames(run, 0)
         return Found(None, 0, 0, {}, [])
     segments = SegmentReader(folder)
@@ -110,13 +109,6 @@ def missing_frames(run: Run, frames: int) -> str | None:
 def _need_frames(run: Run, frames: int) -> None:
     if (why := missing_frames(run, frames)) is not None:
         raise cut_journal(run.path / SEGMENTS / JOURNAL, why)
-
-
-def _has_header(journal: Path) -> bool:
-    if not journal.is_file():
-        return False
-    with open(journal, "rb") as file:
-        return file.readline().endswith(b"\n")
 
 
 def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:

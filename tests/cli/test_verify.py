@@ -69,6 +69,19 @@ def test_what_a_crash_left_is_a_note(rlcli, folder):
     assert code == 0 and len(notes) == 2 and "did not finish" in "".join(notes)
 
 
+@pytest.mark.parametrize("torn", [b"", b"3f2a"])
+def test_a_journal_that_a_crash_left_without_a_record_is_no_damage(rlcli, tmp_path, torn):
+    (tmp_path / "run" / "data").mkdir(parents=True)
+    (tmp_path / "run" / "data" / "journal.jsonl").write_bytes(torn)
+    code, out, err = rlcli("verify run")
+    assert code == 0 and "did not finish" in out, out + err
+    run = {"run": '{"verb": "collect"}', "config": "{}", "summary": '{"status": "done", "frames": 500}'}
+    for name, content in run.items():
+        (tmp_path / "run" / f"{name}.json").write_text(content)
+    code, out, err = rlcli("verify run")
+    assert code == 4 and "500 frames were saved" in out, out + err
+
+
 def test_folders_without_checksums_are_refused(rlcli, tmp_path):
     assert rlcli("verify")[0] == 2
     assert rlcli(f"verify {tmp_path}/nowhere")[0] == 2

@@ -68,7 +68,7 @@ def need_journal(folder: Path) -> None:
     """
     path = folder / JOURNAL
     found = [*numbered(folder), *states(folder)] if folder.is_dir() else []
-    if found and not _has_header(path):
+    if found and not has_header(path):
         raise DamagedDataError(
             "the journal of these segments is missing" if not path.exists() else "the journal has no header",
             where=str(path),
@@ -82,7 +82,8 @@ def cut_journal(path: Path, why: str) -> DamagedDataError:
     return DamagedDataError("records of the journal are missing", where=str(path), why=why, fix=_FIX)
 
 
-def _has_header(path: Path) -> bool:
+def has_header(path: Path) -> bool:
+    """Whether a journal was begun; one that a crash ended before that is empty, or has a torn line."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:

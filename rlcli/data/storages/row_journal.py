@@ -49,6 +49,7 @@ class Committed:
     Attributes
     ----------
     header : dict
+        Empty where a crash came before it was written.
     first, to : int
         Steps that were written and not given up, by number.
     pieces : dict of segment number to (version, list of Piece)
@@ -84,7 +85,7 @@ class Committed:
             raise DamagedDataError(
                 "the journal contradicts itself", where=str(path), why=str(error), fix=_FIX
             ) from error
-        if not self.header and (files_in(path.parent) or states(path.parent) or not found.torn):
+        if not self.header and (files_in(path.parent) or states(path.parent)):
             raise DamagedDataError("the journal has no header", where=str(path), fix=_FIX)
         why = self._lost(path.parent)
         # a writer at work adds states and rows before their record: then the journal has grown
@@ -294,13 +295,14 @@ def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
     folder = Path(folder)
     try:
         committed = Committed(folder / JOURNAL)
-        layout = Layout.of(committed.fields, committed.header["segment_rows"])
     except DamagedDataError as error:
         yield folder / JOURNAL, str(error)
         return
     yield folder / JOURNAL, None
-    for path, _, why in named_files(folder, committed, layout):
-        yield path, why
+    if committed.header:
+        layout = Layout.of(committed.fields, committed.header["segment_rows"])
+        for path, _, why in named_files(folder, committed, layout):
+            yield path, why
 
 
 def named_files(folder: Path, said: Committed, layout: Layout) -> Iterator[tuple[Path, Segment | None, str | None]]:
