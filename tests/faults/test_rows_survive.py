@@ -331,6 +331,65 @@ def test_500_kills_lose_nothing_that_was_acknowledged(tmp_path, seed):
     kill_again_and_again(tmp_path / "rows", 125, seed=seed)
 
 
+def give_up(folder, disk):
+    ring = write_all(folder, disk, upto=6)
+    before = len(disk.calls)
+    ring.clear(fields=True)
+    return before
+
+
+def test_killed_while_all_rows_are_given_up_the_folder_can_be_gone_on_with(tmp_path):
+    disk = CountingDisk()
+    before = give_up(tmp_path / "counted", disk)
+    assert not list((tmp_path / "counted").iterdir())
+    for n in range(before + 1, len(disk.calls) + 1):
+        folder, text = tmp_path / str(n), f"killed before call {n}: {disk.calls[n - 1]}"
+        code, _ = run_and_die(lambda report, n=n, folder=folder: give_up(folder, DyingDisk(n)))
+        assert code == 77, text
+        assert not [line for line in verify_rows(folder) if "did not finish" not in line and "no commit" not in line]
+        ring = quiet(lambda folder=folder: begin(folder))
+        assert not len(ring) or equal(live(ring), overwritten(6)), text
+        let_go(ring)
+        ring = quiet(lambda folder=folder: write_all(folder, None))
+        ring.storage.close(ring._content)
+        assert verify_rows(folder) == [], text
+
+
+def test_a_file_that_cannot_be_mapped_is_taken_away_and_the_ring_goes_on(tmp_path, monkeypatch):
+    ring = begin(tmp_path / "rows")
+    ring.extend(batch(0))
+    with monkeypatch.context() as patch:
+        patch.setattr("rlcli.data.storages.segment.map_file", no_more_maps)
+        for refused in (lambda: [ring.extend(batch(i)) for i in range(1, 9)], lambda: overwrite(ring)):
+            with pytest.raises(ResourceError, match="cannot map"):
+                refused()
+    count = batches_in(ring)
+    overwrite(ring)
+    for i in range(count, BATCHES):
+        ring.extend(batch(i))
+    assert equal(live(ring), reference(BATCHES, "exact"))
+    ring.storage.close(ring._content)
+    assert verify_rows(tmp_path / "rows") == []
+
+
+def test_a_file_that_the_disk_did_not_take_away_is_in_nobodys_way(tmp_path):
+    ring = begin(tmp_path / "rows")
+    ring.extend(batch(0))
+    (tmp_path / "rows" / "rows-00000000.1.bin").write_bytes(b"")
+    overwrite(ring)
+    ring.storage.commit(ring._content)
+    assert equal(live(ring), reference(1, "exact"))
+
+
+def overwrite(ring):
+    rows = np.arange(ring.base * 2, ring.base * 2 + 3) % 40
+    ring.overwrite(rows, ring.read(rows))
+
+
+def no_more_maps(path, size):
+    raise RuntimeError("unable to mmap: Cannot allocate memory")
+
+
 # ---- flips, cuts, missing files ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):

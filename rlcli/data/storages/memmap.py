@@ -39,7 +39,7 @@ from rlcli.data.storages.row_journal import (
     states,
     unnamed,
 )
-from rlcli.data.storages.segment import Piece, Segment, files_in, rows_for
+from rlcli.data.storages.segment import Piece, Segment, files_in, newest_version, rows_for
 from rlcli.data.storages.segment_copies import Again, copied
 from rlcli.data.storages.segment_table import SegmentTable
 from rlcli.data.storages.storage import Storage
@@ -202,7 +202,8 @@ class LazyMemmapStorage(Storage):
     def _rewrite(self, number: int) -> None:
         """Give a segment a new version, because what is acknowledged must not change."""
         old = self._table.segments[number]
-        new = Segment.made(self.folder, number, old.version + 1, self._table.layout, self.disk)
+        version = newest_version(self.folder, number) + 1  # what the disk would not take away stays a while
+        new = Segment.made(self.folder, number, version, self._table.layout, self.disk)
         new.bytes[:] = old.bytes
         self._add(new)
         self._rewritten[number] = old
@@ -391,13 +392,18 @@ class LazyMemmapStorage(Storage):
         """Give the disk back and forget the fields."""
         if self._taken_over:
             return
-        if self._journal is not None:
-            self.disk.remove(self.folder / JOURNAL)  # first: files without it are nobody's
-            self._journal.abandon()
-            self._journal = None
+        journal, self._journal = self._journal, None
+        self._forget()
+        if journal is None:
+            return
+        try:
+            with contextlib.suppress(ResourceError):  # of a full disk, which has room once the files are gone
+                journal.give_up()
             for path in (*files_in(self.folder), *states(self.folder)):
                 self.disk.remove(path)
-        self._forget()
+            self.disk.remove(self.folder / JOURNAL)  # last: files without it could be acknowledged ones
+        finally:
+            journal.abandon()
 
     def close(self, state: State | None = None) -> None:
         """Commit, and let another process go on with the folder; once."""

@@ -135,7 +135,7 @@ class Committed:
             raise Misfit(f"steps {record['first']} to {record['to']} come after {self.first} to {self.to}")
         self.first, self.to = record["first"], record["to"]
         if "fields" in record:
-            self.header, self.pieces = {**self.header, "fields": record["fields"]}, {}
+            self.header, self.pieces, self.state = {**self.header, "fields": record["fields"]}, {}, None
         for segment, version, *piece in record["pieces"]:
             newest, pieces = self.pieces.get(segment, (-1, []))
             if version < newest:
@@ -210,7 +210,8 @@ class RowJournal:
         path = self.folder / state_name(number)
         try:
             if state is not None:
-                path.unlink(missing_ok=True)  # of a commit that was refused
+                if path.exists():  # of a commit that was refused
+                    self.disk.remove(path)
                 stamp = self.disk.write_file(path, state)
             if new_names or stamp:
                 self.disk.sync_folder(self.folder)
@@ -225,13 +226,19 @@ class RowJournal:
                 record["fields"] = listed_fields(fields)
             self._journal.append(record)
         except ResourceError:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(ResourceError):  # the first error is the one to report
+                self.disk.remove(path)
             raise
         self.committed.take(number, record)
         self._shorten(number)
         for old in states(self.folder)[:-1] if stamp else ():
             with contextlib.suppress(ResourceError):  # it is acknowledged all the same; the next commit tries again
                 self.disk.remove(old)
+
+    def give_up(self) -> None:
+        """Acknowledge that no step is needed any more: files of rows and states are nobody's from now on."""
+        if self.committed.pieces or self.committed.state:
+            self.commit(self.committed.to, self.committed.to, [], None, False, self.committed.fields)
 
     def _shorten(self, number: int) -> None:
         """Begin the journal anew where it has grown to a multiple of what it has to say."""

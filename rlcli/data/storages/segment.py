@@ -10,6 +10,7 @@ names the old one (a dump, the last commit) finds what it names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -111,8 +112,14 @@ class Segment:
     @classmethod
     def made(cls, folder: Path, number: int, version: int, layout: Layout, disk: Disk) -> Segment:
         """A new file, every byte of it reserved."""
-        disk.reserve_file(folder / name_of(number, version), layout.size)
-        return cls(folder, number, version, layout)
+        path = folder / name_of(number, version)
+        disk.reserve_file(path, layout.size)
+        try:
+            return cls(folder, number, version, layout)
+        except BaseException:
+            with contextlib.suppress(ResourceError):  # the first error is the one to report
+                disk.remove(path)
+            raise
 
     def part(self, start: int, stop: int) -> list[memoryview]:
         """Rows `[start, stop)`, a view a column."""
