@@ -53,9 +53,9 @@ class Engine:
     lanes : Lanes
         The env's array face.
     transforms : list of Transform
-        Applied to what the env returns, innermost first.
+        Of the env, innermost first: their states are saved.
     faces : Faces
-        Which of them run in the loop, and on which rows.
+        Which of those that `lanes` does not step itself run in the loop, and on which rows.
     program : Program
         The policy.
     stored : callable
@@ -99,7 +99,7 @@ class Engine:
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
         self.live: Schema = {**faces.rows, **program.live}
-        self.primed = primed_keys(program, transforms, lanes, self.live)
+        self.primed = primed_keys(program, [*faces.inside, *faces.after], lanes, self.live)
         if isinstance(lanes, TensorDictLanes):  # primers inside the env
             lanes.states = [key for key in program.states if key in lanes.schema]
             self.primed += lanes.states
@@ -109,8 +109,9 @@ class Engine:
             key for key in lanes.schema if faces.env_keys[key] != key or key in changed or not stored(key)
         ]
         self.hidden = [key for key in unseen if lanes.schema[key][1].kind == "f"]
-        self.bounded = [key for key in lanes.bounds.watched if key not in unseen]
-        self.hidden_bounded = [key for key in lanes.bounds.watched if key in unseen]
+        watched = [] if lanes.checks_bounds else lanes.bounds.watched
+        self.bounded = [key for key in watched if key not in unseen]
+        self.hidden_bounded = [key for key in watched if key in unseen]
         self.start = BatchStart.of(lanes)
         # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
         self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
@@ -122,9 +123,8 @@ class Engine:
         columns: Schema = {**random.once, **program.once, **_always(track_ids)}
         read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
         # a policy or env made of tensordict code may keep tensors between calls: those must not be inference tensors
-        lifted = any(type(t).bind is Transform.bind for t in faces.inside)
         plain = isinstance(lanes, TensorDictLanes) or isinstance(program, TensorDictProgram)
-        self.guard = torch.no_grad if plain or lifted else torch.inference_mode
+        self.guard = torch.no_grad if plain else torch.inference_mode
         self.once: Schema = {
             key: kind
             for key, kind in columns.items()

@@ -111,7 +111,7 @@ class RewardRows(RowOp):
         self.lanes, self.rows = lanes, rows
 
     def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.lanes.outcome.rewards[-self.lanes.n :]
+        self.rows[t - 1][:, 0] = self.lanes.rewards or self.lanes.outcome.rewards[-self.lanes.n :]
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         """A reset has no reward."""

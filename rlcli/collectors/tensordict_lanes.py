@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from rlcli.envs import EnvBase
+from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.actions import ActionFormat
 from rlcli.envs.bounds import Bounds
 from rlcli.envs.contract import broken, env_raised
@@ -19,13 +19,46 @@ from rlcli.envs.lanes import NONE, Lanes
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, RESET, Key, show, under_next, unravel
 from rlcli.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
+from rlcli.transforms import Compose, Transform
 from rlcli.transforms.base import as_kind
 
+_STEPPING = (
+    "reset", "step", "step_and_maybe_reset", "maybe_reset", "set_seed", "_reset", "_step", "_set_seed",
+)  # fmt: skip
 
-def array_face(env: EnvBase) -> Lanes:
-    """The env's own array face, or one made over its TensorDict methods."""
-    lanes = getattr(env, "lanes", None)
-    return lanes if isinstance(lanes, Lanes) else TensorDictLanes(env)
+
+def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
+    """The array face of an env, and those of its transforms that are still to be run on its rows, innermost first.
+
+    The env's own face speaks for methods of rlcli's alone; where a class of the user's overrides one, its TensorDict
+    methods are called. So they are of a transform without a column face, and of all transforms below it.
+
+    Raises
+    ------
+    ArgumentError
+        A transform lies below such a one that belongs on the outside.
+    """
+    if not isinstance(env, TransformedEnv) or not _steps_as_ours(env):
+        lanes = getattr(env, "lanes", None)
+        return (lanes if isinstance(lanes, Lanes) and _steps_as_ours(env) else TensorDictLanes(env)), []
+    base, transforms = env.base_env, env.transforms
+    below = max((place for place, t in enumerate(transforms, 1) if not t.has_columns), default=0)
+    if not below:
+        return array_face(base)[0], transforms
+    for transform in transforms[:below]:
+        if transform.outside_batches:
+            raise ArgumentError(
+                f"{type(transform).__name__} lies inside {type(transforms[below - 1]).__name__}",
+                why="which is stepped on tensordicts, with all that lies below it",
+                fix=f"Append {type(transform).__name__} last.",
+            )
+    return TensorDictLanes(TransformedEnv(base, Compose(*transforms[:below]))), transforms[below:]
+
+
+def _steps_as_ours(env: EnvBase) -> bool:
+    """Whether no class of the user's overrides how the env is stepped."""
+    methods = [getattr(type(env), name) for name in _STEPPING]
+    return all(method.__module__.partition(".")[0] == __name__.partition(".")[0] for method in methods)
 
 
 class TensorDictLanes(Lanes):
@@ -34,7 +67,7 @@ class TensorDictLanes(Lanes):
     Parameters
     ----------
     env : EnvBase
-        Batch size `()` or `(N,)`.
+        Batch size `()` or `(N,)`. Of a `TransformedEnv` the rewards in `outcome` are those of the env below.
 
     Raises
     ------
@@ -44,6 +77,10 @@ class TensorDictLanes(Lanes):
 
     def __init__(self, env: EnvBase) -> None:
         dims = len(env.batch_size)
+        transformed = isinstance(env, TransformedEnv) and _steps_as_ours(env)
+        base = env.base_env if transformed else env  # type: ignore[attr-defined]
+        below = getattr(base, "lanes", None) if transformed and _steps_as_ours(base) else None
+        self._below: Lanes | None = below  # whose episodes are seeded one by one
         if dims > 1:
             raise ArgumentError(
                 "a collector steps envs of batch size () or (N,)",
@@ -53,19 +90,27 @@ class TensorDictLanes(Lanes):
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
         super().__init__(
             env.batch_size.numel() if env.batch_size else 1,
-            name=type(env).__name__,
+            name=type(env).__name__ if self._below is None else self._below.name,
             schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
             actions=_action_format(env.action_spec, dims),
         )
         self.env = env
         self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
-        self._run_seed = env.seeded_with
+        self.rewards: list[float] | None = [] if transformed else None
+        if below is not None:
+            self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout
+            self.bounds, self.checks_bounds = below.bounds, True
+        self._run_seed = base.seeded_with
         self._env_seed: int | None = None  # until the env was given it
         self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        """One seed for all lanes, as `EnvBase.set_seed` takes it: no episode has a seed of its own."""
-        self._run_seed = self._env_seed = run_seed
+        """One seed for all lanes, as `EnvBase.set_seed` takes it, where episodes cannot have seeds of their own."""
+        self._run_seed = run_seed
+        if self._below is None:
+            self._env_seed = run_seed
+        else:
+            self._below.seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
     def state_dict(self) -> dict[str, Any]:
         return {"clock": self.clock[0], "started": list(self.started), "episodes": list(self.episodes)}
@@ -78,7 +123,7 @@ class TensorDictLanes(Lanes):
         return list(range(self.n))
 
     def seed_used(self, lane: int, episode: int) -> int | None:
-        return self._run_seed
+        return self._run_seed if self._below is None else self._below.seed_used(lane, episode)
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(row)
@@ -154,7 +199,10 @@ class TensorDictLanes(Lanes):
                         why="one of the two would be lost", fix="Give the policy's state a name of its own.",
                     )  # fmt: skip
             self._write({key: arrays[t + 1] for key, arrays in rows.items()}, following, range(self.n))
-            self.outcome.rewards += self._each("reward", following.get("reward", None))
+            rewards = self._each("reward", following.get("reward", None))
+            if self.rewards is not None:
+                self.rewards, rewards = rewards, self._each("reward", env.own_reward)  # type: ignore[attr-defined]
+            self.outcome.rewards += rewards
             terminated = self._each("terminated", following.get("terminated"))
             truncated = self._each("truncated", following.get("truncated"))
             done: Sequence[int] = NONE

@@ -36,7 +36,8 @@ class Wired:
     Attributes
     ----------
     lanes : Lanes
-        The env's array face; `transforms` lie over it, innermost first, `faces` says how each is run.
+        The env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
+        `faces` says how each of the others is run.
     policy : callable or None
         What acts: the very object that was given, or a copy on its device (`is_copy`); `program` runs it.
     stored : callable
@@ -122,10 +123,9 @@ def wire(
     ArgumentError
         The policy does not fit the env, or `keep_keys` names what no batch will hold.
     """
-    base, transforms = (env.base_env, env.transforms) if isinstance(env, TransformedEnv) else (env, [])
-    lanes = array_face(base)
-    if isinstance(lanes, TensorDictLanes) and placement.env not in (None, base.device or torch.device("cpu")):
-        base.to(placement.env)
+    lanes, transforms = array_face(env)
+    if isinstance(lanes, TensorDictLanes) and placement.env not in (None, lanes.env.device or torch.device("cpu")):
+        lanes.env.to(placement.env)
     lanes.limit_frames(max_frames_per_traj)  # may refuse; the engine gives it only to the episodes that it begins
     lanes.limit_frames(None)
     reward = {REWARD: ((1,), np.dtype(np.float32))}
@@ -143,6 +143,8 @@ def wire(
         program = lower(used, lanes.actions, schema, env.batch_size, placement, exploration_type, legal)
         random = RandomProgram(lanes.actions, program.log_prob_key, program.log_prob_shape)
     faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
+    if isinstance(lanes, TensorDictLanes) and lanes.rewards is not None:
+        faces.needs.add(REWARD)
     known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
     own_delta = delta_of(env)
     parts = (delta_key, scale_key, kept_key)
@@ -150,7 +152,8 @@ def wire(
     kept = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
     stored = keeper(kept, list(schema), known, program.states)
     weights = FollowedWeights(policy, own)
-    return Wired(lanes, transforms, faces, used, is_copy, weights, program, random, stored)
+    everything = env.transforms if isinstance(env, TransformedEnv) else []
+    return Wired(lanes, everything, faces, used, is_copy, weights, program, random, stored)
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

@@ -46,9 +46,15 @@ class Lanes(Episodes):
         What observations must stay within; who hands them on looks at them first.
     resets_running_lanes : bool
         Whether an episode can be cut before it ends by itself, as `limit_frames` asks.
+    rewards : list of float or None
+        Where the lanes step transforms themselves: what those made of the last step's rewards.
+    checks_bounds : bool
+        Whether every step looks at `bounds` by itself.
     """
 
     resets_running_lanes = True
+    rewards: list[float] | None = None
+    checks_bounds = False
 
     def __init__(
         self, n: int, *, name: str, schema: Schema, actions: ActionFormat, limits: Sequence[int] | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from rlcli.envs.base import EnvBase, _complete_flags
 from rlcli.keys import END_FLAGS, RESET
@@ -24,9 +25,16 @@ class TransformedEnv(EnvBase):
 
     Notes
     -----
-    The collector does not step this object: it takes `base_env` and `transforms` apart and runs the transforms' column
-    faces on its own rows.
+    The collector takes `base_env` and `transforms` apart and runs the transforms' column faces on its own rows; it
+    steps this object where a transform has none, or where a subclass steps otherwise.
+
+    Attributes
+    ----------
+    own_reward : Tensor or None
+        What `base_env` gave in the last step, before any transform.
     """
+
+    own_reward: Tensor | None = None
 
     def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:
         below: list[Transform] = []
@@ -81,6 +89,7 @@ class TransformedEnv(EnvBase):
         inner = self.base_env.step(self.transform.inv(td.clone(False)))
         out = inner.get("next")
         self._keep_raw(out)
+        self.own_reward = out.get("reward").clone()  # a transform may change it in place
         out = self.transform._step(td, out)
         _complete_flags(out, self.batch_size)
         return out

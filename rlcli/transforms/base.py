@@ -2,8 +2,8 @@
 
 The *TensorDict face* (`_step`, `_reset`, `forward`, `inv`) works anywhere. The *column face* (`bind`,
 `batch_pass`) does the same inside the collector, on numpy rows and whole columns, without a tensordict; both
-give the same bits. A transform without a column face is still right, only slower. `faces.py` decides which
-one runs.
+give the same bits. A transform without a column face is still right, only slower: with all that lie below it, it is
+stepped as `TransformedEnv` steps it. `faces.py` decides where a column face runs.
 
 Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 """
@@ -27,6 +27,10 @@ Rows = Mapping[Any, Sequence[np.ndarray]]
 Columns = MutableMapping[Any, np.ndarray]
 
 RAW = "_raw"
+
+STEP_METHODS = {"_step", "_reset", "forward", "on_tensor"}  # of the TensorDict face
+ROW_METHODS = {"bind", "on_rows"}  # what says the same of rows
+ACTION_METHODS = {"inv", "transform_action_spec"}  # which rows know nothing of
 
 
 class RowOp:
@@ -170,6 +174,23 @@ class Transform(nn.Module):
         return spec
 
     # -- column face -------------------------------------------------------------------------------
+    @property
+    def has_columns(self) -> bool:
+        """Whether the column face does all that the TensorDict face does.
+
+        It does in classes of rlcli's. A class of the user's that overrides a method of the TensorDict face has to give
+        the column face itself; one that changes actions or their spec has none.
+        """
+        given = False
+        for kind in type(self).__mro__:
+            if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+                return True
+            own = vars(kind).keys()
+            given = given or not own.isdisjoint(ROW_METHODS) or (self.batch_only and "batch_pass" in own)
+            if own & ACTION_METHODS or (own & STEP_METHODS and not given):
+                return False
+        return True
+
     def reads(self, schema: Schema) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.
 

@@ -17,7 +17,6 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TERMINATED, TRUNCATED, Key, as_tuple, show
 from rlcli.transforms.base import RAW, RowOp, Rows, Schema, Transform
 from rlcli.transforms.compose import Compose
-from rlcli.transforms.lifted import LiftedOp
 
 FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads them
 
@@ -61,7 +60,9 @@ class Faces:
         for transform, names in zip(self.inside, self._views, strict=True):
             beside = {key: row for key, row in rows.items() if as_tuple(key)[0] != RAW}
             view = beside | {seen: rows[name] for seen, name in names.items()}
-            ops.append(transform.bind(view, n) or LiftedOp(transform, view, n))
+            op = transform.bind(view, n)
+            if op is not None:  # else it does nothing to steps
+                ops.append(op)
         return ops
 
 

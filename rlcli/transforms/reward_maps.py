@@ -43,6 +43,10 @@ class RewardMap(Transform):
     def _step(self, tensordict, next_tensordict):
         return self.forward(next_tensordict)
 
+    @property
+    def has_columns(self) -> bool:
+        return self.in_keys == ["reward"] and super().has_columns
+
     def bind(self, rows, n):
         return _Rows(self.on_rows, rows[REWARD])
 
