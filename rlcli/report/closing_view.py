@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rlcli.report import figures
+from rlcli.report.episodes import WINDOW
 from rlcli.report.stages import COMPILE
 
 if TYPE_CHECKING:  # `rlcli ls` reads summaries, and must not wait for rich
@@ -19,8 +20,8 @@ Table = tuple[list[str], list[list[str]]]  # header and rows
 
 _LABELS = 12  # columns of the labels on a terminal
 _FIGURES = {
-    "return": "return, mean of the last 100 episodes, sampled actions",
-    "length": "length, mean of the last 100 episodes",
+    "return": f"return, mean of the last {WINDOW} episodes as they were collected",
+    "length": f"length, mean of the last {WINDOW} episodes",
     "kl_approx": "KL divergence from the policy that acted, estimated",
     "kl": "KL divergence from the policy that acted",
     "clip_fraction": "share of rows whose ratio was clipped",
@@ -86,10 +87,9 @@ def _ending(summary: Mapping) -> Iterator[tuple[str, str]]:
     learning = summary["learning"]
     if learning.get("episodes"):
         mean, best, count = (figures.number(learning[name]) for name in ("return", "best_return", "episodes"))
-        yield (
-            "training",
-            f"return {mean} in the last episodes, sampled actions; best {best} of {count} episodes",
-        )
+        last = min(learning["episodes"], WINDOW)
+        text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count}"
+        yield "training" if summary.get("verb") == "train" else "episodes", text
     yield "time", _time(summary["throughput"])
     yield "memory", _memory(summary["memory"])
     if summary.get("run"):
@@ -100,21 +100,30 @@ def _ending(summary: Mapping) -> Iterator[tuple[str, str]]:
 def _played(played: Mapping) -> str:
     if "error" in played:
         return f"failed: {played['error']}"
-    returns = played["returns"]
-    text = f"return {figures.number(played['mean_return'])} +- {figures.number(played['std_return'])}"
+    returns, number = played["returns"], figures.number
+    text = f"return {number(played['mean_return'])} +- {number(played['std_return'])}"
     if returns:
-        text += f" over {len(returns)} episodes ({figures.number(min(returns))} to {figures.number(max(returns))})"
+        text += f" over {len(returns)} episodes ({number(min(returns))} to {number(max(returns))}), most likely actions"
     return text + (f"; {played['cut']} did not end and were cut off" if played.get("cut") else "")
 
 
 def _time(spent: Mapping) -> str:
-    stages = {name: stage["seconds"] for name, stage in spent["stages"].items()}
-    once = stages.pop(COMPILE, 0.0)
+    once = _seconds(spent, COMPILE)
     whole = spent["seconds"] - once
-    rate = figures.rate(spent["frames"] / whole if whole > 0 else 0.0)
-    shares = ", ".join(f"{name} {figures.share(seconds, whole)}%" for name, seconds in stages.items())
+    stages = [name for name in spent["stages"] if name != COMPILE]
+    shares = ", ".join(f"{name} {figures.share(_seconds(spent, name), whole)}%" for name in stages)
     compiled = f", after {figures.duration(once)} of compiling, once" if once else ""
-    return f"{figures.duration(whole)} at {rate} frames/s{compiled} ({shares})"
+    return f"{figures.duration(whole)} at {_pace(spent)} frames/s{compiled} ({shares})"
+
+
+def _seconds(spent: Mapping, stage: str) -> float:
+    return spent["stages"].get(stage, {}).get("seconds", 0.0)
+
+
+def _pace(spent: Mapping) -> str:
+    """Frames a second without what is compiled once."""
+    whole = spent["seconds"] - _seconds(spent, COMPILE)
+    return figures.rate(spent["frames"] / whole if whole > 0 else 0.0)
 
 
 def _memory(ledger: Mapping) -> str:
@@ -187,8 +196,11 @@ def _throughput_table(spent: Mapping) -> Table:
     for name, stage in spent["stages"].items():
         rows.append([name, f"{stage['seconds']:.2f}", figures.share(stage["seconds"], whole), ""])
         for part, seconds in stage["parts"].items():
-            rows.append([f"  {part}", f"{seconds:.2f}", figures.share(seconds, whole), ""])
+            rows.append([f"{name}: {part}", f"{seconds:.2f}", figures.share(seconds, whole), ""])
     rows.append(["all", f"{whole:.2f}", "100", figures.rate(spent["frames_per_second"])])
+    if once := _seconds(spent, COMPILE):
+        left = whole - once
+        rows.append([f"all but {COMPILE}", f"{left:.2f}", figures.share(left, whole), _pace(spent)])
     return ["stage", "seconds", "%", "frames/s"], rows
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+WINDOW = 100  # episodes
+
 
 class EpisodeStats:
     """Accumulates finished episodes over batches `[N, T, 1]` (N lanes); `[T, 1]` is one lane.
@@ -30,7 +32,7 @@ class EpisodeStats:
         The highest return of one episode; None before the first.
     """
 
-    def __init__(self, window: int = 100) -> None:
+    def __init__(self, window: int = WINDOW) -> None:
         self.episodes = 0
         self.best: float | None = None
         self._returns: deque[float] = deque(maxlen=window)

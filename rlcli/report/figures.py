@@ -66,7 +66,7 @@ def number(value: float | None) -> str:
 
 def plan_said(planned: int, measured: int | None) -> str:
     """The label of what a plan foretold of the line above, and how far off it was."""
-    off = f" ({100 * (measured - planned) / planned:+.1f} %)" if measured and planned else ""
+    off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""
     return f"  planned{off}"
 
 

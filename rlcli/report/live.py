@@ -19,8 +19,11 @@ from rich.text import Text
 from rlcli.report import closing_view, figures
 from rlcli.report.snapshot import MemoryRow, Snapshot
 
-THREE_COLUMNS, TWO_COLUMNS, LEARNING_WIDTH, GAP = 116, 78, 38, 3
+GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours
+MEMORY_LABELS, MEMORY_FIGURES = 17, 9  # at least, as `  planned +12.3 %` wants it; of each of three
+TWO_COLUMNS = THROUGHPUT_WIDTH + GAP + MEMORY_LABELS + 3 * MEMORY_FIGURES  # 80
+THREE_COLUMNS = TWO_COLUMNS + GAP + LEARNING_WIDTH  # 120
 _LABEL, _QUIET, _STRONG, _GOOD, _WARN = "cyan", "dim", "bold", "green", "yellow"
 
 Block = list[Text]  # lines; laid out by hand, since tables within tables took rich 6 ms a frame, and this takes 1
@@ -87,13 +90,13 @@ def _throughput(snapshot: Snapshot) -> Block:
 
 
 def _memory(rows: Sequence[MemoryRow]) -> Block:
-    room = max([14, *(len(row.label) for row in rows)])
-    lines = [Text.assemble((f"{'memory':<{room}}", _LABEL), (f"{'now':>9}{'peak':>9}{'saved':>9}", _QUIET))]
+    room, wide = max([MEMORY_LABELS, *(len(row.label) for row in rows)]), MEMORY_FIGURES
+    heads = f"{'now':>{wide}}{'peak':>{wide}}{'saved':>{wide}}"
+    lines = [Text.assemble((f"{'memory':<{room}}", _LABEL), (heads, _QUIET))]
     for row in rows:
         peak = "" if row.peak is None else figures.size(row.peak)
-        saved = figures.size(row.saved) if row.saved and row.saved > 0 else ""
-        held = f"{row.label:<{room}}{figures.size(row.now):>9}{peak:>9}"
-        lines.append(Text.assemble(held, (f"{saved:>9}", _GOOD)))
+        saved = f"{figures.size(row.saved):>{wide}}" if row.saved and row.saved > 0 else ""
+        lines.append(Text.assemble(f"{row.label:<{room}}{figures.size(row.now):>{wide}}{peak:>{wide}}", (saved, _GOOD)))
     return lines
 
 

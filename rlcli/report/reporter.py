@@ -164,9 +164,10 @@ class Reporter:
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
             ended = self.tally.batch(frames, reward, done, learning, valued)
-            due = self._view.due()
+            last = self.tally.frames >= self.facts.total_frames
+            due = self._view.due() or last  # what comes after the last batch, an evaluation, is said after its line
             now = time.monotonic()
-            if due or now >= self._next_ledger or self.tally.frames >= self.facts.total_frames:
+            if due or now >= self._next_ledger:
                 self._next_ledger = now + LEDGER_EVERY
                 self.memory.read(batch, others)
         spent = self.clock.lap(frames)

@@ -105,7 +105,10 @@ def test_a_terminal_is_told_the_result_first_and_what_to_type_last(tmp_path):
     told = closing_view.to_text(summary | {"evaluation": played, "run": "runs/x"}).splitlines()
     labels = [text.split()[0] for text in told if not text.startswith("!")][1:]
     assert labels == ["evaluation", "training", "time", "memory", "report", "evaluate"]
-    assert "return 488 +- 12.5 over 2 episodes (475 to 500)" in told[-6] and "rlcli eval RUN" in told[-1]
+    assert (
+        "return 488 +- 12.5 over 2 episodes (475 to 500), most likely actions" in told[-6]
+        and "rlcli eval RUN" in told[-1]
+    )
     assert len(told) < 12
     rich = Console(file=io.StringIO(), width=200)
     rich.print(closing_view.to_terminal(summary | {"evaluation": played, "run": "runs/x"}))
@@ -218,7 +221,7 @@ def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
         "| dropped | 6 | 7.50 |",
         "(6 times)",
         "| value estimates |",
-        "(-50.0 %)",
+        "planned -50.0 %",
     ):
         assert part in report
 
@@ -323,3 +326,36 @@ def test_the_last_batch_is_read_though_nothing_is_due(tmp_path):
         summary = reporter.close()
     (entry,) = [entry for entry in summary["memory"]["entries"] if entry["component"] == "buffer"]
     assert entry["bytes"] == 30
+
+
+def test_the_last_batch_has_its_line_before_whatever_is_said_next():
+    reporter = Reporter(FACTS, console="plain", stream=(stream := io.StringIO()))
+    with reporter:
+        reporter.start()
+        while reporter.tally.frames < FACTS.total_frames:
+            reporter.batch(batch())
+        reporter.say("evaluating ...")
+        reporter.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[lines.index("evaluating ...") - 1].startswith("100%")
+    assert sum(text.startswith("100%") for text in lines) == 1
+
+
+def test_a_report_tells_the_pace_from_the_time_that_compiling_took_once(tmp_path):
+    _, summary = a_run(tmp_path)
+    spent = summary["throughput"]
+    stages = {"compile": {"seconds": 9.0, "parts": {}}, "collect": {"seconds": 1.0, "parts": {"env": 1.0}}}
+    slow = {**spent, "seconds": 10.0, "frames": 1000, "frames_per_second": 100.0, "stages": stages}
+    report = closing_view.to_markdown(summary | {"throughput": slow})
+    for row in ("collect: env | 1.00 | 10 | ", "all | 10.00 | 100 | 100", "all but compile | 1.00 | 10 | 1.0k"):
+        assert f"| {row} |" in report
+    assert "1.0k frames/s, after 0:00:09 of compiling, once (collect 100%)" in closing_view.to_text(
+        summary | {"throughput": slow}
+    )
+
+
+@pytest.mark.parametrize(("verb", "label"), [("train", "training"), ("collect", "episodes")])
+def test_returns_are_said_to_be_of_the_episodes_that_were_collected(tmp_path, verb, label):
+    _, summary = a_run(tmp_path)
+    told = closing_view.to_text(summary | {"verb": verb})
+    assert f"\n{label:<12}return 8.33 in the last 6 episodes, as they were collected; best 10 of 6" in told
