@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.trajectories import CompleteTrajectories
 from rlcli.data.split_trajectories import split_trajectories
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, ResourceError
 
 
 class BaseCollector:
@@ -132,7 +132,13 @@ class BaseCollector:
             atexit.unregister(self._end_thread)
 
     def async_shutdown(self, timeout: float | None = None) -> None:
-        """Stop the thread after its current batch; what it raised is raised here."""
+        """Stop the thread after its current batch, and close the envs; what it raised is raised here.
+
+        Raises
+        ------
+        ResourceError
+            The batch was not whole after `timeout` seconds: the thread ends with it, and nothing was closed yet.
+        """
         self._end_thread(timeout)
         self.shutdown()
         if self._failure is not None:
@@ -140,18 +146,28 @@ class BaseCollector:
             raise failure
 
     def _end_thread(self, timeout: float | None = None) -> None:
-        atexit.unregister(self._end_thread)
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
-            self._thread = None
+        if self._thread is None or self._thread is threading.current_thread():  # a hook's call: it ends with its batch
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise ResourceError(
+                f"the collector is still in its batch after {timeout:g} s",
+                why="envs are not closed under a step",
+                fix="Call async_shutdown() again, with more time or without a limit.",
+            )
+        self._thread = None
 
     def shutdown(self) -> None:
-        """Close the envs; iterating afterwards is an error."""
+        """Close the envs, after the current batch of a thread; iterating afterwards is an error."""
+        self._end_thread()
         self.closed = True
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_) -> None:
-        self.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        if kind is None:
+            self.async_shutdown()
+        else:  # what is being raised goes first
+            self.shutdown()

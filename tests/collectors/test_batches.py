@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +15,7 @@ from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, ResourceError
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 
@@ -273,6 +275,52 @@ def test_collecting_in_the_background_fills_the_buffer_and_hands_over_errors():
     collector.start()
     with pytest.raises(RuntimeError, match="from the thread"):
         collector.async_shutdown(timeout=30)
+
+
+class Slow(Counter):
+    """Takes its time for a step, and is not to be closed meanwhile."""
+
+    stepping = False
+
+    def step(self, action):
+        self.stepping = True
+        time.sleep(0.02)
+        self.stepping = False
+        return super().step(action)
+
+    def close(self):
+        assert not self.stepping
+
+
+@pytest.mark.parametrize("end", ["with", "shutdown"])
+def test_a_collector_that_is_left_collects_no_more_in_the_background(end):
+    buffer = Kept()
+    collector = Collector(GymEnv(Slow()), frames_per_batch=5, replay_buffer=buffer)
+    with collector if end == "with" else contextlib.nullcontext():
+        collector.start()
+        thread = collector._thread
+    if end == "shutdown":
+        collector.shutdown()
+    assert not thread.is_alive() and collector.env.is_closed
+
+
+def test_an_error_in_the_background_is_raised_where_the_collector_is_left():
+    def fail():
+        raise RuntimeError("from the thread")
+
+    left = Collector(counters(), frames_per_batch=30, replay_buffer=Kept(), pre_collect_hook=fail)
+    with pytest.raises(RuntimeError, match="from the thread"), left:
+        left.start()
+
+
+def test_no_env_is_closed_under_a_step_where_time_runs_out():
+    collector = Collector(GymEnv(Slow()), frames_per_batch=20, replay_buffer=Kept())
+    collector.start()
+    with pytest.raises(ResourceError, match="still in its batch"):
+        collector.async_shutdown(timeout=0.01)
+    assert not collector.env.is_closed
+    collector.async_shutdown()
+    assert collector.env.is_closed
 
 
 def test_padded_trajectories_on_request():
