@@ -243,6 +243,8 @@ class TrainedPolicy:
             if tuple(value.shape[dims:]) != leaf.row_shape:
                 raise _misfit(leaf, f"{(*td.batch_size, *leaf.row_shape)}", f"{tuple(value.shape)}")
             stored = torch.from_numpy(np.empty(0, leaf.stored)).dtype
+            if not (torch.can_cast(value.dtype, stored) or leaf.choices):  # any numbers do for a one-hot vector
+                raise _misfit(leaf, f"dtype {leaf.stored}", f"dtype {str(value.dtype).removeprefix('torch.')}")
             rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *leaf.row_shape)
         if self.remembers:
             flags = td.get(IS_INIT, None)

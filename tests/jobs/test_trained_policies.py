@@ -218,6 +218,15 @@ def test_what_is_no_observation_is_refused(tmp_path):
             policy(bad)
 
 
+def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too():
+    cfg = configure("train", ["env.id=shown", "console=off"])
+    networks = ActorCritic(ProbabilisticActor(Counting(), ["logits"], distribution_class=Categorical), None)
+    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    shown = TensorDict({"observation": torch.zeros(3, dtype=torch.complex64)}, [])
+    with pytest.raises(ArgumentError, match="expected dtype float32, got dtype complex64"):
+        policy(shown)
+
+
 def test_a_stack_of_frames_begins_anew_where_it_is_told(tmp_path):
     policy = trained(tmp_path, **CASES["dqn"]).policy()
     frames = np.random.default_rng(0).normal(size=(6, 2, 3))  # of two envs
