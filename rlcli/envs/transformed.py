@@ -89,7 +89,8 @@ class TransformedEnv(EnvBase):
         inner = self.base_env.step(self.transform.inv(td.clone(False)))
         out = inner.get("next")
         self._keep_raw(out)
-        self.own_reward = out.get("reward").clone()  # a transform may change it in place
+        reward = out.get("reward", None)
+        self.own_reward = None if reward is None else reward.clone()  # a transform may change it in place
         out = self.transform._step(td, out)
         _complete_flags(out, self.batch_size)
         return out
