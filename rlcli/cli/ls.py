@@ -121,13 +121,15 @@ def _row(run: Run, common: Container[str] = ()) -> tuple[str, ...]:
 
 
 def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """The mean result of runs that differ in their seeds alone, and its deviation."""
-    alike: dict[tuple[str, ...], list[float]] = {}
+    """The mean result of runs that are done and differ in their seeds alone, and its deviation."""
+    alike: dict[tuple[bool, tuple[str, ...]], list[float]] = {}
     for run in runs:
-        if isinstance(result := _result(run.summary), int | float):
+        data = run.summary
+        if data.get("status") == "done" and isinstance(result := _result(data), int | float):
             names = (run.info.get("recipe"), run.info.get("env"), *(x for x in _given(run) if x not in common))
-            alike.setdefault(tuple(str(name) for name in names if name), []).append(float(result))
-    for words, results in alike.items():
+            evaluated = "mean_return" in _part(data, "evaluation")  # else one failed, and the result is of training
+            alike.setdefault((evaluated, tuple(str(name) for name in names if name)), []).append(float(result))
+    for (_, words), results in alike.items():
         if len(results) > 1:
             yield f"  {' '.join(words)}: {mean(results):.4g} +- {stdev(results):.3g} over {len(results)} seeds"
 

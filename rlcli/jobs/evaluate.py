@@ -9,7 +9,7 @@ from pathlib import Path
 from rlcli.builders.env import build_evaluation_env
 from rlcli.builders.restore import config_of, restored_policy, restored_transforms
 from rlcli.data.fitting import fitting
-from rlcli.errors import ConfigError
+from rlcli.errors import ArgumentError, ConfigError
 from rlcli.jobs.load import check_imports
 from rlcli.jobs.saved import newest
 from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
@@ -40,6 +40,10 @@ def evaluate(
     video : str, optional
         Where to write the first episode.
     """
+    if episodes < 1:
+        raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
+    if seed is not None and not 0 <= seed < 2**32:
+        raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
     run = open_run(Path(path))
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))

@@ -21,7 +21,7 @@ from rlcli.jobs.collection import Collection
 from rlcli.jobs.found import find_state
 from rlcli.jobs.given_rows import without_source
 from rlcli.jobs.learner import Learner
-from rlcli.jobs.load import TrainingRun
+from rlcli.jobs.load import TrainingRun, check_imports
 from rlcli.jobs.saved import newest
 from rlcli.jobs.train import go
 from rlcli.report.reporter import Reporter
@@ -55,6 +55,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     verb = run.info.get("verb")
     if verb not in ("train", "collect"):
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
+    check_imports(run)
     cfg = from_dict(verb, run.config, overrides, where=str(run.path / "config.json"))
     typed = {text.partition("=")[0] for text in overrides}
     raise_all(validate(without_source(with_kept_policy(cfg, run)), typed))

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.cli.ls import means
 from rlcli.cli.overrides import check_overrides, expand
 from rlcli.cli.sweep import left_over, rest
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
 from rlcli.errors import EnvError, StoppedSafely
+from rlcli.training.run import Run
 
 AXES = {
     "recipe": ["ppo_full", "ppo_exact", "ppo_compact"],
@@ -206,3 +208,17 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
     ]
     assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
     assert "Error executing" not in err
+
+
+def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
+    ended = {
+        "a": {"status": "done", "evaluation": {"mean_return": 1.0}},
+        "b": {"status": "done", "evaluation": {"mean_return": 3.0}},
+        "failed": {"status": "failed", "learning": {"return": 500.0}},
+        "not evaluated": {"status": "done", "evaluation": {"error": "no"}, "learning": {"return": 500.0}},
+    }
+    for name, summary in ended.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text('{"env": "E", "overrides": []}')
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    assert list(means([Run(tmp_path / name) for name in ended])) == ["  E: 2 +- 1.41 over 2 seeds"]

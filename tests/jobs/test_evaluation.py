@@ -14,7 +14,7 @@ from rlcli.config import registry
 from rlcli.config.registry import register_transform
 from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.errors import EnvError
+from rlcli.errors import ArgumentError, EnvError
 from rlcli.jobs import collect, evaluate, learner
 from rlcli.keys import OBSERVATION
 from rlcli.training import checkpoint, evaluation
@@ -216,3 +216,9 @@ def test_bounds_are_counted_by_default_and_the_report_says_what_how_far_and_how_
     assert evaluate("a", episodes=4).outside.figures() == summary["evaluation"]["out_of_bounds"]
     with pytest.raises(EnvError, match="outside its declared bounds"):
         run("run.dir=b", "env.id=strays", "env.out_of_bounds=refuse", *BRIEF)
+
+
+@pytest.mark.parametrize("asked", [{"episodes": 0}, {"episodes": -2}, {"seed": -1}, {"seed": 2**32}])
+def test_a_number_of_episodes_or_a_seed_that_is_none_is_refused(tmp_path, asked):
+    with pytest.raises(ArgumentError, match=f"{next(iter(asked))} is .*Allowed"):
+        evaluate(tmp_path, **asked)

@@ -306,7 +306,7 @@ def test_a_package_that_the_run_had_imported_is_named_and_not_imported(tmp_path,
     assert run.info["packages"] == ["my_envs"]
     assert rlcli.load(run.path).frames == 128
     monkeypatch.delitem(sys.modules, "my_envs")
-    for what in (rlcli.load, rlcli.evaluate):
+    for what in (rlcli.load, rlcli.evaluate, rlcli.resume):
         with pytest.raises(ConfigError, match=r"made with my_envs.*import my_envs; .*--import my_envs"):
             what(run.path)
 
