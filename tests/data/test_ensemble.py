@@ -12,6 +12,7 @@ from rlcli.data import (
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
 )
@@ -108,6 +109,37 @@ def test_transforms_of_whole_samples_threads_and_seeds():
 
     plain = draws()
     assert plain == draws(prefetch=2) and len(plain[0]) == 12
+
+
+@pytest.mark.parametrize("disturb", ["another size", "a state", "a transform"])
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(prefetch, disturb):
+    def make():
+        return member(SamplerWithoutReplacement(shuffle=False))
+
+    with per_worker(make=make, prefetch=prefetch, layout="stack") as rb:
+        drawn, sizes = [rb.sample()["index", "index"]], [12, 12, 12, 12]
+        if disturb == "another size":
+            sizes = [6, 18, 24]
+        elif disturb == "a state":
+            rb.state_dict()
+        else:
+            rb.append_transform(lambda td: td)
+        drawn += [rb.sample(size)["index", "index"] for size in sizes]
+        assert torch.equal(torch.cat(drawn, 1), torch.arange(20).expand(3, 20))
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_members_drawn_by_chance_are_those_of_the_seed_whatever_was_thrown_away(prefetch):
+    with per_worker(prefetch=prefetch, sample_from_all=False, num_buffer_sampled=2) as rb:
+        rb.set_seed(5)
+        found = [rb.sample(4)["index"]]
+        rb.state_dict()
+        found += [rb.sample(6)["index"] for _ in range(4)]
+    with per_worker(sample_from_all=False, num_buffer_sampled=2) as rb:
+        rb.set_seed(5)
+        wanted = [rb.sample(size)["index"] for size in (4, 6, 6, 6, 6)]
+    assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
 
 
 def test_a_state_goes_on_bit_for_bit():

@@ -578,8 +578,10 @@ def test_what_is_refused_is_said_and_changes_nothing(act, text):
     assert len(rb) == 9 and (rb[:] == episodes([9])).all()
 
 
-@pytest.mark.parametrize("disturb", ["another size", "dumps", "a transform that fails", "a transform"])
-def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, disturb):
+@pytest.mark.parametrize(
+    "disturb", ["another size", "dumps", "a transform that fails", "a transform", "a state that fails"]
+)
+def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, monkeypatch, disturb):
     fail = []
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(12), sampler=SamplerWithoutReplacement(shuffle=False), prefetch=2, batch_size=4,
@@ -593,6 +595,10 @@ def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, disturb
         rb.dumps(tmp_path)
     elif disturb == "a transform":
         rb.append_transform(lambda td: td)
+    elif disturb == "a state that fails":
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(rb.ring, "state_dict", no_memory)
+            rb.state_dict()
     else:
         with pytest.raises(ArgumentError):
             rb.sample(-1)
@@ -600,6 +606,10 @@ def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, disturb
         drawn += rb.sample(size)["index"].tolist()
     rb.close()
     assert drawn == list(range(12))
+
+
+def no_memory():
+    raise MemoryError
 
 
 @pytest.mark.parametrize("options", [{}, {"next_obs": "exact"}, {"codes": True}])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlcli.data.buffers.prefetch import Prefetcher
 from rlcli.data.buffers.replay_buffer import ReplayBuffer
+from rlcli.data.buffers.saved_buffer import Sampled
 from rlcli.data.buffers.sides import Sides
 from rlcli.data.buffers.tensordict_buffer import INDEX, TensorDictReplayBuffer
 from rlcli.data.index import RandomStream
@@ -52,7 +53,8 @@ class ReplayBufferEnsemble:
     transform : callable, optional
         Of whole samples.
     prefetch : int, optional
-        Samples that a thread makes ahead.
+        Samples that a thread makes ahead. Those that are not handed out are drawn again, but from members with a
+        `prefetch` of their own.
     seed : int, optional
         Of the choice of members.
 
@@ -90,7 +92,7 @@ class ReplayBufferEnsemble:
         self.random = RandomStream(seed)
         self._lock = threading.RLock()
         self._sides = Sides()
-        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch)) if prefetch else None
+        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
         if transform is not None:
             self._sides.append(transform)
 
@@ -184,11 +186,12 @@ class ReplayBufferEnsemble:
                 why=f"{size} rows, {self.drawn} buffers",
                 fix=f"Use batch_size={-(-size // self.drawn) * self.drawn}.",
             )
-        batch, info = self._draw(size) if self._ahead is None else self._ahead.next(size)
-        return (batch, info) if return_info else batch
+        drawn = self._draw(size) if self._ahead is None else self._ahead.next(size)
+        return (drawn.batch, drawn.info) if return_info else drawn.batch
 
-    def _draw(self, size: int) -> tuple[Any, dict[str, Tensor]]:
+    def _draw(self, size: int) -> Sampled:
         with self._lock:
+            position = None if self._ahead is None else self._position()
             members = range(len(self.buffers)) if self.sample_from_all else self._members()
         drawn = [self._part(int(member), size // self.drawn) for member in members]
         parts, index = [part for part, _ in drawn], [rows for _, rows in drawn]
@@ -207,7 +210,19 @@ class ReplayBufferEnsemble:
                     fix="Store the same keys in all of them, and draw from all with samplers of one kind.",
                 )
             batch = join(parts)
-        return self._sides.read(batch), {INDEX: join(index), BUFFER_IDS: join(ids)}
+        info = {INDEX: join(index), BUFFER_IDS: join(ids)}
+        return Sampled(self._sides.read(batch), info, False, position)
+
+    def _position(self) -> tuple[np.ndarray, list[Any]]:
+        """Where the draws of members, and from them, stand."""
+        return self.random.state.copy(), [None if b._ahead is not None else b._position() for b in self.buffers]
+
+    def _undraw(self, sampled: Sampled) -> None:
+        """Nobody gets this sample, nor one that was drawn after it."""
+        with self._lock:
+            self.random.state[:], positions = sampled.position
+            for buffer, position in zip(self.buffers, positions, strict=True):
+                buffer._undraw(Sampled(None, {}, False, position))
 
     def _members(self) -> np.ndarray:
         return np.searchsorted(self._chances, uniform(self.random, self.drawn), side="right")

@@ -56,8 +56,17 @@ class Prefetcher(Generic[Item]):
             self._waiting.append(self._threads.submit(self._make, self.size))
 
     def take(self) -> list[Item]:
-        """All that is made or being made, oldest first; nothing is made after that until it is asked for."""
-        return [future.result() for future in self._take()]
+        """All that is made or being made, oldest first; nothing is made after that until it is asked for.
+
+        What the thread raised is raised here, and what was made is thrown away as by `drop`.
+        """
+        try:
+            made = [future.result() for future in self._waiting]
+        except BaseException:
+            self.drop()
+            raise
+        self._waiting.clear()
+        return made
 
     def put_back(self, items: list[Item], size: int) -> None:
         """Hand these out first, as samples of this batch size."""
@@ -69,15 +78,11 @@ class Prefetcher(Generic[Item]):
 
     def drop(self) -> None:
         """Throw away what is ready, and wait for what is being made."""
-        begun = [future for future in self._take() if not future.cancel()]
+        begun = [future for future in self._waiting if not future.cancel()]
+        self._waiting.clear()
         made = [future.result() for future in begun if future.exception() is None]
         if made and self._undo is not None:
             self._undo(made[0])
-
-    def _take(self) -> list[Future[Item]]:
-        taken = list(self._waiting)
-        self._waiting.clear()
-        return taken
 
     def close(self) -> None:
         """End the thread."""

@@ -284,6 +284,10 @@ class ReplayBuffer(SavedBuffer):
             last = self.sampler.ran_out
         return Sampled(self._placed(self._sides.read(batch)), info, last, position)
 
+    def _position(self) -> Any:
+        with self._lock:
+            return self.sampler.position()
+
     def _undraw(self, sampled: Sampled) -> None:
         """Nobody gets this sample, nor one that was drawn after it."""
         if sampled.position is not None and not self._lock.closed:

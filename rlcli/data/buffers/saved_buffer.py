@@ -56,15 +56,18 @@ class SavedBuffer:
 
     def _state(self, rows: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         ahead = [] if self._ahead is None else self._ahead.take()
-        with self._lock:
-            state: dict[str, Any] = {
-                "rows": rows(self.ring),
-                "rest": self._rest(),
-                "ahead": [plain(*sampled[:3]) for sampled in ahead],
-            }
+        try:
+            with self._lock:
+                state: dict[str, Any] = {
+                    "rows": rows(self.ring),
+                    "rest": self._rest(),
+                    "ahead": [plain(*sampled[:3]) for sampled in ahead],
+                }
+        finally:
+            if self._ahead is not None:
+                self._ahead.put_back(ahead, self._ahead.size)
         if self._ahead is not None:
             state["ahead_size"] = self._ahead.size
-            self._ahead.put_back(ahead, self._ahead.size)
         return state
 
     def need_fit(self, state: dict[str, Any]) -> None:
