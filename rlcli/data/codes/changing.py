@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from rlcli.data.codes.choice import wider
-from rlcli.data.codes.code import Code
+from rlcli.data.codes.code import RECORD, Code
 from rlcli.data.codes.coded import CodedRows
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, Storage
@@ -35,9 +35,9 @@ def relay(
 ) -> None:  # fmt: skip
     """Lay the `live` rows of a storage, the oldest of which is number `first`, out under other codes.
 
-    With an index the ids that it knows are stored from now on, where `after` has no code for them. In memory the
-    columns that change are made anew, piece by piece, and take the place of the old ones when they are whole. A
-    storage on disk commits the change with `state`.
+    With an index the ids that it knows are stored from now on, where `after` has no code for them. In memory the packed
+    column, and others that come, are made anew, piece by piece, and take the place of the old ones when they are whole.
+    A storage on disk commits the change with `state`.
 
     Raises
     ------
@@ -57,8 +57,9 @@ def relay(
     piece = max(1, _PIECE // max(1, sum(before.fields[key].width for key in before.packed)))
     starts = range(first, first + live, piece)
     rows = (np.arange(start, min(start + piece, first + live)) % capacity for start in starts)
+    kept = {*before.stored} & {*after.stored} - {RECORD}  # as wide as before, it may be laid out otherwise
     try:
-        storage.exchange(after.stored, again, rows)
+        storage.exchange(after.stored, kept, again, rows)
     except MemoryError as error:
         raise ResourceError(
             f"there is no memory to lay {live} rows out under other codes",

@@ -16,7 +16,7 @@ LZ4 takes what no patch can say; it is decoded by a compiled loop, many frames a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,12 @@ class CompressedStorage(Storage):
         self._plain.declare({key: field for key, field in fields.items() if key not in self.frames}, capacity)
         self.fields, self.capacity, self._written = dict(fields), capacity, 0
 
-    def exchange(self, fields: Mapping[Key, Field], again: Again, parts: Iterable[np.ndarray]) -> None:
+    def exchange(
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray]
+    ) -> None:  # fmt: skip
         """See `LazyTensorStorage.exchange`; frames that stay are not read."""
         made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
-        exchange(self, made, fields, again, parts)
+        exchange(self, made, fields, kept, again, parts)
         frames = self.frames | made.frames
         self.frames = {key: frames[key] for key in fields if key in frames and key not in made._plain.fields}
         self._plain.take_in({key: field for key, field in fields.items() if key not in self.frames}, made._plain)

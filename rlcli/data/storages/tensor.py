@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,11 @@ class LazyTensorStorage(Storage):
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
 
-    def exchange(self, fields: Mapping[Key, Field], again: Again, parts: Iterable[np.ndarray]) -> None:
-        """Hold other columns. Those of the same key and field stay where they are; the others are made one after
-        another beside the old ones, so that whatever fails on the way changes nothing.
+    def exchange(
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray]
+    ) -> None:  # fmt: skip
+        """Hold other columns. Those that are `kept` stay where they are; the others are made one after another beside
+        the old ones, so that whatever fails on the way changes nothing.
 
         Parameters
         ----------
@@ -69,7 +71,7 @@ class LazyTensorStorage(Storage):
             All rows that hold something, some at a time.
         """
         made = LazyTensorStorage(self.max_size)
-        exchange(self, made, fields, again, parts)
+        exchange(self, made, fields, kept, again, parts)
         self.take_in(fields, made)
 
     def take_in(self, fields: Mapping[Key, Field], made: LazyTensorStorage) -> None:
@@ -168,11 +170,12 @@ class LazyTensorStorage(Storage):
 
 
 def exchange(
-    old: Storage, made: Storage, fields: Mapping[Key, Field], again: Again, parts: Iterable[np.ndarray]
+    old: Storage, made: Storage, fields: Mapping[Key, Field], kept: Collection[Key], again: Again,
+    parts: Iterable[np.ndarray],
 ) -> None:  # fmt: skip
-    """Declare, in the storage `made`, the columns that `old` does not have like this, and fill them."""
-    gone = [key for key, field in old.fields.items() if fields.get(key) != field]
-    new = {key: field for key, field in fields.items() if old.fields.get(key) != field}
+    """Declare, in the storage `made`, the columns that are not `kept` of `old`, and fill them."""
+    gone = [key for key in old.fields if key not in kept]
+    new = {key: field for key, field in fields.items() if key not in kept}
     made.lanes = old.lanes
     made.declare(new, old.capacity)
     for rows in parts:

@@ -264,6 +264,31 @@ def test_a_value_that_outgrows_its_code_changes_the_packed_column_alone(make):
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, CompressedStorage])
+def test_wider_codes_that_take_no_more_bytes_are_laid_out_anew_all_the_same(make):
+    def small(most):
+        ends = torch.arange(12)[:, None] % 5 == 4
+        return TensorDict({"mode": torch.arange(12)[:, None] % (most + 1), "next": {"done": ends}}, [12])
+
+    ring = Ring(make(100), codes=True)
+    given = [small(1), small(3), small(9)]  # 1, 2 and 4 bits beside that of the flag: one byte each time
+    for batch in given:
+        ring.extend(batch)
+        assert ring.packing.coded.stored[RECORD].width == 1
+    assert ring.packing.relaid == 2
+    assert (ring.read(np.arange(36)) == torch.cat(given)).all()
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, CompressedStorage, LazyMemmapStorage])
+def test_ids_that_are_stored_from_now_on_leave_packed_keys_as_they_are(make):
+    ring = Ring(make(100), codes=True)
+    batch = counted(0)
+    batch["episode"] = torch.arange(40) // 7
+    ring.extend(batch)
+    ring.use_markers(end_keys=[("next", "done")], traj_key="count")
+    assert "episode" in ring.storage.fields and (ring.read(np.arange(40)) == batch).all()
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, CompressedStorage])
 def test_codes_that_cannot_be_changed_for_want_of_memory_stay_as_they_are(monkeypatch, make):
     from rlcli.data.storages import tensor
 
