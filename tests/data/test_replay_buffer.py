@@ -18,6 +18,7 @@ from rlcli.data import (
     ListStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -402,6 +403,23 @@ def test_another_sampler_meets_what_is_stored(prefetch):
         slices_of(rb.sample(), [5] * 3)
         rb.set_sampler(SamplerWithoutReplacement())
         assert sorted(row for batch in rb for row in batch["index"].tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: SliceSampler(slice_len=41, end_key=("next", "terminated")),
+        lambda: PrioritizedSliceSampler(39, 1.0, 1.0, slice_len=5, end_key=("next", "terminated")),
+        lambda: SliceSampler(slice_len=5, traj_key="none of these"),
+    ],
+)
+def test_a_sampler_that_is_refused_leaves_trajectories_as_they_are_told_apart(other):
+    with buffer(40, sampler=SliceSampler(num_slices=3, slice_len=5)) as rb:
+        rb.extend(episodes([15, 15]))
+        markers, asked = rb.ring.markers, rb.ring._asked
+        with pytest.raises((ArgumentError, MissingKeyError)):
+            rb.set_sampler(other)
+        assert rb.ring.markers == markers and rb.ring._asked == asked
 
 
 def test_a_transform_is_put_where_it_is_wanted():

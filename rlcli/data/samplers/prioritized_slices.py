@@ -65,8 +65,8 @@ class PrioritizedSliceSampler(SliceSampler):
         self.priorities.beta = value
 
     def bind(self, ring: Ring) -> None:
-        super().bind(ring)
         self.priorities.bind(ring)
+        super().bind(ring)
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         count, length = self.slices(batch_size)

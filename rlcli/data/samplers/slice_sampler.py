@@ -117,9 +117,9 @@ class SliceSampler(Sampler):
 
     def bind(self, ring: Ring) -> None:
         super().bind(ring)
-        ring.use_markers(self.traj_key or None, self.end_keys or (), some=self._some)
         if self.slice_len is not None:
             self._check_room(ring, self.slice_len)
+        ring.use_markers(self.traj_key or None, self.end_keys or (), some=self._some)  # last: a refusal changes nothing
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         count, length = self.slices(batch_size)
