@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
 
 
@@ -13,3 +15,5 @@ class A2CLoss(PolicyGradientLoss):
     actor_network, critic_network, **options
         See `PolicyGradientLoss`.
     """
+
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_objective", "loss_critic", "entropy", "loss_entropy")

@@ -18,7 +18,8 @@ class KeyedModule(nn.Module):
     """An `nn.Module` that reads and writes tensordict entries under names the user may change.
 
     Called with tensors by name, `stage(observation=x, next_reward=r)`, it reads them as a batch, whose dims are those
-    before the last one of the reward or advantage, and returns the entries of `returned` in that order.
+    before the last one of the reward or advantage, and returns the entries of `returned` in that order; a single one as
+    it is.
 
     Attributes
     ----------
@@ -62,7 +63,8 @@ class KeyedModule(nn.Module):
         if args or "td" in given or not given:
             return super().__call__(*args, **given)
         found = super().__call__(self._batch(given))
-        return tuple(found.get(key) for key in self.returned)
+        returned = tuple(found.get(key) for key in self.returned)
+        return returned[0] if len(returned) == 1 else returned
 
     def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:
         """Tensors by name as a batch: a key's name is its parts joined with `_`."""

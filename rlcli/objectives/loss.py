@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -29,7 +30,14 @@ class Loss(KeyedModule, ABC):
     ----------
     reduction : {"mean", "sum", "none"}
         Of the loss terms, over the rows that masks let through; None is "mean".
+
+    Attributes
+    ----------
+    upstream_keys : tuple of str
+        Terms and diagnostics that upstream has too, in the order in which a call with tensors by name returns them.
     """
+
+    upstream_keys: ClassVar[tuple[str, ...]]
 
     def __init__(self, reduction: str | None = "mean") -> None:
         super().__init__()
@@ -63,7 +71,8 @@ class Loss(KeyedModule, ABC):
 
     @property
     def returned(self) -> Sequence[Key]:
-        return self.out_keys
+        own = [name for name in self.loss_keys if name not in self.upstream_keys]
+        return [*(name for name in self.upstream_keys if name in self.out_keys), *own]
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:

@@ -26,6 +26,7 @@ class ReinforceLoss(PolicyGradientLoss):
 
     actor_term: ClassVar[str] = "loss_actor"
     critic_term: ClassVar[str] = "loss_value"
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_actor", "loss_value")
 
     def __init__(
         self,

@@ -74,6 +74,7 @@ class SACLoss(BootstrappedLoss):
         "scalar_output_mode": Elsewhere((None,), "Leave it out: diagnostics are means."),
     }
 
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_actor", "loss_qvalue", "loss_alpha", "alpha", "entropy")
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "state_action_value": STATE_ACTION_VALUE}
 
     def __init__(

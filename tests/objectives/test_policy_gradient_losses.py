@@ -228,7 +228,9 @@ def test_a_loss_writes_its_out_keys_and_takes_tensors_by_name(kind):
         out = loss(td)
         assert set(out.keys()) == set(loss.out_keys) and set(loss.loss_keys) <= set(loss.out_keys)
         named = loss(**{"_".join(key) if isinstance(key, tuple) else key: td[key] for key in loss.in_keys})
-        torch.testing.assert_close(named, tuple(out[key] for key in loss.out_keys))
+        named = named if isinstance(named, tuple) else (named,)
+        torch.testing.assert_close(named, tuple(out[key] for key in loss.returned))
+        assert set(loss.loss_keys) <= set(loss.returned) <= set(loss.out_keys)
         torch.testing.assert_close(dict(loss(tensordict=td).items()), dict(out.items()))
     with pytest.raises(ArgumentError, match=r"reads nothing called 'obsrvation'.*Did you mean 'observation'"):
         loss(obsrvation=td["observation"])

@@ -81,6 +81,12 @@ def test_in_keys_are_upstreams():
     assert set(ours.in_keys) == set(theirs.in_keys)
 
 
+def test_a_call_with_tensors_by_name_returns_the_loss_alone_as_upstreams_does():
+    named = {"_".join(key) if isinstance(key, tuple) else key: x for key, x in batch("one_hot").items(True, True)}
+    ours, theirs = losses("one_hot")[:2]
+    torch.testing.assert_close(ours(**named), theirs(**named))
+
+
 def test_soft_updates_agree():
     ours, theirs, net = losses("categorical")
     updates = SoftUpdate(ours, tau=0.1), upstream.SoftUpdate(theirs, tau=0.1)  # upstream's begins with equal networks

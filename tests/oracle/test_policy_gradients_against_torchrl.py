@@ -104,3 +104,11 @@ def test_losses_that_are_not_told_how_to_estimate_do_it_alike(name):
     for loss in (ours, theirs):
         loss.set_keys(reward="score")
     check(ours, theirs, td, [*actor.parameters(), *critic.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["PPOLoss", "ClipPPOLoss", "KLPENPPOLoss", "A2CLoss", "ReinforceLoss"])
+def test_a_call_with_tensors_by_name_returns_what_upstreams_does_in_its_order(kind):
+    actor, critic = make_actor(), make_critic()
+    theirs = getattr(upstream, kind)(actor, critic).out_keys
+    ours = getattr(objectives, kind)(actor, critic)
+    assert ours.returned == [key for key in theirs if key in ours.out_keys]

@@ -142,6 +142,11 @@ def test_in_keys_are_upstreams():
     assert set(ours.in_keys) == set(theirs.in_keys)
 
 
+def test_a_call_with_tensors_by_name_returns_what_upstreams_does_in_its_order():
+    ours, theirs = losses()[:2]
+    assert ours.returned == list(theirs.out_keys)
+
+
 def test_a_single_critic_is_copied_with_other_weights():
     actor, critics = networks()
     loss = SACLoss(actor, critics[0], target_entropy=-2.0)

@@ -31,6 +31,9 @@ class ClipPPOLoss(PPOLoss):
     """
 
     objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)
+    upstream_keys: ClassVar[tuple[str, ...]] = (
+        "loss_objective", "clip_fraction", "entropy", "loss_entropy", "loss_critic", "ESS", "kl_approx",
+    )  # fmt: skip
     clip_epsilon: float | tuple[float, float] | Tensor
 
     def __init__(

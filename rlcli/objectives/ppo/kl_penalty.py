@@ -39,6 +39,7 @@ class KLPENPPOLoss(PPOLoss):
     """
 
     objective_figures: ClassVar[tuple[str, ...]] = ("kl", "kl_coef", *PPOLoss.objective_figures)
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_objective", "kl", "entropy", "loss_entropy", "loss_critic")
     beta: Tensor
 
     def __init__(

@@ -35,6 +35,7 @@ class PPOLoss(PolicyGradientLoss):
     """
 
     objective_figures: ClassVar[tuple[str, ...]] = ("kl_approx", "ESS")
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_objective", "entropy", "loss_entropy", "loss_critic")
 
     @property
     def extra_keys(self) -> list[Key]:
