@@ -45,7 +45,7 @@ class Flags(argparse.ArgumentParser):
         if theirs and not rest:
             name = theirs[0].partition("=")[0]
             hint = did_you_mean(name, (name for action in self._actions for name in action.option_strings))
-            raise ConfigError(f"there is no flag {name}", fix=hint or f"See {self.prog} --help.")
+            raise ConfigError(f"there is no flag {name}{hint and f' ({hint})'}", fix=f"See {self.prog} --help.")
         args = self.parse_intermixed_args(ours)
         if rest:
             getattr(args, rest).extend(theirs)
@@ -53,8 +53,8 @@ class Flags(argparse.ArgumentParser):
 
     def _knows(self, word: str) -> bool:
         """Whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
-        names = [name for action in self._actions for name in action.option_strings]
-        return word.partition("=")[0] in names or (word[:1] == "-" and word[1:2] != "-" and word[:2] in names)
+        names = {name: action.nargs is None for action in self._actions for name in action.option_strings}
+        return word.partition("=")[0] in names or (len(word) > 2 and names.get(word[:2], False))
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, fix=f"See {self.prog} --help.")

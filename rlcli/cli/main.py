@@ -212,6 +212,8 @@ def _unknown_verb(verb: str) -> ConfigError:
 
     if "=" in verb:
         return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")
+    if verb.startswith("-"):
+        return ConfigError(f"{verb!r} is not a verb", fix=f"Flags follow the verb: rlcli train {verb}.")
     hint = did_you_mean(verb, VERBS)
     return ConfigError(f"{verb!r} is not a verb{'; ' if hint else ''}{hint} (rlcli --help lists them)")
 

@@ -7,7 +7,7 @@ again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,9 +109,10 @@ def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
     return dict(sorted(recipes.items()))
 
 
-def unknown_recipe(name: str, recipes: Iterable[str]) -> Problem:
+def unknown_recipe(name: str, recipes: Collection[str]) -> Problem:
     """The sentence for a recipe that no folder holds."""
-    hint = did_you_mean(name, recipes)
+    beginning = [known for known in recipes if name and known.startswith(name)]  # `ppo` is less like `ppo_exact`
+    hint = f"did you mean {' or '.join(beginning)}?" if beginning else did_you_mean(name, recipes)
     return Problem(f"unknown recipe {name!r}", f"{hint} (rlcli ls recipes lists them)".lstrip())
 
 
