@@ -246,6 +246,7 @@ def _store(schema: type, verb: str, contents: dict[str, Any]) -> None:
     """Tell Hydra's store our schema, the recipes as they were read, and users' policies."""
     store = ConfigStore.instance()
     store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
+    store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
         store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
     for name in registry.users_names("policy"):

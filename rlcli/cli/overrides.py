@@ -83,6 +83,7 @@ def check_overrides(
             usable.append(result)
         else:
             problems += result
+    usable = list({item.key: item for item in usable}.values())  # the last of a key, in the place of its first
     return _presets(usable), problems
 
 
@@ -185,6 +186,9 @@ def _check_one(
     leaf = find(schema, key)
     if repr(whole := tuple(as_whole(leaf, v) for v in values)) != repr(values):
         values, text = whole, f"{_key_of(text)}={','.join(map(_spell, whole))}"
+    if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
+        values = tuple([] if v is None else v for v in values)
+        text = f"recipe={','.join(map(_spell, values))}"
     problems = [p for v in values for p in guard.check_override(key, v)]
     if not problems:
         problems = [p for v in values for p in _check_value(schema, key, v, names, facts)]
@@ -199,7 +203,7 @@ def _check_value(
     if key.partition(".")[0].partition("/")[0] == "hydra":
         return
     if key == "recipe":
-        if value is not None and value not in names:
+        if value != [] and value not in names:
             yield unknown_recipe(str(value), names)
     elif key in groups(schema):
         if isinstance(value, dict):

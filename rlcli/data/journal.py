@@ -103,9 +103,10 @@ def records(path: Path, format: str, version: int, check: Check) -> Iterator[Rec
             record = _held(line, mapping(), where)
             if number == 0:
                 check_format(record, format, version, path)
-            yield held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
+            held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
             if (record["kind"] == "header") != (number == 0):
                 raise DamagedDataError(_NOT_OURS, where=where, why="the header comes first, and once", fix=_RESTORE)
+            yield record
 
 
 def format_of(path: Path) -> str | None:

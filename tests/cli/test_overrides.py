@@ -121,6 +121,18 @@ def test_the_last_of_two_overrides_counts():
     assert configure("train", ["seed=1", "seed=2"]).seed == 2
 
 
+def test_a_recipe_typed_after_none_or_before_none_is_the_last_one():
+    """Hydra's composition ended with an error of Python's."""
+    assert configure("train", ["recipe=null", "recipe=ppo_exact"]).recipe == "ppo_exact"
+    assert configure("train", ["recipe=ppo_exact", "recipe=null"]).recipe is None
+    assert configure("collect", ["recipe=null"]).recipe is None
+
+
+def test_a_sweep_may_go_over_a_recipe_and_none():
+    checked, problems = check_overrides(Config, ["recipe=null,ppo_exact"], find_recipes(), multirun=True)
+    assert problems == [] and [configure("train", job).recipe for job in expand(checked)] == [None, "ppo_exact"]
+
+
 def test_a_sweep_expands_as_hydra_does():
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -160,6 +160,8 @@ ROWS = {
     "rows beyond a segment": put(1, "pieces", 0, 3, value=10**9),
     "a segment that is not there": put(1, "pieces", 0, 0, value=10**9),
     "an older version": put(0, "version", value=2),
+    "a second header": lambda found: found.insert(1, found[0]),
+    "a header in the middle": lambda found: found.insert(2, found[0]),
 }
 
 
