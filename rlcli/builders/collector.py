@@ -54,7 +54,8 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
     d = cfg.device
     kind = d.kind
     if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() and cfg.policy.kind == "cnn" else "cpu"
+        convolves = cfg.policy.kind == "cnn" or (cfg.policy.kind == "auto" and cfg.env.kind == "atari")
+        kind = "cuda" if torch.cuda.is_available() and convolves else "cpu"
     here = None if kind == "cpu" else accelerator() if kind == "split" else kind
     chosen = {
         "env_device": d.env_device,

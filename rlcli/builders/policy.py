@@ -22,20 +22,21 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
         return None
     if p.kind in registry.users_names("policy"):
         return _users_policy(p, env)
+    activation = None if p.activation == "auto" else p.activation
     learns = cfg.loss.kind if isinstance(cfg, Config) else ""
     if learns == "dqn":
         return build_q_actor(
-            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=p.activation,
+            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=activation,
             dueling=p.dueling, orthogonal=p.orthogonal, eps_init=p.eps_init, eps_end=p.eps_end,
             eps_frames=p.eps_frames, generator=cfg.seed,
         )  # fmt: skip
     if learns == "sac":
         return build_soft_actor_critic(
-            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=p.activation,
+            env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=activation,
             orthogonal=p.orthogonal, generator=cfg.seed,
         )  # fmt: skip
     return build_actor_critic(
-        env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=p.activation,
+        env.observation_spec, env.action_spec, net=p.kind, hidden=p.hidden, activation=activation,
         shared=p.shared, orthogonal=p.orthogonal, distribution=p.distribution, init_std=p.init_std,
         state_dependent_std=p.state_dependent_std, generator=cfg.seed,
     )  # fmt: skip

@@ -158,4 +158,5 @@ def _values(schema: type, key: str) -> Iterable[str]:
     leaf = find(schema, key)
     if leaf is None:
         return ()
-    return leaf.option.choices or leaf.option.words or (("true", "false") if leaf.hint is bool else ())
+    is_flag = leaf.type_name.startswith("true or false")  # also of one that may be null
+    return leaf.option.choices or leaf.option.words or (("true", "false") if is_flag else ())

@@ -9,7 +9,7 @@ from rlcli.config.option import option
 from rlcli.config.schemas_learn import GRADIENTS
 
 # `used_by` of an option
-ATARI, BUILT = {"env": ("atari",)}, {"policy": ("mlp", "cnn", "dict")}
+ATARI, BUILT = {"env": ("atari",)}, {"policy": ("mlp", "cnn", "dict", "auto")}
 
 
 @dataclass
@@ -59,12 +59,26 @@ class EnvConfig:
 class PolicyConfig:
     """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
 
-    kind: str = option("mlp", "which policy choice this is", choices=("mlp", "cnn", "dict", "random", "checkpoint"))
-    hidden: list[int] = option([64, 64], "units of each hidden layer; []: none, a linear network", ge=1, used_by=BUILT)
-    activation: str = option(
-        "tanh", "between layers", choices=("tanh", "relu", "elu", "gelu", "silu", "leaky_relu"), used_by=BUILT
+    kind: str = option(
+        "auto", "which policy choice this is", choices=("auto", "mlp", "cnn", "dict", "random", "checkpoint")
     )
-    shared: bool = option(False, "one trunk for actor and critic instead of one each", used_by={**BUILT, **GRADIENTS})
+    hidden: list[int] | None = option(
+        None,
+        "units of each hidden layer; []: none, a linear network; null: [512] behind convolutions, else [64,64]",
+        ge=1,
+        used_by=BUILT,
+    )
+    activation: str = option(
+        "auto",
+        "between layers; auto: relu behind convolutions, else tanh",
+        choices=("auto", "tanh", "relu", "elu", "gelu", "silu", "leaky_relu"),
+        used_by=BUILT,
+    )
+    shared: bool | None = option(
+        None,
+        "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
+        used_by={**BUILT, **GRADIENTS},
+    )
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer", used_by=BUILT)
     distribution: str = option(
         "auto",

@@ -19,7 +19,7 @@ from rlcli.modules.action_head import action_head
 from rlcli.modules.actor_critic import ActorCritic
 from rlcli.modules.initialise import seeded
 from rlcli.modules.mlp import MLP
-from rlcli.modules.network import network, observation_keys
+from rlcli.modules.network import convolves, network, observation_keys
 from rlcli.modules.value import ActorValueOperator, ValueOperator
 from rlcli.specs import Composite, TensorSpec
 
@@ -34,7 +34,7 @@ def build_actor_critic(
     net: str = "auto",
     hidden: Sequence[int] | None = None,
     activation: str | type[nn.Module] | None = None,
-    shared: bool = False,
+    shared: bool | None = False,
     orthogonal: bool = True,
     distribution: str = "auto",
     init_std: float = 1.0,
@@ -59,8 +59,9 @@ def build_actor_critic(
         Hidden layers after the encoder. Default (64, 64), or (512,) where an image is seen.
     activation : str or type, optional
         Default `tanh`, or `relu` where an image is seen. Convolutions always use ReLU.
-    shared : bool
-        One trunk (encoder and hidden layers, written at `hidden`) for actor and critic.
+    shared : bool, optional
+        One trunk (encoder and hidden layers, written at `hidden`) for actor and critic. None: where it has
+        convolutions and hidden layers.
     orthogonal : bool
         Orthogonal weights: gain sqrt(2), 0.01 for the policy's last layer, 1 for the value's.
     distribution : str
@@ -101,6 +102,8 @@ def build_actor_critic(
         state_dependent_std=split,
         return_log_prob=return_log_prob,
     )
+    if shared is None:
+        shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
     with seeded(generator):
         if shared:
             if hidden is not None and not hidden:

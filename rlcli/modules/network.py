@@ -72,7 +72,7 @@ def network(
     one is needed. A float32 vector needs none: then the layers are all torch's own.
     """
     encoders = _encoders(spec, list(keys), net)
-    sees = any(isinstance(encoder, NatureCNN) for encoder in encoders)
+    sees = _any_cnn(encoders)
     if hidden is None:
         hidden = (512,) if sees else (64, 64)
     activation = activation or ("relu" if sees else "tanh")
@@ -86,6 +86,15 @@ def network(
     if not (isinstance(front, Flat) and front.rank == 1 and spec[keys[0]].dtype is torch.float32):
         mlp.insert(0, front)
     return mlp
+
+
+def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
+    """Whether `network` would begin with convolutions, for one observation at least."""
+    return _any_cnn(_encoders(spec, list(keys), net))
+
+
+def _any_cnn(encoders: Sequence[Encoder]) -> bool:
+    return any(isinstance(encoder, NatureCNN) for encoder in encoders)
 
 
 def _encoders(spec: Composite, keys: list[Key], net: str) -> list[Encoder]:

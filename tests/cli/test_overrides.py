@@ -32,7 +32,7 @@ def complaints(*overrides: str) -> str:
         ("env.num=many", "env.num must be a whole number, not 'many'; allowed: >= 1"),
         ("env.num=1.5", "env.num must be a whole number, not 1.5"),
         ("env.num=null", "env.num must be a whole number, not None"),
-        ("policy.shared=maybe", "policy.shared must be true or false, not 'maybe'"),
+        ("policy.shared=maybe", "policy.shared must be true or false or null, not 'maybe'"),
         ("policy.hidden=[64,a]", "policy.hidden must be a list of whole numbers"),
         ("env.kwargs=3", "env.kwargs must be a mapping, not 3"),
         ("env.num", "write key=value"),

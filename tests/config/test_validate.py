@@ -41,7 +41,7 @@ def test_the_defaults_have_no_problem():
         ({"policy__kind": "random"}, ("no weights to train", "collect")),
         ({"policy__kind": "checkpoint"}, ("policy.path", "rlcli ls")),
         ({"policy__kind": "checkpoint", "policy__path": "/nowhere"}, ("/nowhere does not exist",)),
-        ({"policy__path": "."}, ("policy=mlp", "policy=checkpoint")),
+        ({"policy__path": "."}, ("policy=auto", "policy=checkpoint")),
         ({"policy__kind": "mpl"}, ("unknown policy 'mpl'", "mlp", "--import")),
         ({"policy__kwargs": {"a": 1}}, ("policy.kwargs", "registered")),
         ({"policy__hidden": [64, 0]}, ("policy.hidden", ">= 1")),
