@@ -9,8 +9,9 @@ from tensordict import TensorDict
 import rlcli.data.buffers.frame_stacks as frame_stacks
 import rlcli.data.index.arrays as arrays
 import rlcli.data.next_obs.side_pool as side_pool
+import rlcli.data.storages.code_memory as code_memory
 from rlcli.data.buffers.ring import Ring
-from rlcli.data.storages import LazyTensorStorage
+from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.errors import ResourceError
 
 MAKERS = ("empty", "zeros", "full", "concatenate")
@@ -97,3 +98,36 @@ def test_a_write_without_memory_changes_nothing(monkeypatch, make, frames, write
         if allocator.left > 0:
             break
     assert refused >= least and allocator.left > 0
+
+
+def noise(seed, rows):
+    rng = np.random.default_rng(seed)
+    keys = {key: torch.from_numpy(rng.integers(0, 255, (rows, 2048)).astype(np.uint8)) for key in ("left", "right")}
+    return TensorDict({**keys, "step": torch.arange(rows) + 1000 * seed}, [rows])
+
+
+@pytest.mark.parametrize("write", [lambda ring: ring.extend(noise(9, 70)),
+                                   lambda ring: ring.overwrite(np.arange(0, 100, 2), noise(9, 50))])  # fmt: skip
+def test_frames_for_which_there_is_no_memory_change_nothing(monkeypatch, write):
+    refused = 0
+    for left in range(1, 40):
+        ring, twin = (Ring(CompressedStorage(120)) for _ in range(2))
+        for other in (ring, twin):
+            for seed in range(5):
+                other.extend(noise(seed, 40))
+        before, allocator = bits(ring), Allocator(left)
+        monkeypatch.setattr(code_memory, "np", allocator)
+        try:
+            write(ring)
+        except ResourceError as error:
+            refused += 1
+            assert "no memory for" in str(error)
+            monkeypatch.undo()
+            assert (bits(ring), ring.cursor) == (before, twin.cursor)
+            write(ring)
+        monkeypatch.undo()
+        write(twin)
+        assert bits(ring) == bits(twin)
+        if allocator.left > 0:
+            break
+    assert refused >= 2 and allocator.left > 0

@@ -38,6 +38,7 @@ class CodeMemory:
         self._pieces: list[np.ndarray] = []
         self._live: list[int] = []  # codes that are needed in each piece
         self._free: list[int] = []
+        self._spare: list[np.ndarray] = []  # pieces that a write may need
         self.addresses = np.zeros(0, np.int64)
         self.piece, self.used = -1, self.size
 
@@ -50,6 +51,23 @@ class CodeMemory:
     def nbytes(self) -> int:
         """Bytes of all pieces, used or not."""
         return sum(piece.nbytes for piece in self._pieces)
+
+    def reserve(self, codes: int, longest: int) -> None:
+        """Have the memory for so many codes more, each of this many bytes at most, until `settle`.
+
+        Raises
+        ------
+        MemoryError
+            There is none; nothing has changed.
+        """
+        here = (self.size - self.used) // longest
+        missing = codes - here - len(self._free) * (self.size // longest)
+        while missing > len(self._spare) * (self.size // longest):
+            self._spare.append(np.empty(self.size, np.uint8))
+
+    def settle(self) -> None:
+        """Give back what was reserved and not needed."""
+        self._spare.clear()
 
     def put(self, code: bytes | np.ndarray) -> tuple[int, int]:
         """Keep a code; its piece, and the place in it."""
@@ -80,7 +98,7 @@ class CodeMemory:
         if self._free:
             self.piece = self._free.pop()
         else:
-            self._take(np.empty(self.size, np.uint8))
+            self._take(self._spare.pop() if self._spare else np.empty(self.size, np.uint8))
         if full >= 0 and not self._live[full]:
             self._free.append(full)
         self.used = 0

@@ -100,7 +100,12 @@ class CompressedStorage(Storage):
             self._plain.scatter(rows, plain)
         self._written = max(self._written, int(rows.max(initial=-1)) + 1)
 
+    def ready(self, rows: np.ndarray) -> None:
+        for frames in self.frames.values():
+            frames.reserve(rows)
+
     def _frames_to(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        self.ready(rows)  # of all of them, before anything is written over
         for key, frames in self.frames.items():
             if key in columns:
                 frames.write(rows, columns[key].cpu().contiguous())

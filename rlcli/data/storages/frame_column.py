@@ -45,6 +45,7 @@ class FrameColumn:
     ) -> None:  # fmt: skip
         self.field, self.capacity, self.lanes, self.longest = field, capacity, lanes, longest
         self.width = field.width
+        self._room = min(self.width // 4 + 8, 1 << 16)  # bytes that a patch is given
         self.book = np.zeros((4, 0), np.int32)
         self.codes = CodeMemory(self.width, capacity)
         self._grounds = Backgrounds(lanes)
@@ -67,9 +68,27 @@ class FrameColumn:
         beside = self.book.nbytes + self._tails.nbytes + self._patch.nbytes
         return self.codes.nbytes + self._grounds.nbytes + beside
 
+    def reserve(self, rows: np.ndarray) -> None:
+        """Have the memory for a `write` to these rows; nothing that is read changes.
+
+        Raises
+        ------
+        ResourceError
+            There is none.
+        """
+        try:
+            self._grow(int(rows.max(initial=-1)) + 1)
+            self.codes.reserve(2 * len(rows), max(self.width, self._room))  # the frames after them are coded too
+        except MemoryError as error:
+            raise ResourceError(
+                f"there is no memory for {len(rows)} frames more",
+                why=str(error) or "the system gives no more",
+                fix="Lower storage.max_size, or use storage=memmap; the buffer is as it was.",
+            ) from error
+
     def write(self, rows: np.ndarray, frames: Tensor) -> None:
         """Frames `[N, *F]` to different rows int64 `[N]`."""
-        self._grow(int(rows.max(initial=-1)) + 1)
+        self.reserve(rows)
         flat = frames.reshape(len(rows), -1).numpy()
         freed = self._release(rows)
         self._store(rows, flat, self._tails_of(rows))
@@ -79,6 +98,7 @@ class FrameColumn:
         if tail < self.lanes:
             self._tails[:-tail], self._tail_rows[:-tail] = self._tails[tail:].copy(), self._tail_rows[tail:].copy()
         self._tails[-tail:], self._tail_rows[-tail:] = flat[-tail:], rows[-tail:]
+        self.codes.settle()
 
     def read(self, rows: np.ndarray) -> Tensor:
         """`[N, *F]` of rows int64 `[N]` that were written."""
@@ -136,11 +156,11 @@ class FrameColumn:
     def _store(self, rows: np.ndarray, flat: np.ndarray, tails: np.ndarray) -> None:
         kernels, codes = _kernels(), self.codes
         flat = np.ascontiguousarray(flat)
-        room, begin = min(self.width // 4 + 8, 1 << 16), 0
+        begin = 0
         while begin < len(rows):
             stop, used, why = kernels.encode(
                 flat.ctypes.data, tails, begin, rows, self.width, self.lanes,
-                self.capacity, self.longest, room, self.book, codes.address, codes.used, codes.size,
+                self.capacity, self.longest, self._room, self.book, codes.address, codes.used, codes.size,
             )  # fmt: skip
             self.book[_PIECE, rows[begin:stop]] = codes.piece
             codes.took(stop - begin, used)
