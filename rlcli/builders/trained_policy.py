@@ -153,7 +153,7 @@ class TrainedPolicy:
         place = _device_of(observation)
         if place is not None:
             return torch.from_numpy(array).to(place)
-        return int(array) if array.ndim == 0 else array
+        return int(array) if array.ndim == 0 and self._actions.kind == "discrete" else array
 
     def make_env(self, **kwargs: Any) -> gym.Env:
         """A gymnasium env as the run made it, wrappers and all.

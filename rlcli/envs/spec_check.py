@@ -78,10 +78,8 @@ class _Check:
         self.observed = _keys(env.full_observation_spec)
         self.states = _keys(env.full_state_spec)
         self.flags = _keys(env.full_done_spec)
-        carried: set[Key] = {
-            under_next(key) for key in self.states
-        }  # whether a step writes its state is the env's choice
-        self.carried, self.layout = carried, [key for key in _leaves(self.fake) if key not in carried]
+        self.carried: set[Key] = {under_next(key) for key in self.states}  # a step may write its state, or not
+        self.layout = [key for key in _leaves(self.fake) if key not in self.carried]
         self.specs: dict[Key, TensorSpec] = {}
         for spec in (env.full_observation_spec, env.full_state_spec, env.full_done_spec, env.full_action_spec):
             self.specs |= {unravel(key): leaf for key, leaf in spec.items(True, True)}

@@ -250,8 +250,8 @@ class Transform(nn.Module):
         """`spec` with a key that this transform adds, named by `argument`; the env's own must not be overwritten."""
         if key in spec:
             raise ArgumentError(
-                f"{type(self).__name__} would overwrite {show(key)}, which the env shows itself",
-                why=f"it is {spec[key]!r} there",
+                f"{type(self).__name__} would overwrite {show(key)}, which is there already",
+                why=f"the env, or a transform below, shows it as {spec[key]!r}",
                 fix=f"Give it another name: {type(self).__name__}({argument}=...).",
             )
         spec[key] = leaf

@@ -51,6 +51,7 @@ ACTIONS = {
     "box": spaces.Box(np.float32([-2, 0]), np.float32([2, 1])),
     "multi": spaces.MultiDiscrete([2, 3], start=[1, 5]),
     "binary": spaces.MultiBinary(4),
+    "number": spaces.Box(-1, 1, (), np.float32),
 }
 
 
@@ -225,6 +226,14 @@ def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too
     shown = TensorDict({"observation": torch.zeros(3, dtype=torch.complex64)}, [])
     with pytest.raises(ArgumentError, match="expected dtype float32, got dtype complex64"):
         policy(shown)
+
+
+def test_an_action_that_is_one_number_is_not_rounded():
+    cfg = configure("train", ["env.id=shown", "env.kwargs.action=number", "console=off"])
+    networks = ActorCritic(TensorDictModule(lambda seen: seen[..., 0] * 0 + 0.7, ["observation"], ["action"]), None)
+    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    action = policy(np.zeros(3))
+    assert action in ACTIONS["number"] and action == np.float32(0.7)
 
 
 def test_a_stack_of_frames_begins_anew_where_it_is_told(tmp_path):
