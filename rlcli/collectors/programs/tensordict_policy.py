@@ -167,6 +167,8 @@ class _BoundTensorDict(Bound):
             (under_next(key), [self._tensor(row) for row in columns.rows[key][1:]]) for key in program.states
         ]
         self.action_rows = columns.rows[ACTION]
+        self.names: tuple[str, ...] | None = None  # at the top of what the policy wrote last, once they were looked at
+        self.nested = False
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(row)
@@ -181,7 +183,8 @@ class _BoundTensorDict(Bound):
 
     def begin(self, rng, first, last) -> None:
         self.program.stream.enter(rng)
-        self.written = -1  # keys at the top of what the policy wrote last, once they were looked at
+        if self.nested:  # what lies inside is looked at once a batch
+            self.names = None
 
     def release(self) -> None:
         self.program.stream.leave()
@@ -197,9 +200,9 @@ class _BoundTensorDict(Bound):
             place.sync_policy()
         with set_interaction_type(program.exploration):
             out = call(program.policy, td, f"step {t} of the batch")
-        if (written := len(list(out.keys()))) != self.written:
+        if (names := tuple(out.keys())) != self.names:
             self._check_keys(out, t)
-            self.written = written
+            self.names, self.nested = names, not all(isinstance(value, torch.Tensor) for value in out.values())
         for key, value in inputs.items():
             if key not in program.copied and not value.is_inference() and value._version:  # it was written to
                 raise changed_input(key, t)
