@@ -87,10 +87,12 @@ class LossConfig:
         False, "ppo_clip: lower clip_epsilon to 0 along the run", used_by={"loss": ("ppo_clip",)}
     )
     clip_value: float | None = option(
-        None, "policy gradients: range of a value change per update", gt=0, used_by=GRADIENTS
+        None, "ppo, a2c: range of a value change per update", gt=0, used_by={"loss": ("ppo_clip", "ppo_kl", "a2c")}
     )
     entropy_coeff: float = option(0.01, "policy gradients: weight of the entropy bonus", ge=0, used_by=GRADIENTS)
-    critic_coeff: float = option(0.5, "policy gradients: weight of the value loss", ge=0, used_by=GRADIENTS)
+    critic_coeff: float = option(
+        0.5, "policy gradients: weight of the value loss", ge=0, used_by={**GRADIENTS, "loss.baseline": (True,)}
+    )
     target_kl: float | None = option(
         None,
         "ppo: stop a batch's epochs once one's mean divergence exceeds this",

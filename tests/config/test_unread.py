@@ -13,6 +13,7 @@ from rlcli.config.unread import unread
 from rlcli.errors import ConfigError
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
+REINFORCE = ["loss=reinforce", "value=td1", "optim.epochs=1"]
 DQN, SAC = ["loss=dqn", *STORED], ["loss=sac", "env.id=Pendulum-v1", *STORED]
 
 
@@ -30,6 +31,8 @@ DQN, SAC = ["loss=dqn", *STORED], ["loss=sac", "env.id=Pendulum-v1", *STORED]
         ([], "loss.kl_target=0.02", "with loss=ppo_clip; use loss=ppo_kl"),
         (["loss=ppo_kl"], "loss.clip_epsilon=0.2", "with loss=ppo_kl; use loss=ppo_clip"),
         (["loss=a2c", "optim.epochs=1"], "loss.target_kl=0.1", "with loss=a2c"),
+        (REINFORCE, "loss.clip_value=0.2", "with loss=reinforce; use loss=ppo_clip | ppo_kl | a2c"),
+        ([*REINFORCE, "loss.baseline=false"], "loss.critic_coeff=0.3", "with loss.baseline=false; use"),
         (DQN, "optim.epochs=10", "with loss=dqn; use loss=ppo_clip | ppo_kl | a2c | reinforce"),
         (DQN, "value.lmbda=0.95", "with loss=dqn"),
         (DQN, "value=td0", "with loss=dqn"),
