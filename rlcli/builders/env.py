@@ -15,7 +15,7 @@ from rlcli.config.schemas import Config, EnvConfig
 from rlcli.config.wrapper_call import wrapper_call
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.engines import auto_prefers_native
-from rlcli.errors import ConfigError, EnvError, told
+from rlcli.errors import ConfigError, EnvError, RlcliError, told
 from rlcli.keys import Key, unravel
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform
 
@@ -42,7 +42,13 @@ def build_env(
     base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
-        base = TransformedEnv(base, transform)
+        try:
+            base = TransformedEnv(base, transform)
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, RlcliError):
+                raise
+            what = f"{type(transform).__name__} does not fit what {cfg.id} gives"
+            raise ConfigError(what, where="env.transforms", why=told(error)) from error
     return base
 
 
@@ -193,5 +199,7 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
 def _transform(name: str, arguments: dict[str, Any]) -> Transform:
     try:
         return registry.find("transform", name)(**arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
+        if isinstance(error, RlcliError):
+            raise
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error

@@ -214,7 +214,7 @@ class Transform(nn.Module):
         schema : mapping of key to (shape, numpy dtype)
             One env's root keys, and its reward and flags under `"next"`.
         """
-        before = Composite({key: as_spec(*kind) for key, kind in schema.items() if as_tuple(key)[0] != NEXT})
+        before = Composite({key: as_spec(*kind) for key, kind in schema.items() if as_tuple(key)[0] not in (NEXT, RAW)})
         after = self.transform_observation_spec(before.clone())
         changed = {key: as_kind(spec) for key, spec in after.items(True, True)}
         return {key: kind for key, kind in changed.items() if schema.get(key) != kind}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rlcli.errors import ArgumentError
+from rlcli.keys import show
 from rlcli.specs import Bounded, Unbounded
 from rlcli.transforms.map import MapTransform
 
@@ -26,6 +28,15 @@ class ChannelsFirst(MapTransform):
 
     def on_spec(self, spec):
         return spec._reshaped(lambda x: x.movedim(-1, -3))
+
+    def transform_observation_spec(self, spec):
+        for key in self.in_keys:
+            if len(shape := spec[key].shape[len(spec.shape) :]) < 3:
+                name = type(self).__name__
+                raise ArgumentError(
+                    f"{name} needs images [H, W, C]", why=f"{show(key)} is {list(shape)}", fix="Name those in in_keys."
+                )
+        return super().transform_observation_spec(spec)
 
 
 class ToTensorImage(ChannelsFirst):

@@ -25,6 +25,7 @@ class MapTransform(Transform):
 
     def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__(in_keys, out_keys)
+        self.pairs()  # one for each, or it is refused here
 
     # -- what a subclass gives -----------------------------------------------------------------------------
     def on_tensor(self, value: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class RewardNorm(Transform):
 
     def __init__(self, gamma: float = 0.99, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__(in_keys=["reward"])
-        self.gamma, self.clip, self.epsilon = gamma, float(clip), epsilon
+        self.gamma, self.clip, self.epsilon = float(gamma), float(clip), float(epsilon)
         self.frozen = False
         self.moments = RunningMoments()
         self.returns = Carry(np.float64)

@@ -40,6 +40,12 @@ TYPED = {
     "env.wrappers=[NoSuchWrapper]": ["unknown wrapper"],
     "env.wrappers=[{TimeLimit:{nonsense:1}}]": ["does not take these arguments", "nonsense"],
     "env.wrappers=[TimeLimit]": ["does not take these arguments", "max_episode_steps"],
+    "env.transforms=[ToTensorImage]": ["ToTensorImage needs images [H, W, C]", "observation is [4]"],
+    "env.transforms=[{RewardClipping:{clamp_min:x}}]": ["RewardClipping does not take these arguments", "'x'"],
+    "env.transforms=[{RewardNorm:{gamma:x}}]": ["RewardNorm does not take these arguments", "'x'"],
+    "env.transforms=[{CatFrames:{N:2.5,dim:-1}}]": ["CatFrames does not fit what CartPole-v1 gives"],
+    "env.transforms=[{ToFloat:{out_keys:[a,b]}}]": ["ToFloat does not take these arguments"],
+    "env.transforms=[{InitTracker:{init_key:[]}}]": ["InitTracker does not"],
     "env.kwargs={nonsense:1}": ["does not take these settings", "nonsense"],
     "memory.keep=[3]": ["memory.keep holds 3"],
     "memory.keep=[[a,[b]]]": ["memory.keep holds ['a', ['b']]"],
@@ -132,6 +138,11 @@ def test_frames_are_exact_to_one_step_of_all_envs_and_the_run_says_so(rlcli):
     answer = rlcli("collect", "env.num=5", "total_frames=256", "run.dir=r", "console=plain")
     assert answer.code == 0 and open_run("r").summary["frames"] == 260
     assert "total_frames 256 rounded up to 260: whole steps of 5 envs" in answer.out + answer.err
+
+
+def test_stacks_may_be_stacked_again(rlcli):
+    stacks = "env.transforms=[{CatFrames:{N:3,dim:-1}},{CatFrames:{N:2,dim:-1}}]"
+    assert rlcli("collect", "run.dir=r", "total_frames=256", stacks).code == 0
 
 
 def test_several_mistakes_are_on_one_page_and_nothing_runs(rlcli, tmp_path):

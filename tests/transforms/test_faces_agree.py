@@ -80,6 +80,7 @@ CASES = {
     "to image": (lambda: ToTensorImage(), [], {"shape": (5, 6, 3), "dtype": np.uint8}),
     "float image": (lambda: ToTensorImage(), [], {"shape": (5, 6, 3)}),
     "channels first": (lambda: ChannelsFirst(), [], {"shape": (5, 6, 3), "dtype": np.uint8}),
+    "a stack of stacks": (lambda: Compose(CatFrames(3, -1), CatFrames(2, -1)), [], {}),
     "channels first, same shape": (lambda: ChannelsFirst(), [], {"shape": (3, 3, 3), "dtype": np.uint8}),
     "norm": (lambda: norm(), [], {}),
     "norm of doubles": (lambda: norm(clip=1.0), [], {"dtype": np.float64}),
