@@ -355,6 +355,18 @@ def test_killed_while_all_rows_are_given_up_the_folder_can_be_gone_on_with(tmp_p
         assert verify_rows(folder) == [], text
 
 
+def test_a_ring_whose_files_cannot_be_taken_away_is_empty_and_says_what_lies_there(tmp_path):
+    ring = begin(tmp_path / "rows", disk := RefusingDisk(0, errno.EROFS, "remove"))
+    for i in range(3):
+        ring.extend(batch(i))
+    disk.n = 1 + sum(call == "remove" for call, _ in disk.calls)
+    with pytest.raises(ResourceError, match="Read-only"):
+        ring.clear(fields=True)
+    assert not len(ring) and not ring.fields
+    with pytest.raises(ResourceError, match="holds rows already"):
+        ring.extend(batch(0))
+
+
 def test_a_file_that_cannot_be_mapped_is_taken_away_and_the_ring_goes_on(tmp_path, monkeypatch):
     ring = begin(tmp_path / "rows")
     ring.extend(batch(0))

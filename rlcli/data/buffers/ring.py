@@ -252,8 +252,10 @@ class Ring:
         stacked = {key: stacks.frames for key, stacks in self.stacks.items()}
         laid_out = (self.fields, self.markers, self.lane_shape, self.exact, self.pairs.keys, stacked)
         codes = self.packing.codes
-        self.storage.clear()
-        self._forget()
+        try:
+            self.storage.clear()
+        finally:
+            self._forget()  # a storage that cannot take its files away holds no rows either
         if not fields and laid_out[0]:
             self.lay_out(*laid_out, codes)  # type: ignore[arg-type]
 
