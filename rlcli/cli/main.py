@@ -33,6 +33,17 @@ VERBS = {
     "bench": ("bench", "measure this machine: rlcli bench collect"),
     "completion": ("completion", 'tab completion: eval "$(rlcli completion bash)"'),
 }
+# what other programs call our verbs
+_OTHER_NAMES = {
+    **dict.fromkeys(("run", "learn", "fit", "start", "launch", "ppo", "dqn", "sac", "a2c"), "train"),
+    **dict.fromkeys(("evaluate", "test", "play", "enjoy", "render", "watch", "video"), "eval"),
+    **dict.fromkeys(("continue", "restart"), "resume"),
+    **dict.fromkeys(("list", "envs", "runs", "recipes"), "ls"),
+    "copy": "cp",
+    **dict.fromkeys(("config", "cfg"), "show"),
+    **dict.fromkeys(("info", "look"), "inspect"),
+    **dict.fromkeys(("benchmark", "profile"), "bench"),
+}
 _HIDDEN = {"__complete": "completion"}
 _DEBUG = "Run it again with --debug to see where."
 _SMALLER = "Lower env.num, collector.frames_per_batch, env.frame_stack or policy.hidden."
@@ -214,7 +225,8 @@ def _unknown_verb(verb: str) -> ConfigError:
         return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")
     if verb.startswith("-"):
         return ConfigError(f"{verb!r} is not a verb", fix=f"Flags follow the verb: rlcli train {verb}.")
-    hint = did_you_mean(verb, VERBS)
+    ours = _OTHER_NAMES.get(verb.lower())
+    hint = f"write rlcli {ours}" if ours else did_you_mean(verb, VERBS)
     return ConfigError(f"{verb!r} is not a verb{'; ' if hint else ''}{hint} (rlcli --help lists them)")
 
 

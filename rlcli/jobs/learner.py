@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from rlcli.training.signals import StopSignals
 from rlcli.typed import Misfit
 
 TOLD_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
+TOLD_EVERY = 10.0  # seconds between lines of how far an evaluation is
 
 
 class Learner:
@@ -144,9 +146,23 @@ class Learner:
         env = build_evaluation_env(self.cfg, episodes)
         try:
             copy_transforms(self.env, env)
-            return evaluate(env, self.policy.actor, episodes, stop=lambda: self.stop.requested)
+            return evaluate(
+                env, self.policy.actor, episodes, stop=lambda: self.stop.requested, tell=self._teller(episodes)
+            )
         finally:
             env.close()
+
+    def _teller(self, episodes: int) -> Callable[[int, int], None]:
+        """Says every so often how far an evaluation is: a policy that stands still plays on to an episode's limit."""
+        last = time.monotonic()
+
+        def tell(ended: int, frames: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= TOLD_EVERY:
+                last = time.monotonic()
+                self.reporter.say(f"evaluating: {ended} of {episodes} episodes ended, {frames:,} frames played ...")
+
+        return tell
 
     def final_evaluation(self) -> dict[str, Any]:
         """Facts for the closing report."""

@@ -126,6 +126,7 @@ def evaluate(
     deterministic: bool = True,
     longest: int = LONGEST,
     stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[int, int], None] = lambda ended, frames: None,
 ) -> Evaluation | None:
     """Play episodes; returns are of the env's own rewards, before any transform.
 
@@ -145,6 +146,8 @@ def evaluate(
         Steps after which an episode is cut off: an env may never end one.
     stop : callable
         Asked between batches; when it says so, the evaluation is given up and None returned.
+    tell : callable
+        Told between batches how many of the episodes have ended, and after how many frames.
     """
     n = env.batch_size.numel()
     episodes = n if episodes is None else episodes
@@ -158,6 +161,7 @@ def evaluate(
         collector.lanes.limit_frames(longest)
     returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
     playing = np.arange(n)  # each lane's episode
+    of_lane = np.arange(episodes) % n
     steps = 0
     while playing.min() < episodes and steps < longest * rounds:
         if stop():
@@ -174,6 +178,7 @@ def evaluate(
         lengths += np.bincount(episode[wanted], minlength=episodes)
         playing = playing + n * ended[:, -1]
         steps += done.shape[1]
+        tell(int((playing[of_lane] > np.arange(episodes)).sum()), steps * n)
     began = lengths > 0  # an engine that cannot be made to cut an episode may leave some unplayed
     open_ended = np.zeros(episodes, np.bool_)
     open_ended[playing[playing < episodes]] = True

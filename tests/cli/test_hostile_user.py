@@ -75,6 +75,8 @@ def test_help_is_a_page_at_any_width(process, columns):
         ("train env.id=${nope}", "env.id has no value"),
         ("doctor nope", "doctor takes no words"),
         ("trian", "'trian' is not a verb; did you mean train? (rlcli --help lists them)"),
+        ("learn", "'learn' is not a verb; write rlcli train (rlcli --help lists them)"),
+        ("enjoy RUN", "'enjoy' is not a verb; write rlcli eval"),
         ("-m train seed=1,2", "'-m' is not a verb. Flags follow the verb: rlcli train -m."),
         ("train -help", "rlcli has no flag -help; did you mean --help?"),
         ("eval -help", "there is no flag -help (did you mean --help?). See rlcli eval --help."),

@@ -222,3 +222,12 @@ def test_bounds_are_counted_by_default_and_the_report_says_what_how_far_and_how_
 def test_a_number_of_episodes_or_a_seed_that_is_none_is_refused(tmp_path, asked):
     with pytest.raises(ArgumentError, match=f"{next(iter(asked))} is .*Allowed"):
         evaluate(tmp_path, **asked)
+
+
+def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):
+    monkeypatch.setattr(learner, "TOLD_EVERY", 0.0)
+    lengths = run("run.dir=a", *BRIEF, "console=plain").summary["evaluation"]["lengths"]
+    said = [line for line in capsys.readouterr().out.splitlines() if "episodes ended" in line]
+    batches = -(-max(lengths) // evaluation.STEPS_A_BATCH)
+    assert len(said) == batches and said[-1].startswith("evaluating: 4 of 4 episodes ended, ")
+    assert said[0].endswith(f"{evaluation.STEPS_A_BATCH * 4} frames played ...")
