@@ -88,7 +88,7 @@ def _ending(summary: Mapping) -> Iterator[tuple[str, str]]:
     if learning.get("episodes"):
         mean, best, count = (figures.number(learning[name]) for name in ("return", "best_return", "episodes"))
         last = min(learning["episodes"], WINDOW)
-        text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count}"
+        text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count} episodes"
         yield "training" if summary.get("verb") == "train" else "episodes", text
     yield "time", _time(summary["throughput"])
     yield "memory", _memory(summary["memory"])
