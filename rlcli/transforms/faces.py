@@ -41,7 +41,7 @@ class Faces:
     columns : dict of key to (shape, dtype)
         Root keys that the transforms of `after` add as whole columns.
     env_keys : dict of key to key
-        Where the env writes each of its keys: `key` itself or `("_raw", key)`.
+        Where the env writes each of its keys: `key` itself or `("_raw", *key)`.
     needs : set of keys
         What the transforms inside read; with `("next", "reward")` among them the loop must fill reward rows.
     """
@@ -114,7 +114,7 @@ def _check_face(transform: Transform, needed: Any) -> None:
 
 
 def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Any, Kind], needs: set[Any]) -> Faces:
-    """Name the rows of every version of a key: `("_raw", key)`, `("_raw", key, 1)`, ..., `key`."""
+    """Name the rows of every version of a key: `("_raw", *key)`, `("_raw", *key, "1")`, ..., `key`, in words."""
     roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
     versions: dict[Any, list[Kind]] = {key: [kind] for key, kind in roots.items()}
     seen: list[dict[Any, int]] = []  # for each transform, the version of each key after it
@@ -133,7 +133,7 @@ def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping
     def name(key: Any, version: int) -> Any:
         if version == len(versions[key]) - 1:
             return key
-        return (RAW, key, version) if version else (RAW, key)
+        return (RAW, *as_tuple(key), str(version)) if version else (RAW, *as_tuple(key))
 
     views = []
     for after_it, new in zip(seen, changed, strict=True):

@@ -151,10 +151,10 @@ def test_the_env_writes_raw_rows_where_a_transform_changes_the_shape():
     kind = ((5, 6, 3), np.dtype(np.uint8))
     keys = [("a", "pixels")]
     faces = choose_faces([ChannelsFirst(keys), ToFloat(keys)], {("a", "pixels"): kind}, [])
-    assert faces.env_keys == {("a", "pixels"): ("_raw", ("a", "pixels"))}
+    assert faces.env_keys == {("a", "pixels"): ("_raw", "a", "pixels")}
     assert faces.rows == {
-        ("_raw", ("a", "pixels")): kind,
-        ("_raw", ("a", "pixels"), 1): ((3, 5, 6), np.dtype(np.uint8)),
+        ("_raw", "a", "pixels"): kind,
+        ("_raw", "a", "pixels", "1"): ((3, 5, 6), np.dtype(np.uint8)),
         ("a", "pixels"): ((3, 5, 6), np.dtype(np.float32)),
     }
 
