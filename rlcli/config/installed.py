@@ -63,6 +63,8 @@ def check_env(cfg: Any) -> list[Problem]:
     # gymnasium accepts an id without version and takes the newest
     ids = {**known, **{re.sub(r"-v\d+$", "", name): spec for name, spec in known.items()}}
     if env_id not in ids:
+        if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):  # what ALE/ ids were called before
+            return [Problem(f"unknown env id {env_id!r}", f"write env=atari env.id=ALE/{game[1]}-v5")]
         hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
         if env_id.isidentifier():  # the form of a registered name, not of an id of gymnasium's
             hint = "; ".join(filter(None, (hint, "if a package of yours registers it, add --import PACKAGE")))

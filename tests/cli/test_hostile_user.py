@@ -75,6 +75,7 @@ def test_help_is_a_page_at_any_width(process, columns):
         ("train env.id=${nope}", "env.id has no value"),
         ("doctor nope", "doctor takes no words"),
         ("trian", "'trian' is not a verb; did you mean train? (rlcli --help lists them)"),
+        ("train env.id=PongNoFrameskip-v4", "unknown env id 'PongNoFrameskip-v4'; write env=atari env.id=ALE/Pong-v5"),
         ("learn", "'learn' is not a verb; write rlcli train (rlcli --help lists them)"),
         ("enjoy RUN", "'enjoy' is not a verb; write rlcli eval"),
         ("-m train seed=1,2", "'-m' is not a verb. Flags follow the verb: rlcli train -m."),
