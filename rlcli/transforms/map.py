@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from rlcli.keys import OBSERVATION, Key
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, END_FLAGS, NEXT, OBSERVATION, REWARD, Key, as_tuple, show
 from rlcli.specs import TensorSpec
 from rlcli.transforms.base import RAW, RowOp, Transform
 
@@ -26,6 +27,9 @@ class MapTransform(Transform):
     def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
         super().__init__(in_keys, out_keys)
         self.pairs()  # one for each, or it is refused here
+        for key in set(self.out_keys) - set(self.in_keys):
+            if as_tuple(key)[0] in (ACTION, REWARD[-1], NEXT, *END_FLAGS):
+                raise ArgumentError(f"{type(self).__name__} writes observations, and {show(key)} is none")
 
     # -- what a subclass gives -----------------------------------------------------------------------------
     def on_tensor(self, value: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ TYPED = {
     "env.transforms=[{RewardClipping:{clamp_min:x}}]": ["RewardClipping does not take these arguments", "'x'"],
     "env.transforms=[{RewardNorm:{gamma:x}}]": ["RewardNorm does not take these arguments", "'x'"],
     "env.transforms=[{CatFrames:{N:2.5,dim:-1}}]": ["CatFrames does not fit what CartPole-v1 gives"],
+    "env.transforms=[{ToFloat:{out_keys:[done]}}]": ["ToFloat writes observations, and done is none"],
     "env.transforms=[{ToFloat:{out_keys:[a,b]}}]": ["ToFloat does not take these arguments"],
     "env.transforms=[{InitTracker:{init_key:[]}}]": ["InitTracker does not"],
     "env.kwargs={nonsense:1}": ["does not take these settings", "nonsense"],
