@@ -140,6 +140,7 @@ def evaluate(
     *,
     deterministic: bool = True,
     seed: int | None = None,
+    max_steps: int | None = None,
     video: str | None = None,
 ) -> Evaluation:
     """Play episodes with a run's policy as `rlcli eval PATH` does.
@@ -154,6 +155,8 @@ def evaluate(
         The most likely action, or a draw (`--stochastic`).
     seed : int, optional
         Another set of episodes.
+    max_steps : int, optional
+        Steps after which an episode is cut off; by default as in the run's own evaluations.
     video : str, optional
         Where to write the first episode.
 
@@ -167,7 +170,7 @@ def evaluate(
     with _as_it_was():
         from rlcli.jobs import evaluate as start
 
-        return start(path, episodes=episodes, deterministic=deterministic, seed=seed, video=video)
+        return start(path, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video)
 
 
 def load(path: PathName) -> TrainedPolicy:

@@ -10,11 +10,12 @@ from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
-usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--video FILE.mp4]
+usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--max-steps N] [--video FILE.mp4]
 
   --episodes N       how many episodes
   --stochastic       actions drawn from the policy instead of the most likely ones
   --seed N           another set of episodes, which no run trains on; 0, the default, is that of a run's own evaluations
+  --max-steps N      cut an episode off after so many steps; by default as in the run's own evaluations
   --video FILE.mp4   record the first episode
 """
 
@@ -27,6 +28,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags.add_argument("--episodes", type=int, default=20)
     flags.add_argument("--stochastic", action="store_true")
     flags.add_argument("--seed", type=int, default=None)
+    flags.add_argument("--max-steps", type=int, default=None)
     flags.add_argument("--video", default=None)
     args = flags.parse(words)
     if args.help:
@@ -46,7 +48,12 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     print(f"playing {args.episodes} episodes{film} ...", file=sys.stderr, flush=True)
     with announced():
         result = evaluate(
-            path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, video=args.video
+            path,
+            episodes=args.episodes,
+            deterministic=not args.stochastic,
+            seed=args.seed,
+            max_steps=args.max_steps,
+            video=args.video,
         )
     if result is not None:
         print(result)

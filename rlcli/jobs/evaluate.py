@@ -12,7 +12,7 @@ from rlcli.data.fitting import fitting
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.jobs.load import check_imports
 from rlcli.jobs.saved import newest
-from rlcli.training.evaluation import EVALUATION_SEED, Evaluation
+from rlcli.training.evaluation import EVALUATION_SEED, Evaluation, longest_episode
 from rlcli.training.evaluation import evaluate as play
 from rlcli.training.run import open_run
 
@@ -23,6 +23,7 @@ def evaluate(
     episodes: int = 20,
     deterministic: bool = True,
     seed: int | None = None,
+    max_steps: int | None = None,
     video: str | None = None,
 ) -> Evaluation:
     """Play whole episodes with the newest checkpoint that verifies, rewards as the env gives them.
@@ -37,11 +38,15 @@ def evaluate(
         The most likely action, or a draw.
     seed : int, optional
         Another set of episodes: 0, the default, is that of a run's own evaluations. No run trains on one of these sets.
+    max_steps : int, optional
+        Steps after which an episode is cut off; by default as in the run's own evaluations.
     video : str, optional
         Where to write the first episode.
     """
     if episodes < 1:
         raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
+    if max_steps is not None and max_steps < 1:
+        raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
     if seed is not None and not 0 <= seed < 2**32:
         raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
     run = open_run(Path(path))
@@ -56,7 +61,8 @@ def evaluate(
         with fitting(saved.path):
             policy = restored_policy(cfg, env, state)
         first = EVALUATION_SEED + (seed or 0)
-        found = play(env, policy.actor, episodes, seed=first, deterministic=deterministic)
+        limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
+        found = play(env, policy.actor, episodes, seed=first, deterministic=deterministic, longest=limit)
         assert found is not None  # nobody asked it to stop
     finally:
         env.close()

@@ -28,7 +28,14 @@ from rlcli.report.process import process_memory
 from rlcli.report.reporter import Watched
 from rlcli.training import random_streams
 from rlcli.training.checkpoint import Checkpoint
-from rlcli.training.evaluation import Evaluation, FailedEvaluation, PeriodicEvaluation, Played, evaluate
+from rlcli.training.evaluation import (
+    Evaluation,
+    FailedEvaluation,
+    PeriodicEvaluation,
+    Played,
+    evaluate,
+    longest_episode,
+)
 from rlcli.training.provenance import surroundings
 from rlcli.training.run import Run
 from rlcli.training.saver import Saver
@@ -147,8 +154,10 @@ class Learner:
         try:
             copy_transforms(self.env, env)
             return evaluate(
-                env, self.policy.actor, episodes, stop=lambda: self.stop.requested, tell=self._teller(episodes)
-            )
+                env, self.policy.actor, episodes,
+                longest=longest_episode(self.cfg.run.eval_max_steps, self.cfg.total_frames),
+                stop=lambda: self.stop.requested, tell=self._teller(episodes),
+            )  # fmt: skip
         finally:
             env.close()
 

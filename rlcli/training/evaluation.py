@@ -22,6 +22,7 @@ from rlcli.training.threads import one_thread
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
 STEPS_A_BATCH = 64
 LONGEST = 30_000  # steps after which an episode that does not end is cut off
+SHORTEST_LIMIT = 1_000  # most benchmarks' episodes end within it
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,15 @@ class PeriodicEvaluation:
     def resumed_at(self, frames: int) -> None:
         """The run goes on after this many frames."""
         self._last = frames
+
+
+def longest_episode(asked: int | None, total_frames: int) -> int:
+    """Steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
+
+    A policy that stands still plays on for as long as its env lets it (27,000 steps in Breakout), and judging it must
+    not take many times as long as training it did.
+    """
+    return min(max(total_frames // 4, SHORTEST_LIMIT), LONGEST) if asked is None else asked
 
 
 def evaluate(

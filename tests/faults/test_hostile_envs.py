@@ -205,11 +205,8 @@ def test_a_strange_env_that_breaks_no_promise_is_trained_on(hostile, name):
     assert ("cannot be replayed" in answer.out) == (name == "unseeded")
 
 
-def test_an_episode_that_never_ends_is_cut_off_in_evaluations_and_counted(hostile, monkeypatch):
-    from rlcli.training import evaluation
-
-    monkeypatch.setitem(evaluation.evaluate.__kwdefaults__, "longest", 300)
-    answer = hostile("train", "env.id=never_ends", "run.dir=r", "run.eval_episodes=3")
+def test_an_episode_that_never_ends_is_cut_off_in_evaluations_and_counted(hostile):
+    answer = hostile("train", "env.id=never_ends", "run.dir=r", "run.eval_episodes=3", "run.eval_max_steps=300")
     assert answer.code == 0 and "3 did not end and were cut off" in answer.out
     found = open_run("r").summary["evaluation"]
     assert (found["cut"], found["lengths"]) == (3, [300, 300, 300])

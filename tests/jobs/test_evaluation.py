@@ -231,3 +231,15 @@ def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):
     batches = -(-max(lengths) // evaluation.STEPS_A_BATCH)
     assert len(said) == batches and said[-1].startswith("evaluating: 4 of 4 episodes ended, ")
     assert said[0].endswith(f"{evaluation.STEPS_A_BATCH * 4} frames played ...")
+
+
+def test_judging_a_short_run_does_not_take_many_times_as_long_as_training_it():
+    assert [evaluation.longest_episode(None, frames) for frames in (100, 30_000, 10**7)] == [1_000, 7_500, 30_000]
+    assert evaluation.longest_episode(50, 10**7) == 50
+
+
+def test_a_run_and_rlcli_eval_cut_episodes_off_alike(run):
+    played = run("run.dir=a", "env.id=Pendulum-v1", "run.eval_max_steps=64", *BRIEF).summary["evaluation"]
+    again = evaluate("a", episodes=4)
+    assert played["lengths"] == again.lengths.tolist() == [64] * 4 and played["returns"] == again.returns.tolist()
+    assert evaluate("a", episodes=1, max_steps=10).lengths.tolist() == [10]
