@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import inspect
-import pkgutil
 import random
 import signal
 import subprocess
 import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -43,11 +40,15 @@ def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch):
 
 
 def test_no_module_takes_the_place_of_a_function():
-    for module in pkgutil.walk_packages(rlcli.__path__, "rlcli."):
-        if not module.name.startswith(("rlcli.bench.peers", "rlcli.__main__")):
-            importlib.import_module(module.name)
-    for name in FUNCTIONS:
-        assert isinstance(getattr(rlcli, name), types.FunctionType), name
+    """In a process of its own: kernels of a GPU are loaded once, as the first to ask wants them."""
+    program = f"""
+import importlib, pkgutil, types, rlcli
+for module in pkgutil.walk_packages(rlcli.__path__, "rlcli."):
+    if not module.name.startswith(("rlcli.bench.peers", "rlcli.__main__")):
+        importlib.import_module(module.name)
+assert all(isinstance(getattr(rlcli, name), types.FunctionType) for name in {list(FUNCTIONS)!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

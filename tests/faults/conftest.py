@@ -23,7 +23,9 @@ def rlcli(capfd, tmp_path, monkeypatch):
     def run(verb: str, *words: str) -> Answer:
         short = {"train": SHORT, "collect": FRAMES}.get(verb, [])
         typed = {word.partition("=")[0] for word in words}
-        typed |= {"policy.hidden"} if "policy" in typed else set()  # of networks that rlcli builds
+        # what means nothing beside these words: layers of networks that rlcli does not build, epochs of a batch
+        typed |= {"policy.hidden"} if "policy" in typed or "recipe=collect_random" in words else set()
+        typed |= {"optim.epochs"} if "recipe=dqn_cartpole" in words else set()
         capfd.readouterr()
         try:
             code = main([verb, *(w for w in short if w.partition("=")[0] not in typed), *words])

@@ -140,10 +140,13 @@ optim.epochs=1 storage.max_size=256 run.eval_episodes=0 console=off logger=none
 
 
 def short(schema: type, words: list[str]) -> list[str]:
-    """What makes a run small and is not among the words."""
+    """What makes a run small, is not among the words, and means something beside them."""
     typed = {word.partition("=")[0] for word in words}
+    idle = set() if "storage" in typed else {"storage.max_size"}
+    idle |= {"policy.hidden"} if "policy" in typed or "loss.kind" not in leaves(schema) else set()
+    idle |= {"optim.epochs"} if {"loss=dqn", "loss=sac"} & set(words) else set()
     keys = {*leaves(schema), *groups(schema)}
-    return [word for word in SHORT if word.partition("=")[0] in keys - typed]
+    return [word for word in SHORT if word.partition("=")[0] in keys - typed - idle]
 
 
 def run_for_real(rlcli, numbers) -> list[int]:

@@ -22,7 +22,7 @@ N, train_steps, policy, loss_fn, train = 60, 3, None, len, len
 make_env = lambda: GymEnv("CartPole-v1")
 env = make_env()
 """
-PAGES, TUTORIAL, RECIPES = "test_buffer_pages.py", "test_memory_tutorial.py", "test_recipes.py"
+PAGES, TUTORIAL, RECIPES = "test_buffer_pages.py", "test_memory_tutorial.py", "test_seed_recipes.py"
 
 # name -> (block, the file of this folder that runs it)
 RUN = {
