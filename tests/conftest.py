@@ -1,6 +1,7 @@
-"""For every test: one thread per operation on shared cores, and hypothesis without a clock."""
+"""For every test: one thread an operation, hypothesis without a clock, signals as a terminal has them."""
 
 import os
+import signal
 
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,3 +10,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("shared_cores", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared_cores")
+
+# a suite that was started in the background, or by nohup, would hand on signals that are ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 from rlcli.training.run import open_run
@@ -86,7 +87,8 @@ def test_help_is_a_page_at_any_width(process, columns):
         ("bench start ruonds=9", "did you mean rounds?"),
     ],
 )
-def test_a_mistake_is_one_sentence(rlcli, started, line, words):
+def test_a_mistake_is_one_sentence(rlcli, started, line, words, monkeypatch):
+    monkeypatch.delitem(gym.registry, "PongNoFrameskip-v4", raising=False)  # ale-py's, where a test has loaded it
     code, out, err = rlcli(line)
     assert (code, out, started) == (2, "", []) and words in err and err.count("\n") == 1
 
