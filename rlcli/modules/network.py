@@ -89,8 +89,9 @@ def network(
 
 
 def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
-    """Whether `network` would begin with convolutions, for one observation at least."""
-    return _any_cnn(_encoders(spec, list(keys), net))
+    """Whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
+    with torch.random.fork_rng(devices=()):  # encoders are made, with weights that nobody will see
+        return _any_cnn(_encoders(spec, list(keys), net))
 
 
 def _any_cnn(encoders: Sequence[Encoder]) -> bool:

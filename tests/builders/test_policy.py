@@ -11,6 +11,7 @@ from rlcli.builders.env import build_env
 from rlcli.builders.policy import build_policy
 from rlcli.cli.compose import configure
 from rlcli.errors import ConfigError
+from rlcli.modules import build_actor_critic
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
@@ -80,3 +81,11 @@ def test_a_trunk_that_nobody_asked_to_share_is_not_shared_where_it_has_no_layers
 def test_several_observations_are_read_where_nobody_chose_a_network():
     policy = shown({"camera": PICTURE, "joints": VECTOR})
     assert policy.actor.in_keys == ["camera", "joints"] and policy.shared
+
+
+@pytest.mark.parametrize("shared", [True, None])
+def test_what_is_built_draws_from_a_stream_of_its_own(shared):
+    spec = Composite(observation=Bounded(0, 255, (4, 84, 84), dtype=torch.uint8))
+    before = torch.get_rng_state()
+    build_actor_critic(spec, Categorical(2), shared=shared, generator=0)
+    assert torch.equal(torch.get_rng_state(), before)
