@@ -312,6 +312,8 @@ class ReplayBuffer(SavedBuffer):
         """Write into a sample what only some kinds of buffer tell in it."""
 
     def _placed(self, batch: Any) -> Any:
+        if self.device is None and not self.pin_memory:
+            return batch
         if type(batch) in (list, tuple):
             return type(batch)(self._placed(item) for item in batch)
         if not hasattr(batch, "to"):

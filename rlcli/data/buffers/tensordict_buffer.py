@@ -51,10 +51,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
         for name, value in info.items():
-            if isinstance(columns, TensorDictBase):
-                tell(columns, name, value.to(self.storage.device))
-            else:
+            if type(columns) is dict:
                 columns[name] = value.to(self.storage.device)
+            else:  # a batch of objects
+                tell(columns, name, value.to(self.storage.device))
 
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
         """Give the rows of a sample the priorities that it now holds under `priority_key`.

@@ -115,7 +115,7 @@ class Sampler:
 
     def position(self) -> tuple[np.ndarray, dict[str, Any]]:
         """Where its draws stand: the random stream, and what of an epoch is left."""
-        return self.random.state.copy(), {name: getattr(self, name) for name in self.moves}
+        return self.random.state.copy(), {name: getattr(self, name) for name in self.moves} if self.moves else {}
 
     def go_back(self, position: tuple[np.ndarray, dict[str, Any]]) -> None:
         """Draw again what was drawn since, as far as writes have left it."""
@@ -200,6 +200,8 @@ def need_live(ring: Ring, draw: Draw) -> None:
 
 def need_size(name: str, value: Any) -> int:
     """A whole number of at least 1."""
+    if type(value) is int and value >= 1:  # of every sample
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ArgumentError(f"{name} is a whole number of at least 1", where=name, why=f"got {value!r}")
     return int(value)
