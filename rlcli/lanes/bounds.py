@@ -1,0 +1,181 @@
+"""What an env showed outside the bounds that it declares: refused at the first, or counted, with the worst kept.
+
+The numbers are `intervals.py`'s.  Batches are looked at by `rlcli.collectors.checks`, single steps by `LanesEnv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key, show, spell
+from rlcli.lanes.contract import BatchStart, Book, broken
+from rlcli.lanes.intervals import Interval
+
+MODES = ("refuse", "count", "ignore")
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element that lay farthest outside: its index, its value, its declared bounds and its excess."""
+
+    element: tuple[int, ...]
+    value: float
+    low: float
+    high: float
+    excess: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.9g}{_at(self.element)}, {self.beyond()} of {self.low:.9g}..{self.high:.9g}"
+
+    def beyond(self) -> str:
+        """How far on which side."""
+        return f"{self.excess:.3g} {'above' if self.value > self.high else 'below'} the bounds"
+
+
+class Bounds:
+    """What the observations of some lanes must stay within, and what was found outside.
+
+    Parameters
+    ----------
+    intervals : dict
+        Observation key -> Interval; those that say nothing are left out.
+    mode : {"refuse", "count", "ignore"}
+        At an observation outside: raise; go on and count it; do not look.
+
+    Attributes
+    ----------
+    outside : dict
+        Key -> number of observations that had an element outside, with `mode="count"`.
+    worst : dict
+        Key -> the worst element among them.
+    """
+
+    def __init__(self, intervals: dict[Key, Interval] | None = None, mode: str = "refuse") -> None:
+        self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
+        self.mode = _known(mode)
+        self.outside: dict[Key, int] = {}
+        self.worst: dict[Key, Worst] = {}
+        self._told: dict[Key, int] = {}
+
+    @property
+    def watched(self) -> list[Key]:
+        """The keys to look at."""
+        return [] if self.mode == "ignore" else list(self.intervals)
+
+    def check_row(self, lanes: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
+        """Look at what these lanes show now, in rows `[N, *shape]` that belong to no batch."""
+        for key in self.watched:
+            values = row[key][list(chosen)]
+            if not self.intervals[key].holds(values):
+                start = BatchStart.of(lanes)
+                self.found(lanes, key, values, [(0, True, lane) for lane in chosen], start, ())
+
+    def found(
+        self,
+        lanes: Book,
+        key: Key,
+        values: np.ndarray,
+        times: Sequence[tuple],
+        start: BatchStart,
+        ends: Sequence[tuple],
+    ) -> None:
+        """Refuse or count those of `values` that lie outside.
+
+        Parameters
+        ----------
+        values : ndarray `[M, *shape]`
+            Observations, each of them once.
+        times : sequence of (row, after_reset, lane)
+            When each was shown: what a step gave comes before the reset that followed it.
+        start, ends
+            The batch that the rows belong to.
+
+        Raises
+        ------
+        EnvError
+            With `mode="refuse"`, naming the first.
+        """
+        excess = self.intervals[key].excess(values).reshape(len(values), -1)
+        bad = np.flatnonzero((excess > 0).any(1))
+        if not len(bad):
+            return
+        if self.mode == "refuse":
+            first = min(bad.tolist(), key=lambda index: times[index])
+            worst = self._worst(key, values[first], excess[first])
+            raise broken(
+                lanes, f"the env's {show(key)} is outside its declared bounds", lane=None,
+                place=start.place(lanes, ends, *times[first]),
+                expected=f"{worst.low:.9g}..{worst.high:.9g}{_at(worst.element)}",
+                got=f"{worst.value:.9g}, {worst.beyond()}",
+                fix="Correct the env or the space it declares; to go on and count such observations: "
+                "env.out_of_bounds=count",
+            )  # fmt: skip
+        self.outside[key] = self.outside.get(key, 0) + len(bad)
+        index = int(excess.max(1).argmax())
+        if key not in self.worst or excess[index].max() > self.worst[key].excess:
+            self.worst[key] = self._worst(key, values[index], excess[index])
+
+    def _worst(self, key: Key, value: np.ndarray, excess: np.ndarray) -> Worst:
+        interval, index = self.intervals[key], int(excess.argmax())
+        element = tuple(int(i) for i in np.unravel_index(index, interval.shape))
+        shown, low, high = (float(array.reshape(-1)[index]) for array in (value, interval.low, interval.high))
+        return Worst(element, shown, low, high, float(excess[index]))
+
+    # ---- for the report ------------------------------------------------------------------------------------------
+    def news(self) -> list[tuple[str, str, int]]:
+        """(key, sentence, number of observations) of every key that left its bounds since the last call."""
+        fresh = [(key, count - self._told.get(key, 0)) for key, count in self.outside.items()]
+        self._told = dict(self.outside)
+        return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
+
+    def lines(self) -> list[str]:
+        """A sentence for every key that left its bounds."""
+        return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
+
+    def figures(self) -> dict[str, dict]:
+        """Plain values: key, as it is spelled -> number of observations outside and the worst element."""
+        return {
+            spell(key): {"observations": count, "worst": _plain(self.worst[key])} for key, count in self.outside.items()
+        }
+
+    def state_dict(self) -> dict[str, dict]:
+        return self.figures()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        keys = {spell(key): key for key in self.intervals}
+        found = {keys.get(name, name): entry for name, entry in state.items()}
+        self.outside = {key: int(entry["observations"]) for key, entry in found.items()}
+        self.worst = {
+            key: Worst(**(entry["worst"] | {"element": tuple(int(i) for i in entry["worst"]["element"])}))
+            for key, entry in found.items()
+        }
+        self._told = dict(self.outside)
+
+
+def sentence(name: str, worst: Worst) -> str:
+    """What a report says of a key that left its bounds."""
+    return f"the env's {name} was outside its declared bounds; the worst: {worst}"
+
+
+def strictest(modes: Iterable[str]) -> str:
+    """The mode of envs that are stepped together."""
+    return min(map(_known, modes), key=MODES.index)
+
+
+def _known(mode: str) -> str:
+    if mode not in MODES:
+        raise ArgumentError(f"unknown out_of_bounds '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
+    return mode
+
+
+def _at(element: tuple[int, ...]) -> str:
+    return f" at element {list(element)}" if element else ""
+
+
+def _plain(worst: Worst) -> dict[str, Any]:
+    return asdict(worst) | {"element": list(worst.element)}

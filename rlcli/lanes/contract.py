@@ -1,0 +1,124 @@
+"""The sentences for an environment that raises or breaks the step contract (rows 6 to 9 of the fault table)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlcli.errors import EnvError, in_words
+
+
+class Book(Protocol):
+    """What sentences are written from: some lanes, and their episodes (`Lanes`)."""
+
+    name: str
+    n: int
+    first_lane: int
+    clock: list[int]
+    started: list[int]
+    episodes: list[int]
+    seeds: list[int | None]
+
+    def steps_in_episode(self, lane: int) -> int: ...
+    def seed_used(self, lane: int, episode: int) -> int | None: ...
+
+
+def named(lanes: Book, lane: int, episode: int | None = None, *steps: str, seed: int | None = None) -> str:
+    """Env, lane (its number in the run), episode, steps and seed, as far as they are known: the one spelling of it."""
+    where = f"env {lanes.name}, lane {lanes.first_lane + lane}"
+    if episode is not None:
+        where += f", episode {episode}"
+    where = ", ".join((where, *steps))
+    return where if seed is None else f"{where}, seed {seed}"
+
+
+def place_of(lanes: Book, lane: int | range | None) -> str:
+    """The present place of a lane, of several that one process steps, or of all of them."""
+    if lane is None or isinstance(lane, range):  # stepped in one call
+        which = f"all {lanes.n} lanes"
+        if lane is not None:
+            first, last = lanes.first_lane + lane[0], lanes.first_lane + lane[-1]
+            which = f"lane {first}" if first == last else f"lanes {first} to {last}"
+        return f"env {lanes.name}, {which}, step {lanes.clock[0]} of the run"
+    return named(lanes, lane, lanes.episodes[lane], f"step {lanes.steps_in_episode(lane)}", seed=lanes.seeds[lane])
+
+
+def _past_place(lanes: Book, lane: int, t: int, ends: Sequence[tuple]) -> str:
+    """The place of step `t` of a batch that is over: episodes may have ended since."""
+    episode = lanes.episodes[lane] - sum(1 for end in ends if end[1] == lane and end[0] >= t)
+    return named(lanes, lane, episode, f"step {t} of the batch", seed=lanes.seed_used(lane, episode))
+
+
+@dataclass(frozen=True)
+class BatchStart:
+    """Where the lanes stood when a batch began: from it and the batch's ends, any row of the batch has its place.
+
+    Attributes
+    ----------
+    clock : int
+        Steps of the run before the batch.
+    ages, episodes : list of int
+        Of each lane: steps in its episode, and that episode's index.
+    """
+
+    clock: int
+    ages: list[int]
+    episodes: list[int]
+
+    @classmethod
+    def of(cls, lanes: Book) -> BatchStart:
+        """The present state of the lanes."""
+        clock = lanes.clock[0]
+        return cls(clock, [clock - begun for begun in lanes.started], list(lanes.episodes))
+
+    def place(self, lanes: Book, ends: Sequence[tuple], row: int, after_reset: bool, lane: int) -> str:
+        """Env, lane, episode, step of the episode and of the run, seed; a reset's observation has step 0.
+
+        `row` counts from 0, the rows that the batch began with; row t+1 holds what step t gave, and what the reset
+        that followed it gave (`after_reset`).
+        """
+        over = [t for t, ended, *_ in ends if ended == lane and t < row - (not after_reset)]
+        episode = self.episodes[lane] + len(over)
+        step = row - over[-1] - 1 if over else self.ages[lane] + row
+        steps = f"step {step}", f"step {self.clock + row} of the run"
+        return named(lanes, lane, episode, *steps, seed=lanes.seed_used(lane, episode))
+
+
+def broken(
+    lanes: Book,
+    what: str,
+    *,
+    lane: int | None,
+    expected: str,
+    got: str,
+    action: Any = None,
+    fix: str | None = None,
+    at: tuple[int, Sequence[tuple]] | None = None,
+    place: str | None = None,
+) -> EnvError:
+    """An error naming env, lane, episode, step, seed, what was expected and what came.
+
+    `at` is given for what is found after a batch: the step in it, and the batch's ends; `place` for steps that belong
+    to no batch at all.
+    """
+    why = f"expected {expected}, got {got}"
+    if action is not None:
+        why += f" after action {_short(action)}"
+    if place is None:
+        place = place_of(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
+    return EnvError(what, where=place, why=why, fix=fix)
+
+
+def env_raised(
+    lanes: Book, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
+) -> EnvError:
+    """An error that keeps type and text of what the env raised, with env, lane, step, seed and last action."""
+    why = in_words(error)
+    if action is not None:
+        why += f" (action {_short(action)})"
+    return EnvError(f"the environment raised in {during}", where=place or place_of(lanes, lane), why=why)
+
+
+def _short(action: Any) -> str:
+    return " ".join(repr(action).split())[:200]

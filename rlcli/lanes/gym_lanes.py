@@ -1,0 +1,272 @@
+"""The array face of gymnasium envs: N envs stepped by one Python loop, straight into preallocated rows.
+
+The engine that steps a vector of envs in one call is `native_lanes.py`; what the rows mean is in `lanes.py`, what is
+compared, saved and restored around a replay in `replay.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.lanes.contract import broken, env_raised, named
+from rlcli.lanes.episodes import NO_LIMIT
+from rlcli.lanes.lanes import NONE, Rows
+from rlcli.lanes.observations import BadValue, plain, writer
+from rlcli.lanes.replay import ReplayableLanes, fingerprint
+
+
+class GymLanes(ReplayableLanes):
+    """Gymnasium envs in one process.
+
+    Parameters
+    ----------
+    envs : list of gymnasium.Env
+        All with equal spaces.  Their bookkeeping wrappers are stepped around, not changed (see `strip`).
+    categorical, narrow, out_of_bounds
+        As in `ReplayableLanes`.
+    first_lane : int
+        The number of the first env among all lanes, where others are stepped elsewhere.
+
+    Raises
+    ------
+    EnvError
+        A space that cannot be used, envs that differ, or (while stepping) a broken step contract: the error names env,
+        lane, step, seed, what was expected and what came.
+    """
+
+    def __init__(
+        self,
+        envs: list[gym.Env],
+        *,
+        categorical: bool = False,
+        narrow: bool = False,
+        out_of_bounds: str = "count",
+        first_lane: int = 0,
+    ) -> None:
+        self.envs, self.n, self.first_lane = envs, len(envs), first_lane
+        self.name = _checked(envs)
+        first = envs[0]
+        for lane, env in enumerate(envs[1:], 1):
+            if env.observation_space != first.observation_space or env.action_space != first.action_space:
+                raise broken(
+                    self, "the envs differ in their spaces", lane=lane, expected=str(first), got=str(env),
+                    place=named(self, lane),
+                )  # fmt: skip
+        stripped = [strip(env) for env in envs]
+        super().__init__(
+            self.n, name=self.name, observation_space=first.observation_space, action_space=first.action_space,
+            categorical=categorical, narrow=narrow, out_of_bounds=out_of_bounds,
+            limits=[limit for _, limit in stripped],
+        )  # fmt: skip
+        self.inner = [env for env, _ in stripped]
+        self.last: list = [None] * self.n  # each lane's last observation, as the env gave it
+        self._steppers = [env.step for env in self.inner]
+
+    # ---- resets --------------------------------------------------------------------------------------------------
+    def restart(self, row, lanes) -> None:
+        self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
+
+    def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
+        lane = -1
+        try:
+            for lane, seed in zip(lanes, self.begin_episodes(lanes), strict=True):
+                result = self.inner[lane].reset(seed=seed)
+                if result.__class__ is not tuple or len(result) != 2:
+                    raise BadValue("(observation, info) from reset", f"a {type(result).__name__}")
+                self.last[lane] = result[0]
+                write(t, lane, result[0])
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BadValue as error:
+            raise broken(
+                self, "reset returned a bad observation", lane=lane, expected=error.expected, got=error.got
+            ) from None
+        except BaseException as error:  # SystemExit too
+            raise env_raised(self, error, lane, "reset") from error
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+    def bind(self, rows: Rows) -> tuple[Callable, Callable]:
+        write = writer(self.leaves, rows)
+        send, lanes, clock, nearest = self.actions.sender(), range(self.n), self.clock, self.nearest
+        steppers, last, engine = self._steppers, self.last, self
+        only = self.leaves[0] if plain(self.leaves) else None
+        column = rows[only.key] if only else []
+        size, dtype, array = (math.prod(only.shape), only.dtype, np.ndarray) if only else (0, None, None)
+        ndim = len(only.shape) if only else 0
+
+        def step(t: int, actions) -> Sequence[int]:
+            now = clock[0] = clock[0] + 1
+            late = now >= nearest[0]  # some lane may have reached its deadline
+            add_reward = engine.outcome.rewards.append
+            done = NONE
+            lane, value = 0, None
+            row = t + 1
+            target = column[row] if only else None
+            sent = send(actions)
+            engine.history.append(sent)
+            try:
+                for lane, stepper, action in zip(lanes, steppers, sent, strict=False):
+                    value, reward, terminated, truncated, _ = stepper(action)
+                    if target is None:
+                        write(row, lane, value)
+                    else:  # one plain array: `write` without its call; of equal size and ndim, numpy compares shapes
+                        if (
+                            value.__class__ is not array
+                            or value.dtype is not dtype
+                            or value.size != size
+                            or value.ndim != ndim
+                        ):
+                            value = only.read(value)  # type: ignore[union-attr]
+                        target[lane] = value
+                    last[lane] = value
+                    add_reward(reward)
+                    # one identity test each on the usual step: a flag that is not False goes the long way
+                    if (late or terminated is not False or truncated is not False) and engine._ends(
+                        t, lane, terminated, truncated, now
+                    ):
+                        done = [*done, lane]
+            except (RlcliError, KeyboardInterrupt):
+                raise
+            except BadValue as error:
+                raise broken(
+                    engine, "step returned a bad value", lane=lane, action=sent[lane],
+                    expected=error.expected, got=error.got,
+                ) from None  # fmt: skip
+            except BaseException as error:  # an env that calls sys.exit must not end the run as if all were well
+                got = getattr(value, "shape", None)
+                if only and isinstance(error, ValueError) and got not in (None, only.shape):
+                    raise broken(
+                        engine, "step returned a bad value", lane=lane, action=sent[lane],
+                        expected=f"shape {only.shape}", got=f"shape {got}",
+                    ) from None  # fmt: skip
+                raise env_raised(engine, error, lane, "step", sent[lane]) from error
+            return done
+
+        def reset(t: int, done: Sequence[int]) -> None:
+            engine._reset_into(write, t + 1, done)
+
+        return step, reset
+
+    def _ends(self, t: int, lane: int, terminated, truncated, now: int) -> bool:
+        """Record the end of an episode, if it is one; refuse flags that are not booleans."""
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise BadValue(f"a bool as {name}", f"{flag!r} ({type(flag).__name__})")
+        cut = bool(truncated) or now >= self.deadlines[lane]
+        if not (terminated or cut):
+            return False
+        self.outcome.ends.append((t, lane, bool(terminated), cut))
+        return True
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+    def shows(self, lane: int) -> list[np.ndarray]:
+        observation = self.last[lane]
+        return [] if observation is None else [leaf.read(observation) for leaf in self.leaves]
+
+    def repeats(self) -> bool:
+        drawn = self.probe_actions()
+        return self._trace(drawn) == self._trace(drawn)
+
+    def _trace(self, drawn: Sequence[np.ndarray]) -> list[str]:
+        """What the first seeded episode of lane 0 shows and pays under these actions; the env is left as it is then."""
+        send, env, seed = self.actions.sender(), self.inner[0], self.seed_of(0, 0)
+        sent, taken = None, 0
+        try:
+            seen = [self._fingerprint(env.reset(seed=seed)[0])]
+            for actions in drawn:
+                sent, taken = send(actions)[0], taken + 1
+                observation, reward, terminated, truncated, _ = env.step(sent)
+                seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
+                if terminated or truncated:
+                    break
+        except (EnvError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = named(self, 0, None, f"step {taken} of a first try", seed=seed)
+            raise self._outside_the_loop(error, "step" if taken else "reset", sent, place) from error
+        return seen
+
+    def _fingerprint(self, observation: Any) -> str:
+        return fingerprint(leaf.read(observation) for leaf in self.leaves)
+
+    def replay(self, ages: Mapping[int, int]) -> set[int]:
+        return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
+
+    def _replay_lane(self, lane: int, steps: int) -> bool:
+        """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""
+        env, seed, taken = self.inner[lane], self.seed_of(lane, self.episodes[lane]), 0
+        try:
+            self.last[lane], _ = env.reset(seed=seed)
+            for sent in self.history[len(self.history) - steps :]:
+                taken += 1
+                self.last[lane], _, terminated, truncated, _ = env.step(sent[lane])
+                if terminated or truncated:
+                    return False
+        except (EnvError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = named(self, lane, None, f"step {taken} of a replay", seed=seed)
+            raise self._outside_the_loop(error, "step" if taken else "reset", None, place) from error
+        return True
+
+    def _outside_the_loop(self, error: BaseException, during: str, action: Any, place: str) -> EnvError:
+        """The sentence for what an env did in a probe or a replay."""
+        if isinstance(error, BadValue):
+            what = f"{during} returned a bad value"
+            return broken(self, what, lane=0, expected=error.expected, got=error.got, action=action, place=place)
+        return env_raised(self, error, 0, during, action, place)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def _checked(envs: Sequence[Any]) -> str:
+    """Refuse what cannot be lanes; the name of the env."""
+    for env in envs:
+        if not isinstance(env, gym.Env):
+            raise EnvError("this is not a gymnasium env", why=f"it is a {type(env).__name__}")
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gym.Space):
+                raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
+    if len({id(env) for env in envs}) < len(envs):
+        raise ArgumentError(
+            "one env object cannot be several lanes", why="it would be stepped several times a step",
+            fix="Give a function that makes a new env each time.",
+        )  # fmt: skip
+    first = envs[0]
+    return first.spec.id if first.spec is not None else type(first.unwrapped).__name__
+
+
+def strip(env: gym.Env) -> tuple[gym.Env, int]:
+    """The env without gymnasium's bookkeeping wrappers, and the number of steps after which an episode is truncated.
+
+    Their work is done here, for all lanes at once.  Only the exact classes TimeLimit, OrderEnforcing and
+    PassiveEnvChecker are taken off, from the outside in, and the walk stops at the first other wrapper: one of the
+    user's may rely on what lies below it.  The env object handed in is not changed.
+    """
+    limit = NO_LIMIT
+    while True:
+        kind = type(env)
+        if kind not in (TimeLimit, OrderEnforcing, PassiveEnvChecker) or _patched(env):
+            return env, limit
+        if kind is TimeLimit:
+            limit = min(limit, env._max_episode_steps)  # type: ignore[attr-defined]
+        env = env.env  # type: ignore[attr-defined]
+
+
+def _patched(env: gym.Env) -> bool:
+    """Whether somebody has put a function of their own on this very object.
+
+    Not by a look at its `__dict__`, which would make every attribute of an env slower to read from then on.
+    """
+    return any(
+        getattr(getattr(env, name), "__func__", None) is not getattr(type(env), name) for name in ("step", "reset")
+    )

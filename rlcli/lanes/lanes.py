@@ -1,0 +1,116 @@
+"""What the collector's loop talks to: N envs stepped together, straight into preallocated rows.
+
+A `Lanes` object knows nothing of TensorDicts, policies or batches beyond the rows it was bound to: `rows[key][t]` is an
+array `[N, *shape]`, row t+1 receives the true successors of step t.  Its episodes are kept in `episodes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from rlcli.keys import Key
+from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.bounds import Bounds
+from rlcli.lanes.episodes import Episodes
+from rlcli.lanes.outcome import Outcome
+
+NONE: Sequence[int] = ()
+Rows = dict[Key, list[np.ndarray]]
+Schema = dict[Key, tuple[tuple[int, ...], np.dtype]]
+
+
+class Lanes(Episodes):
+    """Base of all array faces.
+
+    Parameters
+    ----------
+    n : int
+        Number of envs stepped together.
+    name : str
+        Of the env, for error messages.
+    schema : dict
+        Observation key -> (shape without the lane dim, numpy dtype).
+    actions : ActionFormat
+        How actions look.
+    limits : list of int, optional
+        Steps after which each env truncates its episodes, where it does not do so itself.
+
+    Attributes
+    ----------
+    outcome : Outcome
+        Filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
+    bounds : Bounds
+        What observations must stay within; who hands them on looks at them first.
+    resets_running_lanes : bool
+        Whether an episode can be cut before it ends by itself, as `limit_frames` asks.
+    rewards : list of float or None
+        Where the lanes step transforms themselves: what those made of the last step's rewards.
+    checks_bounds : bool
+        Whether every step looks at `bounds` by itself.
+    on_tensordicts : bool
+        Whether steps are taken on tensordicts, by code that may keep what it is given and draw from torch's stream.
+    acting : object
+        What chose the action of this step, where the env is handed all that it wrote, not the action alone.
+    held : set of keys
+        Of `schema`, what resets write and steps do not: it stays as it is, and has no next value.
+    late : LateColumns or None
+        Columns beside those of `schema`, where the lanes cannot know before the first step what they write.
+    """
+
+    resets_running_lanes = True
+    rewards: list[float] | None = None
+    checks_bounds = False
+    on_tensordicts = False
+    acting: Any = None
+    held: Set[Key] = frozenset()
+    late: Any = None
+
+    def __init__(
+        self, n: int, *, name: str, schema: Schema, actions: ActionFormat, limits: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(n, limits)
+        self.name, self.schema, self.actions = name, schema, actions
+        self.outcome = Outcome()
+        self.told_of_rounding = False  # of rewards
+        self.step_timeout: float | None = None  # seconds after which a step that has not returned is ended
+        self.bounds = Bounds()
+
+    def bind(self, rows: Rows) -> tuple[Callable, Callable]:
+        """`step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
+        raise NotImplementedError
+
+    def restart(self, row: dict[Key, np.ndarray], lanes: Sequence[int]) -> None:
+        """Begin a new episode in these lanes and write its first observation into `row[key][lane]`."""
+        raise NotImplementedError
+
+    def unanswered(self) -> range | None:
+        """The lanes whose answer is waited for, where they are stepped elsewhere."""
+        return None
+
+    def look(self) -> bool:
+        """Before the first episode: whether what is shown is other than `schema` said, which is right from now on."""
+        return False
+
+    def take_outcome(self) -> Outcome:
+        """The outcome of the steps since the last call."""
+        self.trim_history()
+        taken, self.outcome = self.outcome, Outcome()
+        return taken
+
+    def is_replayable(self) -> bool:
+        """Whether seeded episodes repeat exactly; finding out leaves the envs in need of a reset."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and arrays from which `load_state_dict` brings the envs back, as far as it can."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
+        """Bring the envs back; the lanes for which that was not exact (all of them, unless a subclass knows how)."""
+        return list(range(self.n))
+
+    def close(self) -> None:
+        """Release the envs."""

@@ -1,0 +1,284 @@
+"""How a gymnasium env is made: as a value that another process can follow, with our sentences where it cannot be.
+
+Unknown ids get suggestions, missing packages name the extra to install.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+
+from rlcli.config.installed import EXTRAS, install, known_ids
+from rlcli.errors import ArgumentError, ConfigError, EnvError, ResourceError, RlcliError, in_words
+
+# what an id's entry point needs -> what installs it
+_BROUGHT_BY = {
+    **{module: install(extra) for extra in ("atari", "mujoco", "box2d") for module in EXTRAS[extra]},
+    "imageio": install("mujoco"),
+    **dict.fromkeys(("jax", "flax"), 'pip install "gymnasium[jax]"'),
+}
+
+Wrapper = Callable[[gym.Env], gym.Env]
+
+
+@dataclass(frozen=True)
+class GymRecipe:
+    """One gymnasium env.
+
+    Parameters
+    ----------
+    source : str, callable or gymnasium.Env
+        An id; what builds one, where `name` says what it is called; or an env that was built already: used as it is,
+        and sent as its pickle.
+    settings : mapping
+        Handed to `gymnasium.make`, or to the builder.
+    wrappers : sequence of callables
+        Applied in order.
+    max_episode_steps : int, optional
+        Truncates episodes.
+    frame_skip : int
+        Steps that an action is taken for.
+    name : str, optional
+        Under which a builder is registered.
+    """
+
+    source: str | Callable[..., gym.Env] | gym.Env
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[Wrapper, ...] = ()
+    max_episode_steps: int | None = None
+    frame_skip: int = 1
+    name: str | None = None
+
+    def make(self) -> gym.Env:
+        """The env.
+
+        Raises
+        ------
+        ConfigError, EnvError
+            See `make_gym`.
+        """
+        source = self.source
+        if isinstance(source, str):
+            env = make_gym(
+                source, wrappers=self.wrappers, max_episode_steps=self.max_episode_steps, settings=self.settings
+            )
+        elif self.name is not None and callable(source):
+            env = self._built(source, self.name)
+        else:
+            env = source  # type: ignore[assignment]  # `GymLanes` refuses what is no env
+        return env if self.frame_skip == 1 else FrameSkip(env, self.frame_skip)
+
+    def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
+        with building(name, settings=bool(self.settings)):
+            env = builder(**self.settings)
+            if not isinstance(env, gym.Env):
+                raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}")
+        with building(name, settings=False):
+            for wrap in self.wrappers:
+                env = wrap(env)
+            return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env
+
+
+class FrameSkip(gym.Wrapper):
+    """An action is taken `count` times, or until the episode is over; the reward is the sum of those steps'.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+    count : int
+    """
+
+    def __init__(self, env: gym.Env, count: int) -> None:
+        super().__init__(env)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError("frame_skip must be a whole number, at least 1", why=f"got {count!r}")
+        self.count = count
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self.count):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+def make_gym(
+    env_id: str,
+    /,
+    *,
+    wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
+    max_episode_steps: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **kwargs,
+) -> gym.Env:
+    """One gymnasium env.
+
+    Parameters
+    ----------
+    env_id : str
+        A registered id.
+    wrappers : sequence of callables
+        Applied in order.
+    max_episode_steps : int, optional
+        Replaces the registered limit.
+    settings : mapping, optional
+        Handed to `gymnasium.make`, whatever their names are.
+    **kwargs
+        The same, for names that are not taken here.
+
+    Raises
+    ------
+    ConfigError
+        The id is not registered (nearest names are given), or a keyword does not fit.
+    EnvError
+        A package is missing (the extra is named), or the env could not be built.
+    """
+    register_atari(env_id)
+    given = {**(settings or {}), **kwargs}
+    if max_episode_steps is not None:
+        if given.get("max_episode_steps", max_episode_steps) != max_episode_steps:
+            raise ConfigError(
+                f"max_episode_steps is {max_episode_steps} and, among the settings, {given['max_episode_steps']}",
+                where="env.max_episode_steps and env.kwargs",
+                fix="Leave out one of them.",
+            )
+        given["max_episode_steps"] = max_episode_steps
+    with building(env_id, settings=bool(given)):
+        env = gym.make(env_id, **given)
+    with building(env_id, settings=False):
+        for wrap in wrappers:
+            env = wrap(env)
+    return env
+
+
+@contextlib.contextmanager
+def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
+    """What is raised while an env is built, as our errors; what C libraries print meanwhile is swallowed.
+
+    `settings`: whether keywords were given, which a TypeError is then taken to be about.
+    """
+    try:
+        with _quiet_c_stderr(), same_dtype(f"env {env_id}"):
+            yield
+    except RlcliError:
+        raise
+    except gym.error.UnregisteredEnv as error:
+        near = suggest(env_id, known_ids()) or (
+            "If a package of yours registers it, add --import PACKAGE." if env_id.isidentifier() else None
+        )
+        raise ConfigError(
+            f"unknown env id '{env_id}'", where="env.id", why=None if near else str(error), fix=near
+        ) from error
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise _missing(env_id, error) from error
+    except MemoryError as error:
+        raise ResourceError(
+            "there is not enough memory to build the envs",
+            where=env_id,
+            why=str(error) or None,
+            fix="Use a smaller env.num.",
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: building an env must not end the run as if all were well
+        if isinstance(error, TypeError) and settings:
+            raise ConfigError(
+                f"{env_id} does not take these settings", where="env.kwargs", why=in_words(error)
+            ) from error
+        raise EnvError("the environment could not be built", where=env_id, why=in_words(error)) from error
+
+
+@contextlib.contextmanager
+def same_dtype(where: str) -> Iterator[None]:
+    """Refuse code of the user's that changes torch's default dtype, and put it back: networks would be made of it.
+
+    torch is not imported for this.
+    """
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_default_dtype()
+    try:
+        yield
+    except Exception as error:  # what the other dtype led to, or something else
+        if torch and torch.get_default_dtype() is not before:
+            raise _other_dtype(torch, before, where) from error
+        raise
+    if torch and torch.get_default_dtype() is not before:
+        raise _other_dtype(torch, before, where)
+
+
+def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
+    found = torch.get_default_dtype()
+    torch.set_default_dtype(before)
+    return EnvError(
+        f"torch's default dtype was changed to {str(found).removeprefix('torch.')}",
+        where=where,
+        why="an env, a wrapper or a policy called torch.set_default_dtype, and every tensor made after it is another",
+        fix="Have it give dtypes where it makes tensors.",
+    )
+
+
+def register_atari(env_id: str) -> None:
+    """Atari ids appear in gymnasium's registry only once ale_py is imported."""
+    if env_id.startswith("ALE/") or env_id.endswith(("NoFrameskip-v4", "NoFrameskip-v0")):
+        if importlib.util.find_spec("ale_py") is None:
+            raise EnvError(f"{env_id} needs ale-py", fix=f"Install it: {install('atari')}.")
+        import ale_py
+
+        gym.register_envs(ale_py)
+
+
+def suggest(env_id: str, known: Iterable[str]) -> str | None:
+    """The nearest of the known ids, as a question."""
+    near = difflib.get_close_matches(env_id, list(known), n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(near)}?" if near else None
+
+
+def _missing(env_id: str, error: BaseException) -> EnvError:
+    text = str(error)
+    newest = _newest(env_id)
+    if env_id not in known_ids() and newest in known_ids():
+        return EnvError(f"{env_id} is no longer in gymnasium", why=text, fix=f"Use env.id={newest}.")
+    for package, command in _BROUGHT_BY.items():
+        if package.lower() in text.lower():
+            return EnvError(
+                f"{env_id} needs a package that is not installed",
+                why=text,
+                fix=f"Install it: {command}.",
+            )
+    return EnvError(f"{env_id} needs a package that is not installed", why=text)
+
+
+def _newest(env_id: str) -> str | None:
+    """The id of the newest registered version of an env."""
+    bare = re.compile(r"-v\d+$")
+    versions = [each for each in gym.registry if bare.sub("", each) == bare.sub("", env_id)]
+    return max(versions, key=lambda each: gym.registry[each].version or 0, default=None)
+
+
+@contextlib.contextmanager
+def _quiet_c_stderr() -> Iterator[None]:
+    """Swallow what C libraries print while an env is built (MuJoCo warns once per env, straight to descriptor 2)."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # no descriptor 2 (a daemon): nothing to quieten
+        yield
+        return
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(sink)
+        os.close(kept)

@@ -1,0 +1,96 @@
+"""Random numbers of lanes, drawn ahead in blocks: a function of the run's seed, the lane and the step alone.
+
+Which number a lane gets does not depend on how lanes are split over collectors or workers, nor on how steps are cut
+into batches.  A counter-based generator (Philox, Salmon et al. 2011) is put at the place of each block.
+
+```
+lane 3   block 0: steps 0 .. B-1 | block 1: steps B .. 2B-1 | ...      key (seed, lane), counter (0, block, purpose, 0)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+POLICY, RANDOM = 0, 1  # what the numbers are for
+
+_STEPS, _NUMBERS = 256, 4096  # of a block: steps at most, and numbers a lane where a step takes many
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+
+class Noise:
+    """One purpose's numbers of some lanes.
+
+    Parameters
+    ----------
+    seed : int
+        Of the run.
+    lanes : int
+    purpose : int
+        `POLICY` or `RANDOM`: their numbers have nothing in common.
+    first_lane : int
+        The number of the first lane among all of the run.
+
+    Attributes
+    ----------
+    position : int
+        Steps whose numbers were used.
+    """
+
+    def __init__(self, seed: int, lanes: int, purpose: int, first_lane: int = 0) -> None:
+        self.lanes, self.purpose, self.first_lane = lanes, purpose, first_lane
+        self._bits = np.random.Philox(0)
+        self._generator = np.random.Generator(self._bits)
+        self._place = self._bits.state
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin at step 0 of another run."""
+        self._key = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
+        self.position = 0
+        self._block: tuple[int, np.ndarray] | None = None
+
+    def go_to(self, position: int) -> None:
+        """Go on after so many steps."""
+        self.position = position
+
+    def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
+        """The numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
+
+        Parameters
+        ----------
+        draw : callable
+            `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
+        width : int
+            About how many a step takes: large ones make blocks of fewer steps.
+        """
+        size = max(1, min(_STEPS, _NUMBERS // max(1, width)))
+        first, last = self.position, self.position + steps
+        parts = []
+        for block in range(first // size, -(-last // size)):
+            numbers, begins = self._numbers(block, draw, size), block * size
+            parts.append(numbers[max(0, first - begins) : last - begins])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def advance(self, steps: int) -> None:
+        """So many steps were taken."""
+        self.position += steps
+
+    def _numbers(self, block: int, draw: Draw, size: int) -> np.ndarray:
+        if self._block is None or self._block[0] != block:
+            parts = []
+            for lane in range(self.first_lane, self.first_lane + self.lanes):
+                self._seek(lane, block)
+                parts.append(draw(self._generator, size))
+            self._block = block, np.stack(parts, 1)
+        return self._block[1]
+
+    def _seek(self, lane: int, block: int) -> None:
+        place = self._place
+        place["state"]["key"][:] = self._key, lane
+        place["state"]["counter"][:] = 0, block, self.purpose, 0
+        place["buffer_pos"], place["has_uint32"] = 4, 0
+        self._bits.state = place

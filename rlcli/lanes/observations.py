@@ -1,0 +1,211 @@
+"""Where each part of an observation goes: the leaves of a gymnasium space, and how one is written into a row.
+
+A leaf is written by `row[lane] = value` after its type, shape and dtype were compared with the space: numpy would
+otherwise broadcast, cast or wrap without a word.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlcli.errors import EnvError
+from rlcli.keys import OBSERVATION, TAKEN, Key, show, unravel
+
+_NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some of these and computes with none
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation.
+
+    Attributes
+    ----------
+    key : Key
+        Where it lies in the batch.
+    path : tuple of str
+        How to reach it inside the env's (nested dict) observation; empty for a plain observation.
+    shape, dtype
+        What the env must return.
+    stored : numpy dtype
+        What the row holds: `dtype`, or float32 where doubles are narrowed at the border.
+    choices : int
+        For Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
+    """
+
+    key: Key
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    stored: np.dtype
+    choices: int = 0
+    start: int = 0
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return (self.choices,) if self.choices else self.shape
+
+    def read(self, observation) -> np.ndarray:
+        """The checked value of this leaf in one observation, in the form that a row takes."""
+        value = observation
+        for name in self.path:
+            value = value[name]
+        if self.choices:
+            return self.one_hot(value)
+        if not isinstance(value, np.ndarray):
+            if (np.isscalar(value) and self.shape == ()) or isinstance(value, np.generic):
+                value = np.asarray(value)
+            else:
+                raise BadValue(f"a numpy array {self.shape} {self.dtype}", f"a {type(value).__name__}")
+        if isinstance(value, np.ma.MaskedArray):
+            raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
+        if value.shape != self.shape:
+            raise BadValue(f"shape {self.shape}", f"shape {value.shape}")
+        if value.dtype != self.dtype:
+            raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}")
+        return value
+
+    def one_hot(self, value) -> np.ndarray:
+        """A value of a Discrete space as bool `[choices]`; one that is not whole, or out of range, is refused."""
+        try:
+            index = operator.index(value) - self.start
+        except TypeError:  # 1.7 is no 1
+            index = -1
+        if not 0 <= index < self.choices:
+            where = f"{show(self.key)} to be " if self.path else ""
+            raise BadValue(f"{where}a Discrete value in {self.start}..{self.start + self.choices - 1}", f"{value!r}")
+        return np.arange(self.choices) == index
+
+
+class BadValue(Exception):
+    """An env's value broke its own space; the lanes engine adds env, step and seed and raises an EnvError."""
+
+    def __init__(self, expected: str, got: str) -> None:
+        super().__init__(f"expected {expected}, got {got}")
+        self.expected, self.got = expected, got
+
+
+def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
+    """The leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
+    found = list(_walk(space, (), narrow))
+    if isinstance(space, spaces.Dict):
+        return found
+    return [Leaf(OBSERVATION, (), f.shape, f.dtype, f.stored, f.choices, f.start) for f in found]
+
+
+def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[Leaf]:
+    key = unravel(path) if path else OBSERVATION
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            if (not path and name in TAKEN) or not name:
+                raise EnvError(
+                    f"an observation cannot be called '{name}'", why="batches use that name themselves",
+                    fix="Wrap the env so that its Dict observation has other keys.",
+                )  # fmt: skip
+            yield from _walk(part, (*path, name), narrow)
+    elif isinstance(space, spaces.Discrete):
+        index = np.dtype(np.int64)
+        yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
+    elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        kind = np.dtype(space.dtype)
+        if kind.str[1:] in _NO_ARITHMETIC:
+            raise EnvError(
+                f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
+                why="torch does not compute with it", fix="Wrap the env with gymnasium.wrappers.DtypeObservation.",
+            )  # fmt: skip
+        stored = np.dtype(np.float32) if narrow and kind == np.float64 else kind
+        yield Leaf(key, path, tuple(space.shape), kind, stored)
+    else:
+        raise EnvError(
+            f"an observation space of type {type(space).__name__} cannot be used",
+            where=".".join(path) or None,
+            why="rlcli stores Box, Discrete, MultiDiscrete, MultiBinary and (nested) Dict observations",
+            fix="Wrap the env with gymnasium.wrappers.TransformObservation so that it offers one of them.",
+        )
+
+
+def plain(parts: list[Leaf]) -> bool:
+    """Whether the observation is one array that goes into its row as it is."""
+    return len(parts) == 1 and not parts[0].path and not parts[0].choices
+
+
+def writer(parts: list[Leaf], rows: dict) -> Callable[[int, int, object], None]:
+    """`write(t, lane, observation)`: put one observation into row `t`; the fast path of the loop.
+
+    The comparison is by identity first: an env that keeps its contract hands over an ndarray whose dtype is the very
+    dtype object of its space, and only what differs goes through `Leaf.read`.
+    """
+    columns = [(leaf, rows[leaf.key]) for leaf in parts]
+    if plain(parts):
+        leaf, column = columns[0]
+        shape, dtype, array = leaf.shape, leaf.dtype, np.ndarray
+
+        def write_one(t: int, lane: int, value) -> None:
+            if value.__class__ is not array or value.dtype is not dtype or value.shape != shape:
+                value = leaf.read(value)
+            column[t][lane] = value
+
+        return write_one
+    if all(len(leaf.path) == 1 and not leaf.choices for leaf in parts):
+        flat = [(leaf, leaf.path[0], leaf.shape, leaf.dtype, column) for leaf, column in columns]
+        array = np.ndarray
+
+        def write_dict(t: int, lane: int, value) -> None:
+            for leaf, name, shape, dtype, column in flat:
+                part = value[name]
+                if part.__class__ is not array or part.dtype is not dtype or part.shape != shape:
+                    part = leaf.read(value)
+                column[t][lane] = part
+
+        return write_dict
+
+    def write_any(t: int, lane: int, value) -> None:
+        for leaf, column in columns:
+            column[t][lane] = leaf.read(value)
+
+    return write_any
+
+
+def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:
+    """`write(t, observation, lanes)`: these lanes of row `t`, of an engine that shows all lanes in one array.
+
+    Shapes and dtypes are compared with the space before anything is written.
+    """
+    columns = [(leaf, rows[leaf.key]) for leaf in parts]
+
+    def write(t: int, observation: Any, lanes: slice | np.ndarray) -> None:
+        for leaf, column in columns:
+            row = column[t]
+            count = len(row) if lanes.__class__ is slice else len(lanes)  # type: ignore[arg-type]
+            row[lanes] = _lanes_read(leaf, observation, count)
+
+    return write
+
+
+def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
+    """The checked values of one leaf, `[count, *shape]`."""
+    value = observation
+    for name in leaf.path:
+        value = value[name]
+    if value.__class__ is not np.ndarray or value.shape != (count, *leaf.shape):
+        raise BadValue(f"an array {(count, *leaf.shape)} {leaf.dtype}", described(value))
+    if leaf.choices:
+        index = value - leaf.start
+        if value.dtype.kind not in "iu" or (index < 0).any() or (index >= leaf.choices).any():
+            raise BadValue(f"Discrete values in {leaf.start}..{leaf.start + leaf.choices - 1}", f"{value!r}")
+        return index[:, None] == np.arange(leaf.choices)
+    if value.dtype != leaf.dtype:
+        raise BadValue(f"dtype {leaf.dtype}", f"dtype {value.dtype}")
+    return value
+
+
+def described(value: Any) -> str:
+    """What came, in an error."""
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} {value.dtype}"
+    return f"a {type(value).__name__}"

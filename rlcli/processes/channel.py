@@ -1,0 +1,112 @@
+"""What a parent and a worker say to each other: orders and answers, with or without a pickled body, over a socket pair.
+
+```
+kind 1 byte | turn 1 byte | length 4 bytes | body
+```
+Every answer bears the turn of its order: one that nobody waits for any more (a wait was interrupted) is passed over.
+Bodies are pickles, and only ever come from this process's own parent or worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import struct
+from typing import Any
+
+_HEAD = struct.Struct("<BBI")
+NOTHING = b""
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+class Channel:
+    """One end.
+
+    Parameters
+    ----------
+    end : socket
+        Connected; of the stream kind.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._read = bytearray()  # of a frame that has not come in whole
+
+    def send(self, kind: int, turn: int = 0, body: bytes = NOTHING) -> None:
+        """Send one frame.
+
+        Raises
+        ------
+        Closed
+        """
+        try:
+            self.end.sendall(_HEAD.pack(kind, turn, len(body)) + body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
+
+    def receive(self) -> tuple[int, int, bytes]:
+        """The next frame.
+
+        Raises
+        ------
+        Closed
+        BlockingIOError
+            Nothing came in the time of `give_up_after`; what came of a frame is kept for the next call.
+        """
+        head = self._exactly(_HEAD.size)
+        kind, turn, length = _HEAD.unpack_from(head)
+        frame = self._exactly(_HEAD.size + length) if length else head
+        self._read = bytearray()
+        return kind, turn, bytes(frame[_HEAD.size :])
+
+    def _exactly(self, size: int) -> bytearray:
+        while len(self._read) < size:
+            try:
+                got = self.end.recv(size - len(self._read))
+            except ConnectionResetError as error:
+                raise Closed from error
+            if not got:
+                raise Closed
+            self._read += got
+        return self._read
+
+    def give_up_after(self, seconds: float) -> None:
+        """Have `receive` wait so long at most. Sending waits as long as it takes."""
+        self.end.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(int(seconds * 1e6), 10**6))
+        )
+
+    # ---- descriptors ---------------------------------------------------------------------------------------------
+    def send_fd(self, fd: int) -> None:
+        """Let the other process have a file descriptor of this one's; it has to `receive_fd` next."""
+        try:
+            socket.send_fds(self.end, [b"f"], [fd])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
+
+    def receive_fd(self) -> int:
+        """The descriptor that was sent."""
+        body, fds, _, _ = socket.recv_fds(self.end, 1, 1)
+        if not body:
+            raise Closed
+        return fds[0]
+
+    def close(self) -> None:
+        """Tell the other end that nothing more comes, though a forked process may have a copy of this one."""
+        with contextlib.suppress(OSError):
+            self.end.shutdown(socket.SHUT_RDWR)
+        self.end.close()
+
+
+def packed(value: Any) -> bytes:
+    """The body that `unpacked` reads."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(body: bytes) -> Any:
+    """The value in a body; None where it is empty."""
+    return pickle.loads(body) if body else None

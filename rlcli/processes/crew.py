@@ -1,0 +1,154 @@
+"""Several workers that do the same thing at the same time: one order to all of them, one answer from each."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rlcli.errors import RlcliError
+from rlcli.processes.channel import NOTHING, Channel, Closed, packed, unpacked
+from rlcli.processes.worker import Worker, end
+
+ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers below
+_LOOK = 0.5  # seconds without an answer after which the workers are looked at
+GRACE = 2.0  # seconds for the workers to end in
+
+
+class Traceback(Exception):
+    """The cause of an error that comes from a worker: where it was raised there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Lost(Exception):
+    """A worker ended that was to answer."""
+
+    def __init__(self, index: int, how: str) -> None:
+        super().__init__(how)
+        self.index, self.how = index, how
+
+
+class Crew:
+    """The workers of one parent.
+
+    Parameters
+    ----------
+    workers : sequence of Worker
+        Ended by `close`, when nobody refers to the crew any more, and when this process ends.
+
+    Attributes
+    ----------
+    awaited : int
+        The worker whose answer is waited for, or was last.
+    """
+
+    awaited = -1
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+        self._turn = 0
+        self._lost: Lost | None = None
+        for worker in self.workers:
+            worker.channel.give_up_after(_LOOK)
+        self.close = weakref.finalize(self, end, self.workers, GRACE, os.getpid())
+
+    def order(
+        self,
+        kind: int,
+        bodies: Sequence[bytes] | bytes = NOTHING,
+        *,
+        only: Sequence[int] | None = None,
+        fd: int | None = None,
+    ) -> list[Any]:
+        """Have the workers do something; what each of them, or each of `only`, answers.
+
+        Each gets the same body, or one of its own; and the descriptor `fd`, which it has to receive.
+
+        Raises
+        ------
+        Lost
+            One has ended; no order can be given from then on.
+        BaseException
+            What the first of those that failed raised; all have answered then.
+        """
+        if self._lost is None and not self.close.alive:
+            self._lost = Lost(0, "has ended: the env was closed")
+        if self._lost is not None:
+            raise self._lost
+        self._turn = turn = (self._turn + 1) % 256
+        chosen = range(len(self.workers)) if only is None else only
+        answers, failed = [], None
+        self.awaited = -1
+        try:
+            for place, self.awaited in enumerate(chosen):
+                body = bodies if isinstance(bodies, bytes) else bodies[place]
+                self.workers[self.awaited].channel.send(kind, turn, body)
+                if fd is not None:
+                    self.workers[self.awaited].channel.send_fd(fd)
+            for self.awaited in chosen:
+                how, body = self.wait(self.awaited, turn)
+                if how == FAILED:
+                    failed = failed or body
+                answers.append(body)
+        except Closed:
+            self._lose(self.workers[self.awaited].how_it_ended())
+        except RlcliError:  # somebody's limit on time has run out: a signal raised it here
+            self.workers[self.awaited].kill()
+            self._lost = Lost(self.awaited, "was ended, since it did not answer")
+            raise
+        if failed is not None:
+            error, text = unpacked(failed)
+            error.__cause__ = Traceback(text)
+            raise error
+        return [unpacked(body) for body in answers]
+
+    def wait(self, index: int, turn: int) -> tuple[int, bytes]:
+        """The answer of one worker to the order of this turn."""
+        channel = self.workers[index].channel
+        while True:
+            try:
+                kind, told, body = channel.receive()
+            except BlockingIOError:
+                self._look()
+                continue
+            if told == turn:
+                return kind, body
+
+    def _look(self) -> None:
+        """Whether all are alive, whoever else holds their ends of the channels open."""
+        for index, worker in enumerate(self.workers):
+            if worker.exit_code() is not None:
+                self.awaited = index
+                self._lose(worker.how_it_ended())
+
+    def _lose(self, how: str) -> NoReturn:
+        self._lost = Lost(self.awaited, how)
+        raise self._lost from None
+
+
+def serve(channel: Channel, orders: Callable[[int, bytes], Any]) -> None:
+    """What a worker does: carry out `orders(kind, body)` until its parent closes the channel.
+
+    What is raised goes to the parent, with the text of its traceback.
+    """
+    while True:
+        kind, turn, body = channel.receive()
+        try:
+            told = orders(kind, body)
+            answer, how = NOTHING if told is None else packed(told), ANSWER
+        except BaseException as error:
+            answer, how = packed((sendable(error), traceback.format_exc())), FAILED
+        channel.send(how, turn, answer)
+
+
+def sendable(error: BaseException) -> BaseException:
+    """The error, or where it cannot be pickled one that says as much."""
+    try:
+        unpacked(packed(error))
+    except Exception:  # whatever a class of the user's does
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

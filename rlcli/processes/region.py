@@ -1,0 +1,79 @@
+"""Arrays in memory that processes share, without a name: the last process that maps it takes it away, however it ends.
+
+The creator sends the file descriptor to its workers, so nothing is ever left in `/dev/shm`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+
+from rlcli.errors import ResourceError
+
+Fields = Mapping[Hashable, tuple[tuple[int, ...], np.dtype]]
+_LINE = 64  # bytes; every array begins a cache line
+
+
+class Region:
+    """Arrays at fixed places of one piece of shared memory.
+
+    Parameters
+    ----------
+    fields : mapping
+        Name -> (shape, dtype), in the same order in every process.
+    fd : int, optional
+        Of a region that exists; without it a new one is made, all zeros. It is closed by `forget_fd`.
+
+    Attributes
+    ----------
+    arrays : dict
+        Name -> array on the shared memory.
+    fd : int
+
+    Raises
+    ------
+    ResourceError
+        There is not enough shared memory.
+    """
+
+    def __init__(self, fields: Fields, fd: int | None = None) -> None:
+        places, size = {}, 0
+        for name, (shape, dtype) in fields.items():
+            places[name] = size
+            size += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
+        size = max(size, _LINE)
+        self.fd = _new(size) if fd is None else fd
+        memory = mmap.mmap(self.fd, size)
+        self.arrays = {
+            name: np.frombuffer(memory, dtype, math.prod(shape), places[name]).reshape(shape)
+            for name, (shape, dtype) in fields.items()
+        }
+
+    def forget_fd(self) -> None:
+        """Close the descriptor; the arrays stay."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _new(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("rlcli", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)  # else a full memory shows as a bus error in the middle of a step
+    except OSError as error:
+        os.close(fd)
+        raise ResourceError(
+            "there is not enough shared memory for the workers", where=f"{size:,} bytes", why=error.strerror
+        ) from error
+    return fd

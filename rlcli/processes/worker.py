@@ -1,0 +1,236 @@
+"""A worker as its parent sees it: how it is started, whether it lives, how it ended, and how it is ended.
+
+| start method | made by | shares with its siblings |
+|---|---|---|
+| `forkserver` | the nursery, by a fork | what is imported there before (no torch) |
+| `spawn` | the nursery, as a new Python | nothing |
+| `fork` | this process, by a fork | all that this process holds, torch too; its threads do not come along |
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from rlcli.errors import ArgumentError, ResourceError
+from rlcli.processes.birth import die_with, ignore_terminal, live, surroundings
+from rlcli.processes.channel import Channel, packed
+from rlcli.processes.nursery import HEAD, MADE, STATUS
+
+METHODS = ("forkserver", "spawn", "fork")
+UNKNOWN = 255  # the status of a worker whose nursery was killed with it
+
+
+class Worker:
+    """A process that runs `target`.
+
+    Parameters
+    ----------
+    target : str
+        A function of a `Channel`, `module:name`.
+    start_method : {"forkserver", "spawn", "fork"}
+    preload : sequence of str
+        Modules that the nursery imports before it forks.
+
+    Attributes
+    ----------
+    pid : int
+    channel : Channel
+        To the worker.
+    """
+
+    def __init__(self, target: str, *, start_method: str = "forkserver", preload: Sequence[str] = ()) -> None:
+        if start_method not in METHODS:
+            raise ArgumentError(f"unknown start_method '{start_method}'", fix=f"Use one of {', '.join(METHODS)}.")
+        mine, theirs = socket.socketpair()
+        self.channel = Channel(mine)
+        self._exit: int | None = None
+        self._status: int | None = None
+        try:
+            if start_method == "fork":
+                self.pid = _forked(target, mine, theirs)
+            else:
+                anew = start_method == "spawn"
+                self.pid, self._status = _nursed(target, theirs, anew, () if anew else preload)
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+
+    def exit_code(self, timeout: float = 0.0) -> int | None:
+        """With what it ended, `-signal` where one killed it; None while it lives, after `timeout` seconds at most."""
+        deadline = time.monotonic() + timeout
+        while self._exit is None:
+            left = max(0.0, deadline - time.monotonic())
+            if self._status is None:
+                try:
+                    pid, how = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # somebody here waits for all children
+                    pid, how = self.pid, UNKNOWN << 8
+                if pid:
+                    self._exit = os.waitstatus_to_exitcode(how)
+                elif left:
+                    time.sleep(min(left, 0.005))
+            else:
+                self._read_status(left)
+            if not left:
+                break
+        return self._exit
+
+    def _read_status(self, timeout: float) -> None:
+        poll = select.poll()
+        poll.register(self._status, select.POLLIN)  # type: ignore[arg-type]
+        if poll.poll(timeout * 1000):
+            told = os.read(self._status, STATUS.size)  # type: ignore[arg-type]
+            self._exit = STATUS.unpack(told)[0] if told else UNKNOWN
+            os.close(self._status)  # type: ignore[arg-type]
+
+    def how_it_ended(self) -> str:
+        """In words, once it has."""
+        code = self.exit_code(1.0)
+        if code is None:
+            return "closed its channel, and still runs"
+        if code == UNKNOWN:
+            return "ended, nobody knows how"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}"
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        if self.exit_code() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def end(workers: Sequence[Worker], grace: float, owner: int) -> None:
+    """Close the channels, give the workers `grace` seconds to end in, and kill those that have not.
+
+    `owner` is the process whose workers they are: a forked child of it, which has copies of all this, does nothing.
+    """
+    if os.getpid() != owner:
+        return
+    for worker in workers:
+        worker.channel.close()
+    deadline = time.monotonic() + grace
+    for worker in workers:
+        if worker.exit_code(max(0.0, deadline - time.monotonic())) is None:
+            worker.kill()
+    for worker in workers:
+        worker.exit_code(1.0)
+
+
+# ---- by a fork of this process ---------------------------------------------------------------------------------------
+def _forked(target: str, mine: socket.socket, theirs: socket.socket) -> int:
+    parent, lasts = os.getpid(), threading.current_thread() is threading.main_thread()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # what is in their buffers would come out twice
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ignore_terminal()
+            die_with(parent, by_kernel=lasts)
+            mine.close()
+            live(target, theirs)
+        finally:
+            os._exit(1)
+    return pid
+
+
+# ---- by the nursery --------------------------------------------------------------------------------------------------
+class _Nursery:
+    """The nursery of this process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.control: socket.socket | None = None
+        self.owner = self.asked = 0
+
+    def ask(self, request: bytes, fds: list[int]) -> int:
+        """The pid of a new worker."""
+        with self.lock:
+            for _ in range(2):  # somebody may have killed the nursery
+                control = self._there()
+                try:
+                    self.asked += 1
+                    socket.send_fds(control, [HEAD.pack(self.asked, len(request))], fds)
+                    control.sendall(request)
+                    while len(told := control.recv(MADE.size, socket.MSG_WAITALL)) == MADE.size:
+                        number, pid = MADE.unpack(told)
+                        if number == self.asked:  # else nobody waited for it: the wait was interrupted
+                            return int(pid)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass
+                self.end()
+        raise ResourceError("no worker process can be started", why="the process that forks them ended at once")
+
+    def end(self) -> None:
+        """Let the nursery go, and with it its workers; the next request starts another."""
+        if self.control is not None and self.owner == os.getpid():
+            self.control.close()
+            self.process.kill()
+            self.process.wait()
+        self.control = None
+
+    def _there(self) -> socket.socket:
+        if self.control is None or self.owner != os.getpid():
+            self.control, theirs = socket.socketpair()
+            self.owner = os.getpid()
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}\n"
+                f"from rlcli.processes.nursery import main; main({theirs.fileno()})"
+            )
+            command = [*_python(), program]
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=False
+            )
+            theirs.close()
+        return self.control
+
+
+_nursery = _Nursery()
+atexit.register(_nursery.end)  # after the crews have been ended: those are registered later
+os.register_at_fork(after_in_child=_nursery.__init__)  # type: ignore[misc]
+
+
+def _streams() -> list[int]:
+    """Where this process writes now: standard output and error, or neither where one of them is closed."""
+    try:
+        os.fstat(1), os.fstat(2)
+    except OSError:
+        return []
+    return [1, 2]
+
+
+def _python() -> list[str]:
+    """This Python, with its flags, told to run a program."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c"]  # type: ignore[attr-defined]
+
+
+def _nursed(target: str, theirs: socket.socket, anew: bool, preload: Sequence[str]) -> tuple[int, int]:
+    mine, status = os.pipe()
+    request = {
+        "target": target, "anew": anew, "preload": list(preload), "python": _python(), "surroundings": surroundings(),
+    }  # fmt: skip
+    try:
+        return _nursery.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine
+    except BaseException:
+        os.close(mine)
+        raise
+    finally:
+        os.close(status)

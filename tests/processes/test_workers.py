@@ -1,0 +1,304 @@
+"""Worker processes: they are made in three ways, they end with their parent, and nothing of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlcli.errors import ArgumentError
+from rlcli.processes.channel import Channel, packed, unpacked
+from rlcli.processes.crew import Crew, Lost, Traceback, serve
+from rlcli.processes.region import Region
+from rlcli.processes.worker import METHODS, Worker
+
+FIELDS = {"numbers": ((4,), np.dtype(np.int64)), ("a", "pair"): ((2, 3), np.dtype(np.float32))}
+
+
+class Oddity(Exception):
+    """Cannot be unpickled: its constructor wants more than it keeps."""
+
+    def __init__(self, first, second) -> None:
+        super().__init__(first)
+
+
+def echo(channel: Channel) -> None:
+    """What the workers of these tests run."""
+    region: list[Region] = []
+
+    def orders(kind: int, body: bytes):
+        order, *given = unpacked(body)
+        if order == "map":
+            region.append(Region(FIELDS, channel.receive_fd()))
+        elif order == "add":
+            region[0].arrays["numbers"][given[0]] += os.getpid()
+        elif order == "raise":
+            raise Oddity(1, 2) if given[0] else KeyError("gone")
+        elif order == "sleep":
+            time.sleep(given[0])
+        elif order == "exit":
+            os._exit(given[0])
+        elif order == "print":
+            print(*given, flush=True)
+        elif order == "modules":
+            return sorted(sys.modules)
+        return order, *given
+
+    serve(channel, orders)
+
+
+def crew(count: int = 2, method: str = "forkserver") -> Crew:
+    return Crew([Worker("test_workers:echo", start_method=method) for _ in range(count)])
+
+
+def ask(workers: Crew, *order):
+    return workers.order(1, packed(order))
+
+
+def nursery_of(workers: Crew) -> int:
+    return int(Path(f"/proc/{workers.workers[0].pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_answer_and_end_with_their_crew(method):
+    workers = crew(method=method)
+    assert ask(workers, "hello", 1) == [("hello", 1)] * 2
+    pids = [worker.pid for worker in workers.workers]
+    assert len({os.getpid(), *pids}) == 3
+    workers.close()
+    assert [worker.exit_code() for worker in workers.workers] == [0, 0]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(Lost, match="was closed"):
+        ask(workers, "hello")
+
+
+def test_memory_is_shared_and_has_no_name():
+    before = set(os.listdir("/dev/shm"))
+    workers, region = crew(), Region(FIELDS)
+    workers.order(1, packed(("map",)), fd=region.fd)
+    workers.order(1, [packed(("add", lane)) for lane in range(2)])
+    assert region.arrays["numbers"].tolist() == [*(worker.pid for worker in workers.workers), 0, 0]
+    assert region.arrays["a", "pair"].shape == (2, 3) and set(os.listdir("/dev/shm")) == before
+    region.forget_fd()
+    workers.close()
+
+
+def test_what_a_worker_raises_is_raised_here_with_its_traceback():
+    workers = crew()
+    with pytest.raises(KeyError, match="gone") as caught:
+        ask(workers, "raise", False)
+    assert isinstance(caught.value.__cause__, Traceback) and "in orders" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="Oddity: 1"):  # which cannot be unpickled
+        ask(workers, "raise", True)
+    assert ask(workers, "still", "there") == [("still", "there")] * 2
+    workers.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("die", "how"),
+    [
+        (lambda pid: os.kill(pid, signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda pid: os.kill(pid, signal.SIGSEGV), "was killed by SIGSEGV"),
+        (None, "ended with exit code 7"),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "exit"],
+)
+def test_the_end_of_a_worker_is_noticed_at_once(method, die, how):
+    workers = crew(method=method)
+    ask(workers, "hello")
+    if die is not None:
+        die(workers.workers[1].pid)
+    began = time.monotonic()
+    with pytest.raises(Lost, match=how) as caught:
+        workers.order(1, [packed(("hello",)), packed(("exit", 7) if die is None else ("hello",))])
+    assert caught.value.index == 1 and time.monotonic() - began < 1
+    with pytest.raises(Lost, match=how):  # and it stays so
+        ask(workers, "hello")
+    workers.close()
+
+
+def test_the_end_is_noticed_though_somebody_holds_the_channel_open():
+    """A program that an env started has a copy of its worker's end."""
+    workers = crew(1)
+    other = os.dup(workers.workers[0].channel.end.fileno())
+    os.kill(workers.workers[0].pid, signal.SIGKILL)
+    workers.workers[0].channel.receive = lambda: (_ for _ in ()).throw(BlockingIOError())  # type: ignore[assignment]
+    with pytest.raises(Lost, match="SIGKILL"):
+        ask(workers, "hello")
+    os.close(other)
+    workers.close()
+
+
+def test_a_worker_that_does_not_end_is_killed():
+    workers = crew(2)
+    workers.workers[0].channel.send(1, 9, packed(("sleep", 60)))
+    os.kill(workers.workers[1].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    workers.close()
+    assert time.monotonic() - began < 4
+    assert [worker.exit_code() for worker in workers.workers] == [-signal.SIGKILL] * 2
+
+
+def test_a_worker_prints_where_its_parent_does_now(capfd):
+    for text in ("one", "two"):  # the same nursery makes both
+        workers = crew(1)
+        ask(workers, "print", text)
+        assert capfd.readouterr().out == f"{text}\n"
+        workers.close()
+
+
+def test_a_wait_may_be_given_more_than_a_second():
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        Channel(mine).give_up_after(1.5)
+        told = mine.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.calcsize("ll"))
+        assert struct.unpack("ll", told) == (1, 500_000)
+
+
+def test_an_answer_that_nobody_waited_for_is_passed_over():
+    workers = crew(1)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            ask(workers, "sleep", 0.4)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ask(workers, "next") == [("next",)]
+    workers.close()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_worker_knows_neither_torch_nor_this_main(method):
+    import torch  # noqa: F401  # is here
+
+    others = crew(1)  # of a nursery that may have imported what an earlier test's workers needed
+    os.kill(nursery_of(others), signal.SIGKILL)
+    others.close()
+    workers = crew(1, method)
+    assert {"torch", "tensordict", "hydra", "rich", "gymnasium"}.isdisjoint(ask(workers, "modules")[0])
+    workers.close()
+
+
+PARENT = """
+import sys, os, time
+sys.path[:0] = {path!r}
+from test_workers import crew, ask
+if __name__ != "__main__":
+    print("run by", __name__, flush=True)
+workers = crew(2, {method!r})
+ask(workers, "hello")
+print(*[worker.pid for worker in workers.workers], flush=True)
+workers.workers[0].channel.send(1, 9, __import__("rlcli.processes.channel").processes.channel.packed(("sleep", 60)))
+{then}
+"""
+SLEEPS = "while True: time.sleep(0.05)"  # not in one: a signal that comes just before a sleep does not end it
+
+
+def _parent(tmp_path: Path, method: str, then: str) -> tuple[subprocess.Popen, list[int]]:
+    (tmp_path / "parent.py").write_text(PARENT.format(path=[str(Path(__file__).parent)], method=method, then=then))
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    return parent, [int(pid) for pid in parent.stdout.readline().split()]
+
+
+def _all_end(pids: list[int], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(_runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_of_a_killed_parent_die_within_two_seconds(tmp_path, method):
+    parent, pids = _parent(tmp_path, method, SLEEPS)
+    assert len(pids) == 2 and all(map(_runs, pids))
+    parent.kill()
+    assert _all_end(pids, 2)
+    parent.communicate()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, method):
+    then = (
+        "import threading\nmade = []\nthread = threading.Thread(target=lambda: made.append(crew(1, "
+        f"{method!r})))\nthread.start(); thread.join(); time.sleep(0.7)\n"
+        'print(ask(made[0], "hello"), made[0].workers[0].pid, flush=True)\ntime.sleep(60)'
+    )
+    parent, pids = _parent(tmp_path, method, then)
+    assert parent.stdout is not None
+    *answer, last = parent.stdout.readline().split()
+    assert answer == ["[('hello',)]"]
+    parent.kill()
+    assert _all_end([*pids, int(last)], 2)
+    parent.communicate()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_ends_parent_and_workers_with_one_traceback(tmp_path, method):
+    parent, pids = _parent(tmp_path, method, SLEEPS)
+    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
+    _, text = parent.communicate(timeout=10)
+    assert _all_end(pids, 1) and text.count("Traceback") == 1 and "KeyboardInterrupt" in text
+
+
+def test_sigterm_to_all_leaves_it_to_the_parent_what_happens(tmp_path):
+    then = (
+        "import pickle, signal\norder = pickle.dumps(('alive',))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print(workers.order(1, order, only=[1]), flush=True))\n"
+        f"print('ready', flush=True)\n{SLEEPS}"
+    )
+    parent, pids = _parent(tmp_path, "forkserver", then)
+    assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+    os.killpg(parent.pid, signal.SIGTERM)
+    assert parent.stdout.readline() == "[('alive',)]\n"
+    parent.kill()
+    assert _all_end(pids, 2)
+    parent.communicate()
+
+
+def test_a_killed_nursery_takes_its_workers_with_it_and_another_is_started():
+    workers = crew(2)
+    ask(workers, "hello")
+    nursery = nursery_of(workers)
+    assert nursery != os.getpid()
+    os.kill(nursery, signal.SIGKILL)
+    with pytest.raises(Lost, match="nobody knows how"):
+        ask(workers, "sleep", 60)  # the kernel kills them soon, not at once
+    workers.close()
+    others = crew(1)
+    assert ask(others, "hello") == [("hello",)]
+    others.close()
+
+
+def test_an_unknown_start_method_is_refused():
+    with pytest.raises(ArgumentError, match="forkserver, spawn, fork"):
+        Worker("test_workers:echo", start_method="threads")
+
+
+def test_this_room_needs_numpy_alone():
+    rooms = "rlcli.processes.crew, rlcli.processes.region, rlcli.lanes.parallel_lanes, rlcli.lanes.native_lanes"
+    program = f"import sys, {rooms}, rlcli.lanes.configured"
+    program += "\nprint(*sorted({'torch', 'tensordict', 'hydra', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"
