@@ -8,6 +8,7 @@ from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv
 from rlcli.envs.mdp import step_mdp
 from rlcli.envs.native import NativeEnv, make_native
+from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.spec_check import check_env_specs
 from rlcli.envs.transforms import *  # noqa: F403
@@ -21,6 +22,7 @@ __all__ = [
     "GymEnv",
     "GymWrapper",
     "NativeEnv",
+    "ParallelEnv",
     "SerialEnv",
     "check_env_specs",
     "exploration_type",

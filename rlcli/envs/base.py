@@ -7,19 +7,22 @@ of the fast loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 
-from rlcli.envs.mdp import episode_over, step_mdp
+from rlcli.envs.mdp import complete_flags, episode_over, merged, promoted, step_mdp
+from rlcli.envs.policies import acted, on_tensordicts
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 
 SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
+_STEPPING = (
+    "reset", "step", "step_and_maybe_reset", "maybe_reset", "set_seed", "_reset", "_step", "_set_seed",
+)  # fmt: skip
 
 
 class EnvBase:
@@ -57,7 +60,7 @@ class EnvBase:
     @property
     def out_of_bounds(self) -> str:
         """What the collector does at an observation outside `observation_spec`: "refuse", "count" or "ignore" it."""
-        return "refuse"
+        return "count"
 
     # ---- specs -------------------------------------------------------------------------------------------------
     @property
@@ -173,9 +176,13 @@ class EnvBase:
         """
         mask = td.get(RESET, None) if td is not None else None
         out = self._reset(td)
+        shape = (*self.batch_size, 1)
         for name in END_FLAGS:
-            if out.get(name, None) is None:
-                out.set(name, torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device))
+            flag = out.get(name, None)
+            if flag is None:
+                out.set(name, torch.zeros(shape, dtype=torch.bool, device=self.device))
+            elif flag.dtype is not torch.bool or flag.shape != shape:
+                out.set(name, flag.reshape(shape).bool())
         if mask is not None and not bool(mask.all()):
             assert td is not None
             out = merged(td.exclude(RESET, NEXT), out, mask)
@@ -184,12 +191,20 @@ class EnvBase:
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take one step; `td` gains `next` with observations, reward and the three end flags.
 
-        Terminated and truncated are kept apart and `done` is always their union.
+        What a policy wrote under `next`, and the env does not, stays there. Terminated and truncated are kept apart and
+        `done` is always their union.
         """
         if td.get(ACTION, None) is None:
             raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
+        written = td.get(NEXT, None)  # by a recurrent policy
         out = self._step(td)
-        _complete_flags(out, self.batch_size)
+        complete_flags(out, self.batch_size)
+        reward = out.get("reward", None)
+        shape = (*self.batch_size, 1)
+        if reward is not None and reward.shape != shape and reward.numel() == self.batch_size.numel():
+            out.set("reward", reward.reshape(shape))
+        if written is not None:
+            out = written.clone(False).update(out)
         td.set(NEXT, out)
         return td
 
@@ -237,11 +252,17 @@ class EnvBase:
         max_steps : int
             At most this many.
         policy : callable, optional
-            TensorDict -> TensorDict with an action.
+            TensorDict -> TensorDict with an action, or a module on observations as a `Collector` takes it.
         auto_reset : bool
             Begin with a reset; otherwise with `tensordict`.
         break_when_any_done : bool
             Stop when an env finishes; otherwise reset it and go on.
+
+        Notes
+        -----
+        Policy and env are called once a step, with copies of the root. What the env showed is kept as it was; what the
+        policy writes beside is kept, handed to the env, and gone before the policy is called again. Of what a step
+        wrote under `next`, the next root takes what the root had: a key that no reset writes stays under `next`.
 
         Returns
         -------
@@ -252,18 +273,21 @@ class EnvBase:
         td = self.reset() if auto_reset else tensordict
         if td is None:
             raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")
+        root = td.exclude(NEXT, RESET, ACTION).clone()
+        if policy is not None:
+            policy = on_tensordicts(policy, [key for key in self.observation_spec.keys(True, True)])
         steps: list[TensorDictBase] = []
         for _ in range(max_steps):
-            td = self.rand_action(td) if policy is None else policy(td)
-            td = self.step(td)
+            td = self.rand_action(root.clone(False)) if policy is None else acted(policy, root)
+            td.set(NEXT, self.step(td.clone()).get(NEXT).clone())  # a part may write to its input, or keep its output
             steps.append(td.clone(False))
             if callback is not None:
                 callback(self, td)
-            following = step_mdp(td)
+            following = promoted(root, td.get(NEXT))
             self._promoted(steps[-1], following)
             if break_when_any_done and bool(episode_over(td).any()):
                 break
-            td = self.maybe_reset(following)
+            root = self.maybe_reset(following).clone()
         batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
         batch.names = [*[None] * len(self.batch_size), "time"]
         return batch
@@ -292,6 +316,25 @@ class EnvBase:
         return f"{type(self).__name__}(batch_size={list(self.batch_size)})"
 
 
+def own_stepping(env: EnvBase) -> list[str]:
+    """The methods by which the env is stepped that a class of the user's, or this very object, overrides."""
+    return own_methods(env, _STEPPING)
+
+
+def own_methods(env: EnvBase, names: Sequence[str]) -> list[str]:
+    """Those of these methods that a class of the user's, or this very object, overrides."""
+    package, kind = __name__.partition(".")[0], type(env)
+    theirs = {name for name in names if getattr(kind, name).__module__.partition(".")[0] != package}
+    # not by a look at `__dict__`, which would make every attribute of the env slower to read from then on
+    here = [name for name in names if getattr(getattr(env, name), "__func__", None) is not getattr(kind, name)]
+    return [name for name in names if name in theirs or name in here]
+
+
+def steps_as_ours(env: EnvBase) -> bool:
+    """Whether the env is stepped by rlcli's own methods alone."""
+    return not own_stepping(env)
+
+
 def _only(spec: Composite, key: Key) -> TensorSpec:
     """The one leaf of a composite, which is called `key`."""
     names = [unravel(name) for name in spec.keys(True, True)]
@@ -300,35 +343,3 @@ def _only(spec: Composite, key: Key) -> TensorSpec:
             f"an env has one {show(key)}, called so", why=f"got {', '.join(map(show, names)) or 'none'}"
         )
     return spec[key]
-
-
-def _complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:
-    """Fill in whichever of done, terminated, truncated an env left out."""
-    terminated, truncated, done = (out.get(name, None) for name in ("terminated", "truncated", "done"))
-    shape = (*batch_size, 1)
-
-    def flag(value: Tensor | None) -> Tensor:
-        if value is None:
-            return torch.zeros(shape, dtype=torch.bool, device=out.device)
-        return value.reshape(shape)
-
-    if terminated is None and truncated is None:
-        terminated = done  # an env that only says "done" means the episode is over by its own rules
-    terminated, truncated = flag(terminated), flag(truncated)
-    out.set("terminated", terminated)
-    out.set("truncated", truncated)
-    out.set("done", terminated | truncated)
-
-
-def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDictBase:
-    """Per lane: `new` where the mask `[*batch, 1]` is set, `old` elsewhere."""
-    out = old.clone(False)
-    lanes = mask.squeeze(-1)
-    for key in new.keys(True, True):
-        fresh, kept = new.get(key), old.get(key, None)
-        if kept is None:
-            out.set(key, fresh)
-            continue
-        where = lanes.reshape(lanes.shape + (1,) * (fresh.ndim - lanes.ndim))
-        out.set(key, torch.where(where, fresh, kept))
-    return out

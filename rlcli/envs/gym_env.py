@@ -7,11 +7,12 @@ from typing import Any
 
 import gymnasium as gym
 
-from rlcli.envs.frame_skip import FrameSkip
-from rlcli.envs.gym_lanes import GymLanes
 from rlcli.envs.lanes_env import LanesEnv
-from rlcli.envs.make import make_gym
 from rlcli.errors import ArgumentError
+from rlcli.lanes.gym_lanes import GymLanes
+from rlcli.lanes.make import GymRecipe
+
+Source = str | gym.Env | GymRecipe
 
 
 class GymEnv(LanesEnv):
@@ -19,15 +20,17 @@ class GymEnv(LanesEnv):
 
     Parameters
     ----------
-    env : str or gymnasium.Env
-        `"CartPole-v1"`, or an env object (used as it is; its own wrappers stay in place). `env_name` is another name.
+    env : str, gymnasium.Env or GymRecipe
+        `"CartPole-v1"`; an env object (used as it is; its own wrappers stay in place); or how one is made. `env_name`
+        is another name.
     categorical_action_encoding : bool
         Discrete actions as int64 indices; by default they are one-hot int64 vectors.
     narrow : bool
         Store float64 observations as float32.
     out_of_bounds : {"refuse", "count", "ignore"}
-        At an observation outside the declared space: raise; go on and count it (`env.lanes.bounds.figures()`); do not
-        look.  Rounding is allowed for; an index outside a Discrete space is always refused.
+        At an observation outside the declared space: raise; go on and count it (the default; a collector warns once a
+        key, and its `figures()` say more); do not look.  Rounding is allowed for; an index outside a Discrete space is
+        always refused.
     device : torch device, optional
         Where the TensorDict face puts its tensors.
     wrappers : sequence of callables
@@ -36,38 +39,57 @@ class GymEnv(LanesEnv):
         Steps that an action is taken for, to the end of the episode at most; the reward is the sum of theirs.
     **kwargs
         Handed to `gymnasium.make`.
+
+    Attributes
+    ----------
+    gym : gymnasium.Env
+    recipe : GymRecipe
+        How `gym` was made.
     """
 
     def __init__(
         self,
-        env: str | gym.Env | None = None,
+        env: Source | None = None,
         *,
-        env_name: str | gym.Env | None = None,
+        env_name: Source | None = None,
         categorical_action_encoding: bool = False,
         narrow: bool = False,
-        out_of_bounds: str = "refuse",
+        out_of_bounds: str = "count",
         device=None,
         wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
         frame_skip: int = 1,
         **kwargs: Any,
     ) -> None:
-        if env is not None and env_name is not None:
-            raise ArgumentError("env_name is another name of env", fix="Give one of them")
-        given = env_name if env is None else env
-        if given is None:
-            raise ArgumentError("GymEnv needs an env", fix='Name one: GymEnv("CartPole-v1").')
-        if "num_envs" in kwargs:
-            raise ArgumentError(
-                "a GymEnv is one env",
-                why=f"got num_envs={kwargs['num_envs']}",
-                fix="Use SerialEnv(n, lambda: GymEnv(id)).",
-            )
-        made = make_gym(given, wrappers=wrappers, settings=kwargs) if isinstance(given, str) else given
-        if frame_skip != 1:
-            made = FrameSkip(made, frame_skip)
+        self.recipe = recipe_of(env, env_name=env_name, wrappers=wrappers, frame_skip=frame_skip, **kwargs)
+        made = self.recipe.make()
         lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
 
     def __repr__(self) -> str:
         return f"GymEnv({self.lanes.name})"
+
+
+def recipe_of(
+    env: Source | None = None,
+    *,
+    env_name: Source | None = None,
+    wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
+    frame_skip: int = 1,
+    **kwargs: Any,
+) -> GymRecipe:
+    """How the env of a `GymEnv` with these arguments is made."""
+    if env is not None and env_name is not None:
+        raise ArgumentError("env_name is another name of env", fix="Give one of them")
+    given = env_name if env is None else env
+    if given is None:
+        raise ArgumentError("GymEnv needs an env", fix='Name one: GymEnv("CartPole-v1").')
+    if "num_envs" in kwargs:
+        raise ArgumentError(
+            "a GymEnv is one env", why=f"got num_envs={kwargs['num_envs']}", fix="Use SerialEnv(n, lambda: GymEnv(id))."
+        )
+    if isinstance(given, GymRecipe):
+        return given
+    if not isinstance(given, str):
+        return GymRecipe(given, frame_skip=frame_skip)
+    return GymRecipe(given, kwargs, tuple(wrappers), frame_skip=frame_skip)

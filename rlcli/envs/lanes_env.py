@@ -7,11 +7,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.base import EnvBase
-from rlcli.envs.contract import broken
-from rlcli.envs.gym_spaces import from_gym_space
-from rlcli.envs.lanes import Lanes
-from rlcli.envs.outcome import reward_column
+from rlcli.envs.spaces import from_gym_space
 from rlcli.keys import ACTION, RESET, show
+from rlcli.lanes.contract import broken
+from rlcli.lanes.lanes import Lanes
+from rlcli.lanes.outcome import reward_column
 from rlcli.specs import Composite, Unbounded
 
 
@@ -74,9 +74,12 @@ class LanesEnv(EnvBase):
         for key, array in row.items():
             self._rows[key][1] = array
         n = self.lanes.n
-        stored = td.get(ACTION).detach().cpu().numpy()
+        given = td.get(ACTION).detach().cpu()
+        if self.action_spec.dtype.is_floating_point or given.dtype is torch.bfloat16:
+            given = given.to(self.action_spec.dtype)  # as the env declares them, and as numpy knows
+        stored = given.numpy()
         actions = self.lanes.actions.decode(stored.reshape(n, *self.lanes.actions.stored[0]))
-        self._bound_step(0, actions.tolist() if self.lanes.actions.kind == "discrete" else actions)
+        self._bound_step(0, actions)
         outcome = self.lanes.take_outcome()
         reward = np.empty((n, 1), np.float32)
         reward_column(outcome, self.lanes, 1, reward)

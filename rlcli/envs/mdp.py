@@ -1,7 +1,8 @@
-"""From one step to the next: what `next` becomes the root."""
+"""From one step to the next: end flags made whole, what `next` becomes the root, and lanes that begin anew."""
 
 from __future__ import annotations
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -45,3 +46,40 @@ def step_mdp(
 def episode_over(td: TensorDictBase) -> Tensor:
     """`next.done`, bool `[*batch, 1]`."""
     return td.get(DONE)
+
+
+def complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:
+    """Fill in whichever of done, terminated, truncated an env left out."""
+    terminated, truncated, done = (out.get(name, None) for name in ("terminated", "truncated", "done"))
+    shape = (*batch_size, 1)
+
+    def flag(value: Tensor | None) -> Tensor:
+        if value is None:
+            return torch.zeros(shape, dtype=torch.bool, device=out.device)
+        return value.reshape(shape).bool()
+
+    if terminated is None and truncated is None:
+        terminated = done  # an env that only says "done" means the episode is over by its own rules
+    terminated, truncated = flag(terminated), flag(truncated)
+    out.set("terminated", terminated)
+    out.set("truncated", truncated)
+    out.set("done", terminated | truncated)
+
+
+def promoted(root: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
+    """The root of the next step: every key of this one, with its value under `next` where there is one."""
+    return root.clone(False).update(following.select(*root.keys(True, True), strict=False))
+
+
+def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDictBase:
+    """Per lane: `new` where the mask `[*batch, 1]` is set, `old` elsewhere."""
+    out = old.clone(False)
+    lanes = mask.squeeze(-1)
+    for key in new.keys(True, True):
+        fresh, kept = new.get(key), old.get(key, None)
+        if kept is None:
+            out.set(key, fresh)
+            continue
+        where = lanes.reshape(lanes.shape + (1,) * (fresh.ndim - lanes.ndim))
+        out.set(key, torch.where(where, fresh, kept))
+    return out

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlcli.envs.engine import Engine
-from rlcli.envs.engines import make_engine
-from rlcli.envs.envpool import EnvpoolEngine
 from rlcli.envs.lanes_env import LanesEnv
-from rlcli.envs.native_lanes import NativeLanes
 from rlcli.errors import ArgumentError
+from rlcli.lanes.engine import Engine
+from rlcli.lanes.engines import make_engine
+from rlcli.lanes.envpool import EnvpoolEngine
+from rlcli.lanes.native_lanes import NativeLanes
 
 
 class NativeEnv(LanesEnv):
@@ -30,7 +30,7 @@ class NativeEnv(LanesEnv):
         *,
         categorical_action_encoding: bool = False,
         narrow: bool = False,
-        out_of_bounds: str = "refuse",
+        out_of_bounds: str = "count",
         device=None,
     ) -> None:
         lanes = NativeLanes(engine, categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
@@ -48,7 +48,7 @@ def make_native(
     pool: bool = False,
     categorical: bool = True,
     narrow: bool = True,
-    out_of_bounds: str = "refuse",
+    out_of_bounds: str = "count",
     settings: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> NativeEnv:

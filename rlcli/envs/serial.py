@@ -8,14 +8,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.base import SPECS, EnvBase
-from rlcli.envs.bounds import strictest
 from rlcli.envs.gym_env import GymEnv
-from rlcli.envs.gym_lanes import GymLanes
-from rlcli.envs.lanes import Lanes
 from rlcli.envs.lanes_env import LanesEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
+from rlcli.lanes.bounds import strictest
+from rlcli.lanes.gym_lanes import GymLanes
+from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
 
 
@@ -111,23 +111,26 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
         for place, env in enumerate(envs[1:], 1):
             other = env.lanes  # type: ignore[attr-defined]
             if other.actions.categorical != first.actions.categorical:
-                raise _differing(place, "action_spec", env, envs[0])
-            if _narrows(other) != _narrows(first):
-                raise _differing(place, "observation_spec", env, envs[0])
-        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=_narrows(first), out_of_bounds=mode)
+                raise differing(place, "action_spec", *map(_brief, (env.action_spec, envs[0].action_spec)))
+            if narrows(other) != narrows(first):
+                specs = env.observation_spec, envs[0].observation_spec
+                raise differing(place, "observation_spec", *map(_brief, specs))
+        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
         return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
     return _Stacked(envs, device)
 
 
-def _narrows(lanes: GymLanes) -> bool:
+def narrows(lanes: GymLanes) -> bool:
+    """Whether some observations are stored in a smaller dtype than the env's."""
     return any(leaf.stored != leaf.dtype for leaf in lanes.leaves)
 
 
-def _differing(place: int, name: str, env: EnvBase, first: EnvBase) -> ArgumentError:
+def differing(place: int, name: str, found: str, first: str) -> ArgumentError:
+    """The sentence for an env that is not like env 0."""
     return ArgumentError(
         "envs that are stepped together have to be alike",
         where=f"env {place}",
-        why=f"its {name} is {_brief(getattr(env, name))}, that of env 0 is {_brief(getattr(first, name))}",
+        why=f"its {name} is {found}, that of env 0 is {first}",
         fix="Make all of them with the same options (categorical_action_encoding, narrow, transforms).",
     )
 
@@ -146,7 +149,7 @@ class _Stacked(EnvBase):
         for place, env in enumerate(envs[1:], 1):
             for name in SPECS:
                 if getattr(env, name) != getattr(first, name):
-                    raise _differing(place, name, env, first)
+                    raise differing(place, name, *(_brief(getattr(each, name)) for each in (env, first)))
         self.observation_spec = first.observation_spec.expand(*self.batch_size)
         self.state_spec = first.state_spec.expand(*self.batch_size)
         n = len(envs)

@@ -8,7 +8,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.envs.base import EnvBase, _complete_flags
+from rlcli.envs.base import EnvBase, steps_as_ours
+from rlcli.envs.mdp import complete_flags
 from rlcli.keys import END_FLAGS, RESET
 from rlcli.transforms import Compose, Transform
 
@@ -19,7 +20,7 @@ class TransformedEnv(EnvBase):
     Parameters
     ----------
     base_env : EnvBase
-        The env below; a TransformedEnv is flattened into this one.
+        The env below; a TransformedEnv is flattened into this one, unless it is of a class of its own.
     transform : Transform, optional
         One transform or a `Compose`; more can be appended with `append_transform`.
 
@@ -38,7 +39,7 @@ class TransformedEnv(EnvBase):
 
     def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:
         below: list[Transform] = []
-        while isinstance(base_env, TransformedEnv):
+        while type(base_env) is TransformedEnv and steps_as_ours(base_env):
             below = [*base_env.transforms, *below]
             base_env = base_env.base_env
         super().__init__(batch_size=base_env.batch_size, device=base_env.device)
@@ -92,7 +93,7 @@ class TransformedEnv(EnvBase):
         reward = out.get("reward", None)
         self.own_reward = None if reward is None else reward.clone()  # a transform may change it in place
         out = self.transform._step(td, out)
-        _complete_flags(out, self.batch_size)
+        complete_flags(out, self.batch_size)
         return out
 
     def _promoted(self, td: TensorDictBase, following: TensorDictBase) -> None:

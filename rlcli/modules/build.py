@@ -1,27 +1,38 @@
-"""Actor and critic inferred from an env's specs: nobody types an input size.
+"""Policies inferred from an env's specs, or around a user's own network.
 
-observation(s) -> encoder -> hidden layers -> logits | loc, scale -> action
-                                         \\-> state_value              (on a second net, unless shared)
+observation(s) -> layers -> logits, or loc and scale -> action, and a critic                       (PPO and its kin)
+observation(s) -> layers -> action_value -> greedy, but for a share of uniform actions            (DQN)
+observation(s) -> layers -> loc, scale -> tanh_normal -> action                                   (SAC, the actor)
+observation(s), action -> layers -> state_action_value                                            (SAC, each critic)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
 from torch import nn
 
-from rlcli.errors import ConfigError
-from rlcli.keys import STATE_VALUE, Key
-from rlcli.modules.action_head import action_head
-from rlcli.modules.actor_critic import ActorCritic
-from rlcli.modules.initialise import seeded
-from rlcli.modules.mlp import MLP
-from rlcli.modules.network import convolves, network, observation_keys
-from rlcli.modules.value import ActorValueOperator, ValueOperator
-from rlcli.specs import Composite, TensorSpec
+from rlcli.errors import ArgumentError, ConfigError
+from rlcli.keys import OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
+from rlcli.modules.actors import ActorCritic, ProbabilisticActor
+from rlcli.modules.encoders import convolves, network, observation_keys
+from rlcli.modules.exploration import EGreedyModule
+from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
+from rlcli.modules.nets import MLP, DuelingHead, StateActionMLP, seeded
+from rlcli.modules.values import ActorValueOperator, QValueActor, ValueOperator
+from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
+
+Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
@@ -33,7 +44,7 @@ def build_actor_critic(
     *,
     net: str = "auto",
     hidden: Sequence[int] | None = None,
-    activation: str | type[nn.Module] | None = None,
+    activation: Activation | None = None,
     shared: bool | None = False,
     orthogonal: bool = True,
     distribution: str = "auto",
@@ -51,7 +62,7 @@ def build_actor_critic(
     observation_spec : Composite
         The env's, batch dims included (its `.shape`).
     action_spec : TensorSpec
-        The env's; its kind decides the distribution (`rlcli.modules.action_head`).
+        The env's; its kind decides the distribution (`rlcli.modules.head`).
     net : str
         `mlp` (one observation, flattened), `cnn` (one image), `dict` (any number, each encoded, then joined),
         or `auto` (whatever the observations need).
@@ -126,3 +137,219 @@ def build_actor_critic(
             value_net = net_of(1, last_gain=VALUE_GAIN)
             pair = ActorCritic(actor, ValueOperator(value_net, keys, [STATE_VALUE]))
     return pair if device is None else pair.to(device)
+
+
+def build_q_actor(
+    observation_spec: Composite,
+    action_spec: TensorSpec,
+    *,
+    net: str = "auto",
+    hidden: Sequence[int] | None = None,
+    activation: Activation | None = None,
+    dueling: bool = False,
+    orthogonal: bool = False,
+    eps_init: float = 1.0,
+    eps_end: float = 0.05,
+    eps_frames: int = 10_000,
+    in_keys: Sequence[Key] | None = None,
+    generator: int | torch.Generator | None = None,
+) -> ActorCritic:
+    """An epsilon-greedy actor on action values; `.actor` is `TensorDictSequential(QValueActor, EGreedyModule)`.
+
+    Parameters
+    ----------
+    observation_spec, action_spec, net, hidden, activation, orthogonal, in_keys, generator
+        As for `build_actor_critic`.
+    dueling : bool
+        Values as a state's value plus advantages, from one trunk.
+    eps_init, eps_end, eps_frames
+        See `EGreedyModule`.
+
+    Raises
+    ------
+    ConfigError
+        The action is not one choice of several.
+    """
+    keys = observation_keys(observation_spec, in_keys)
+    key, spec = single_action(action_spec)
+    if not isinstance(spec, Categorical | OneHot):
+        raise ConfigError(
+            "DQN chooses one of several actions",
+            where=f"action '{show(key)}'",
+            why=f"it is {spec!r}",
+            fix="Use loss=sac for continuous actions, or loss=ppo_clip.",
+        )
+    with seeded(generator):
+        features = None if dueling else spec.n
+        module: nn.Module = network(
+            observation_spec, keys, features, net=net, hidden=hidden, activation=activation, orthogonal=orthogonal
+        )
+        if dueling:
+            module = DuelingHead(module, module.out_features, spec.n)  # type: ignore[arg-type]
+    values = QValueActor(module, in_keys=keys, spec=spec)
+    return ActorCritic(TensorDictSequential(values, EGreedyModule(spec, eps_init, eps_end, eps_frames)), None)  # type: ignore[arg-type]
+
+
+def build_soft_actor_critic(
+    observation_spec: Composite,
+    action_spec: TensorSpec,
+    *,
+    net: str = "auto",
+    hidden: Sequence[int] | None = None,
+    activation: Activation | None = None,
+    orthogonal: bool = False,
+    critics: int = 2,
+    in_keys: Sequence[Key] | None = None,
+    generator: int | torch.Generator | None = None,
+) -> ActorCritic:
+    """A squashed Gaussian actor whose deviation depends on the state, and its critics (`.critic`, a `ModuleList`).
+
+    Raises
+    ------
+    ConfigError
+        The action is not a bounded vector, or an observation is an image.
+    """
+    keys = observation_keys(observation_spec, in_keys)
+    key, spec = single_action(action_spec)
+    if not isinstance(spec, Bounded | Unbounded) or not spec.dtype.is_floating_point:
+        raise ConfigError(
+            "SAC draws continuous actions",
+            where=f"action '{show(key)}'",
+            why=f"it is {spec!r}",
+            fix="Use loss=dqn for a choice of several actions, or loss=ppo_clip.",
+        )
+    head = action_head(action_spec, len(observation_spec.shape), "tanh_normal")
+    with seeded(generator):
+        actor_net = network(
+            observation_spec, keys, 2 * head.features, net=net, hidden=hidden, activation=activation,
+            orthogonal=orthogonal,
+        )  # fmt: skip
+        stages = TensorDictSequential(
+            TensorDictModule(actor_net, keys, ["loc_and_scale"]),
+            TensorDictModule(LogScaleExtractor(), ["loc_and_scale"], ["loc", "scale"]),
+        )
+        width = head.features + _width(observation_spec, keys)
+        own = {
+            "hidden": (64, 64) if hidden is None else hidden,
+            "activation": activation or "tanh",
+            "orthogonal": orthogonal,
+        }
+        values = [
+            ValueOperator(StateActionMLP(width, **own), [*keys, head.key], [STATE_ACTION_VALUE])  # type: ignore[arg-type]
+            for _ in range(critics)
+        ]
+    actor = ProbabilisticActor(
+        stages, head.param_keys, [head.key], spec=spec, distribution_class=head.distribution_class,
+        distribution_kwargs=head.distribution_kwargs,
+    )  # fmt: skip
+    return ActorCritic(actor, nn.ModuleList(values))  # type: ignore[arg-type]
+
+
+def _width(observation_spec: Composite, keys: Sequence[Key]) -> int:
+    lanes, total = len(observation_spec.shape), 0
+    for key in keys:
+        shape = observation_spec[key].shape[lanes:]
+        if len(shape) != 1 or not observation_spec[key].dtype.is_floating_point:
+            raise ConfigError(
+                "the critics of SAC read vectors of floats",
+                where=f"observation '{show(key)}'",
+                why=f"it is {observation_spec[key]!r}",
+                fix="Flatten it: env.wrappers=[FlattenObservation].",
+            )
+        total += math.prod(shape)
+    return total
+
+
+def as_actor(
+    module: nn.Module,
+    observation_spec: Composite,
+    action_spec: TensorSpec,
+    *,
+    in_keys: Sequence[Key] = (OBSERVATION,),
+    distribution: str = "auto",
+    init_std: float = 1.0,
+    return_log_prob: bool = True,
+) -> ProbabilisticTensorDictSequential:
+    """An actor around `module`, checked.
+
+    Parameters
+    ----------
+    module : nn.Module
+        One of: a plain module mapping the tensors at `in_keys` to logits (discrete), to `loc [*B, d]`
+        (continuous; a learned scale is added) or to both `[*B, 2 d]`; a tensordict module that writes
+        `logits`, or `loc` and `scale`; or a finished probabilistic actor, which is only checked.
+    observation_spec, action_spec : Composite, TensorSpec
+        The env's, batch dims included.
+    in_keys : sequence of keys
+        What a plain module reads.
+    distribution, init_std, return_log_prob
+        As in `build_actor_critic`.
+
+    Returns
+    -------
+    ProbabilisticTensorDictSequential
+
+    Raises
+    ------
+    ArgumentError
+        If the module's output has the wrong size, or it is not written where the distribution reads.
+    """
+    head = action_head(action_spec, len(observation_spec.shape), distribution)
+    if isinstance(module, ProbabilisticTensorDictSequential):
+        _probe(module, observation_spec)
+        return module
+    make = partial(head.actor, spec=action_spec, return_log_prob=return_log_prob)
+    if isinstance(module, TensorDictModuleBase):
+        out = _probe(module, observation_spec)
+        missing = [key for key in head.param_keys if key not in module.out_keys]
+        if missing:
+            raise ArgumentError(
+                f"the policy module does not write {' or '.join(map(show, missing))}",
+                where=type(module).__name__,
+                why=f"it writes {', '.join(map(show, module.out_keys))}; "
+                f"{head.distribution_class.__name__} reads {', '.join(map(show, head.param_keys))}",
+                fix="Rename its out_keys.",
+            )
+        for key in head.param_keys:
+            _check_width(module, out.get(key).shape[-1], head, [head.features])
+        return make(module, list(module.in_keys))
+    missing = [key for key in in_keys if key not in observation_spec]
+    if missing:
+        raise ArgumentError(
+            f"the env has no observation {', '.join(map(show, missing))}",
+            where="in_keys",
+            why=f"it has {', '.join(map(show, observation_spec.keys(True, True)))}",
+        )
+    wrapped = TensorDictModule(module, list(in_keys), ["output"])
+    width = _probe(wrapped, observation_spec).get("output").shape[-1]
+    _check_width(module, width, head, [head.features] + [2 * head.features] * head.continuous)
+    return make(module, list(in_keys), init_std=init_std, state_dependent_std=width != head.features)
+
+
+def _probe(module: TensorDictModuleBase, observation_spec: Composite) -> TensorDictBase:
+    """Outputs of one call on zeros; random state, training flags and buffers are put back."""
+    rng, flags = torch.get_rng_state(), [(m, m.training) for m in module.modules()]
+    buffers = [(b, b.clone()) for b in module.buffers()]
+    try:
+        with torch.no_grad():
+            module.eval()
+            return module(observation_spec.zero())
+    finally:
+        torch.set_rng_state(rng)
+        for m, flag in flags:
+            m.training = flag
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _check_width(module: nn.Module, got: int, head: ActionHead, allowed: list[int]) -> None:
+    if got not in allowed:
+        what = "numbers (loc, or loc and scale)" if head.continuous else "logits"
+        raise ArgumentError(
+            f"the policy's output has {got} features",
+            where=type(module).__name__,
+            why=f"{head.distribution_class.__name__} for action '{show(head.key)}' needs "
+            f"{' or '.join(map(str, allowed))} {what}",
+            fix="Change the size of its last layer.",
+        )

@@ -1,4 +1,4 @@
-"""How actions are taken from a policy's distribution, and the policy that has none.
+"""How actions are taken from a policy: by its distribution's draw or mode, uniformly, or uniformly now and then.
 
 The setting is tensordict's interaction type under the field's name; a collector reads it when it binds a
 policy, not at every step.
@@ -9,14 +9,17 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import TensorDictModuleBase
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
+from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, Key
+from rlcli.keys import ACTION, Key, unravel
+from rlcli.modules.values import action_space_of
 from rlcli.specs import Composite, TensorSpec
 
-__all__ = ["ExplorationType", "RandomPolicy", "exploration_type", "set_exploration_type"]
+__all__ = ["EGreedyModule", "ExplorationType", "RandomPolicy", "exploration_type", "set_exploration_type"]
 
 
 class RandomPolicy:
@@ -51,3 +54,78 @@ class RandomPolicy:
         if self.action_spec is None:
             raise ArgumentError("RandomPolicy was given no action spec", fix="Use RandomPolicy(env.action_spec).")
         return td.set(self.action_key, self.action_spec.rand(generator=self.generator))
+
+
+class EGreedyModule(TensorDictModuleBase):
+    """Replaces actions by uniform ones with probability `eps`, where actions are drawn (`ExplorationType.RANDOM`).
+
+    Put it behind the actor: `TensorDictSequential(QValueActor(...), EGreedyModule(spec))`.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+        Of the action: categorical or one-hot.
+    eps_init, eps_end : float
+        Epsilon at the start and after `annealing_num_steps` frames; a straight line between.
+    annealing_num_steps : int
+        Counted by `step(frames)`, which the training loop calls.
+    action_key : key
+    action_mask_key : key, optional
+        bool `[*B, n]`; actions that are False are never drawn.
+
+    Attributes
+    ----------
+    eps : Tensor `[]`
+        The present epsilon: a buffer, so a checkpoint of the policy holds it.
+    """
+
+    eps: Tensor
+    frames: Tensor
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        eps_init: float = 1.0,
+        eps_end: float = 0.1,
+        annealing_num_steps: int = 1000,
+        *,
+        action_key: Key = ACTION,
+        action_mask_key: Key | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 <= eps_end <= eps_init <= 1:
+            raise ArgumentError("epsilon falls within [0, 1]", why=f"got eps_init={eps_init}, eps_end={eps_end}")
+        if annealing_num_steps < 1:
+            raise ArgumentError("annealing_num_steps must be at least 1", why=f"got {annealing_num_steps}")
+        self.action_key, self.action_mask_key = unravel(action_key), action_mask_key
+        self.in_keys = [action_key] + ([] if action_mask_key is None else [action_mask_key])
+        self.out_keys = [action_key]
+        leaf = spec[self.action_key] if isinstance(spec, Composite) else spec
+        self.spec, self.action_space = spec, action_space_of(None, leaf, self.action_key)
+        self.n = int(leaf.n)  # type: ignore[union-attr]
+        self.eps_init, self.eps_end, self.annealing_num_steps = float(eps_init), float(eps_end), annealing_num_steps
+        self.register_buffer("eps", torch.tensor(float(eps_init), device=device))
+        self.register_buffer("frames", torch.zeros((), dtype=torch.int64, device=device))
+
+    def step(self, frames: int = 1) -> None:
+        """So many more frames were collected."""
+        self.frames += frames
+        done = min(int(self.frames) / self.annealing_num_steps, 1.0)
+        self.eps.fill_(self.eps_init + (self.eps_end - self.eps_init) * done)
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Draws from torch's global generator."""
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return td
+        action = td.get(self.action_key)
+        rows = action.shape if self.action_space == "categorical" else action.shape[:-1]
+        explore = torch.rand(rows, device=action.device) < self.eps.to(action.device)
+        if self.action_mask_key is None:
+            drawn = torch.randint(self.n, rows, device=action.device)
+        else:
+            legal = td.get(self.action_mask_key).reshape(-1, self.n).float()
+            drawn = torch.multinomial(legal, 1).reshape(rows)
+        if self.action_space == "one_hot":
+            drawn, explore = torch.nn.functional.one_hot(drawn, self.n), explore.unsqueeze(-1)
+        return td.set(self.action_key, torch.where(explore, drawn.to(action.dtype), action))

@@ -1,10 +1,8 @@
 """The documents' import path for actors, critics and exploration."""
 
-from rlcli.modules.actor import ProbabilisticActor
-from rlcli.modules.e_greedy import EGreedyModule
-from rlcli.modules.exploration import RandomPolicy
-from rlcli.modules.q_value import QValueActor, QValueModule
-from rlcli.modules.value import ActorValueOperator, ValueOperator
+from rlcli.modules.actors import ProbabilisticActor
+from rlcli.modules.exploration import EGreedyModule, RandomPolicy
+from rlcli.modules.values import ActorValueOperator, QValueActor, QValueModule, ValueOperator
 
 __all__ = [
     "ActorValueOperator",

@@ -1,13 +1,15 @@
-"""Numbers: any of a dtype (`Unbounded`), or those between two bounds (`Bounded`)."""
+"""Numbers: any of a dtype (`Unbounded`), those between two bounds (`Bounded`), and the one that stands for none."""
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
+from rlcli.keys import Key, show
 from rlcli.specs.base import Device, TensorSpec
 
 
@@ -105,3 +107,25 @@ class Bounded(TensorSpec):
 def _limits(dtype: torch.dtype) -> tuple[int, int]:
     info = torch.iinfo(dtype)
     return info.min, min(info.max, 2**62) + (info.max < 2**62)
+
+
+def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int | bool:
+    """What stands for an observation of this dtype that nobody kept; NaN, where it has one, for None or NaN.
+
+    Whoever reads it must know of any other number.
+    """
+    if dtype.is_floating_point:
+        return float("nan") if value is None else value
+    if value is None or math.isnan(value):
+        raise ArgumentError(
+            f"{show(key)} is {str(dtype).removeprefix('torch.')}, which has no NaN to stand for what nobody kept",
+            why="next_obs=compact drops next observations",
+            fix="Name a fill_value (memory.fill_value=0, fill_value=0), or keep them with next_obs=exact.",
+        )
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if value != int(value) or not low <= value <= high:
+        raise ArgumentError(
+            f"fill_value={value:g} is no {str(dtype).removeprefix('torch.')}", where=show(key),
+            fix=f"Use a whole number from {low} to {high}.",
+        )  # fmt: skip
+    return int(value)

@@ -1,21 +1,17 @@
 """Transforms of what an env gives and takes, one idea per file."""
 
 from rlcli.transforms.base import RowOp, Transform
-from rlcli.transforms.casts import DoubleToFloat, ToFloat
 from rlcli.transforms.compose import Compose, by_name
+from rlcli.transforms.counters import InitTracker, RewardSum, StepCounter
 from rlcli.transforms.faces import Faces, choose_faces
 from rlcli.transforms.frame_stack import CatFrames, FrameStack
-from rlcli.transforms.images import ChannelsFirst, ToTensorImage
-from rlcli.transforms.init_tracker import InitTracker
+from rlcli.transforms.maps import ChannelsFirst, DoubleToFloat, ToFloat, ToTensorImage
 from rlcli.transforms.multi_step import MultiStepTransform
 from rlcli.transforms.next_observation_delta import NextObservationDelta
 from rlcli.transforms.next_state import NextStateReconstructor
+from rlcli.transforms.norms import RewardNorm, RunningNorm
 from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.transforms.reward_maps import RewardClipping, RewardScaling, SignTransform
-from rlcli.transforms.reward_norm import RewardNorm
-from rlcli.transforms.reward_sum import RewardSum
-from rlcli.transforms.running_norm import RunningNorm
-from rlcli.transforms.step_counter import StepCounter
 
 __all__ = [
     "CatFrames",

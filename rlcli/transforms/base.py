@@ -10,8 +10,8 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import NEXT, RESET, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import COLLECTOR_MASK, IS_INIT, NEXT, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec, Unbounded
 
 Schema = Mapping[Any, tuple[tuple[int, ...], np.dtype]]
@@ -28,9 +28,57 @@ Columns = MutableMapping[Any, np.ndarray]
 
 RAW = "_raw"
 
-STEP_METHODS = {"_step", "_reset", "forward", "on_tensor"}  # of the TensorDict face
-ROW_METHODS = {"bind", "on_rows"}  # what says the same of rows
+ROW_METHODS = {"bind", "on_rows"}  # what says of rows what the TensorDict face says of tensordicts
 ACTION_METHODS = {"inv", "transform_action_spec"}  # which rows know nothing of
+# what may be overridden without a word on steps: of other moments, or asked by both faces
+OTHER_METHODS = {
+    "__init__", "__repr__", "extra_repr", "get_extra_state", "set_extra_state", "state_dict", "load_state_dict",
+    "adopt", "check_later", "transform_fake_tensordict", "bind_buffer", "reads_anew", "sampled", "has_columns",
+    "own_methods", "reads", "writes", "recalls", "plan", "batch_pass",
+}  # fmt: skip
+
+
+class BufferIndex(Protocol):
+    """Which rows of a buffer follow each other, as transforms ask."""
+
+    def successors(self, rows: np.ndarray) -> np.ndarray:
+        """The row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
+
+    def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
+
+
+class BufferRows(Protocol):
+    """The stored rows of a buffer, as transforms see them; a `Ring` of `rlcli.data` is one."""
+
+    @property
+    def index(self) -> BufferIndex: ...
+    @property
+    def fields(self) -> Collection[Key]:
+        """The keys of a row; the same object while they are the same."""
+
+    @property
+    def sparse_keys(self) -> Sequence[Key]:
+        """Keys beside those, of which few rows hold something."""
+
+    def read(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> TensorDictBase:
+        """A new batch ``[N]`` of live rows int64 ``[N]``."""
+
+    def columns(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> dict[Key, Tensor]:
+        """The same as columns ``[N, *F]``."""
+
+    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
+        """Tell trajectories apart by these keys."""
+
+
+@runtime_checkable
+class GatheredRows(Protocol):
+    """A column that is put together when it is read, as `next_obs=exact` keeps next observations."""
+
+    nbytes_held: int
+
+    def full(self) -> Tensor:
+        """It as a plain tensor."""
 
 
 class RowOp:
@@ -83,6 +131,11 @@ class Transform(nn.Module):
         super().__init__()
         self.in_keys = _key_list(in_keys)
         self.out_keys = list(self.in_keys) if out_keys is None else _key_list(out_keys)
+        if not all([*self.in_keys, *self.out_keys]):
+            raise ArgumentError(
+                f"{type(self).__name__} does not take a key without a name",
+                why=f"its in_keys are {self.in_keys}, its out_keys {self.out_keys}",
+            )
 
     # -- TensorDict face ---------------------------------------------------------------------------
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -134,8 +187,8 @@ class Transform(nn.Module):
         return tensordict
 
     # -- in a buffer: `inv` on what is written, `sampled` on what is drawn -----------------------------------
-    def bind_buffer(self, ring: Any) -> None:
-        """Called once by the buffer that this is put on; `ring` (`rlcli.data.buffers.Ring`) holds its rows."""
+    def bind_buffer(self, ring: BufferRows) -> None:
+        """Called once by the buffer that this is put on; `ring` holds its rows."""
 
     def reads_anew(self) -> Collection[Key]:
         """Keys that `sampled` writes without looking at them: a sample need not be read with them."""
@@ -178,18 +231,26 @@ class Transform(nn.Module):
     def has_columns(self) -> bool:
         """Whether the column face does all that the TensorDict face does.
 
-        It does in classes of rlcli's. A class of the user's that overrides a method of the TensorDict face has to give
-        the column face itself; one that changes actions or their spec has none.
+        It does in classes of rlcli's. A class or an object of the user's that overrides any method that steps may go
+        through has to give the column face itself; one that changes actions or their spec has none.
         """
+        return not self.own_methods
+
+    @property
+    def own_methods(self) -> list[str]:
+        """The methods of the user's that the column face does not speak for."""
+        kinds = type(self).__mro__
+        ours = next(place for place, kind in enumerate(kinds) if is_ours(kind))
+        methods = {
+            name for kind in kinds[ours:] if is_ours(kind) for name, value in vars(kind).items() if callable(value)
+        }
         given = False
-        for kind in type(self).__mro__:
-            if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
-                return True
-            own = vars(kind).keys()
+        for own in (vars(self).keys(), *(vars(kind).keys() for kind in kinds[:ours])):
             given = given or not own.isdisjoint(ROW_METHODS) or (self.batch_only and "batch_pass" in own)
-            if own & ACTION_METHODS or (own & STEP_METHODS and not given):
-                return False
-        return True
+            changed = (own & methods) - OTHER_METHODS - ROW_METHODS
+            if changed & ACTION_METHODS or (changed and not given):
+                return sorted(changed)
+        return []
 
     def reads(self, schema: Schema) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.
@@ -200,7 +261,8 @@ class Transform(nn.Module):
 
     def writes(self, schema: Schema) -> list[Key]:
         """The keys that it adds or changes, reward and flags under `"next"`."""
-        return _found(self.out_keys, {**schema, **self.plan(schema)})
+        found = _found(self.out_keys, schema)  # all of them where the rows are those after this transform
+        return found if len(found) == len(self.out_keys) else _found(self.out_keys, {**schema, **self.plan(schema)})
 
     def recalls(self) -> list[Key]:
         """The written keys whose last row `bind`'s op reads: later transforms must leave those rows alone."""
@@ -246,15 +308,41 @@ class Transform(nn.Module):
         raise NotImplementedError
 
     # -- small shared steps ------------------------------------------------------------------------
+    def pairs(self) -> list[tuple[Key, Key]]:
+        """`(in_key, out_key)`, one for each value."""
+        return list(zip(self.in_keys, self.out_keys, strict=True))
+
+    def _row_pairs(self, rows: Rows) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
+        """What `bind` is given, as the rows to read and the rows to write of each pair."""
+        return [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()]
+
     def _added(self, spec: Composite, key: Key, leaf: TensorSpec, argument: str) -> Composite:
         """`spec` with a key that this transform adds, named by `argument`; the env's own must not be overwritten."""
-        if key in spec:
+        held = next((other for other in spec.keys(True, True) if _overlap(other, key)), None)
+        if held is not None or as_tuple(key)[0] in TAKEN:
             raise ArgumentError(
                 f"{type(self).__name__} would overwrite {show(key)}, which is there already",
-                why=f"the env, or a transform below, shows it as {spec[key]!r}",
+                why=f"every env and batch has a {as_tuple(key)[0]} of its own" if held is None
+                else f"the env, or a transform below, shows {show(held)} as {spec[held]!r}",
                 fix=f"Give it another name: {type(self).__name__}({argument}=...).",
-            )
+            )  # fmt: skip
         spec[key] = leaf
+        return spec
+
+    def _mapped(self, spec: Composite, kind: Callable[[TensorSpec], TensorSpec]) -> Composite:
+        """`spec` where each of `out_keys` has the `kind` of the spec of its in_key; none but its own are replaced."""
+        for place, (source, target) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
+            if target in self.in_keys[place + 1 :] or target in self.out_keys[:place]:
+                raise ArgumentError(
+                    f"{type(self).__name__} would overwrite {show(target)}",
+                    why=f"it writes {show(target)} from {show(source)}, and has another use for {show(target)}",
+                    fix=f"Give it another name: {type(self).__name__}(out_keys=...), or use two transforms.",
+                )
+            leaf = kind(spec[source])
+            if target in self.in_keys:
+                spec[target] = leaf
+            else:
+                self._added(spec, target, leaf, "out_keys")
         return spec
 
     def _need(self, tensordict: TensorDictBase | None, key: Key) -> Tensor:
@@ -269,10 +357,50 @@ class Transform(nn.Module):
         return value
 
 
+def _overlap(a: Key, b: Key) -> bool:
+    """Whether one of the keys is the other, or lies below it."""
+    n = min(len(as_tuple(a)), len(as_tuple(b)))
+    return as_tuple(a)[:n] == as_tuple(b)[:n]
+
+
+def is_ours(kind: type) -> bool:
+    """Whether a class is rlcli's own."""
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> Tensor | None:
     """The lanes that restart, bool `[*B, 1]`; `None` for all of them."""
     mask = reset_tensordict.get(RESET, None)
     return tensordict.get(RESET, None) if mask is None and tensordict is not None else mask
+
+
+def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:
+    """bool `[*B]`: rows that the row below in time, of the last of these dims, continues; the last row is none.
+
+    Parameters
+    ----------
+    tensordict : TensorDict ``[*B]``
+        Whose `is_init` and padding mask are looked at, where it has them.
+    done, ids, count : Tensor ``[*B, ...]``, optional
+        End flags, trajectory ids and step counts: one value a row.
+    """
+    shape = tensordict.shape
+    first, real = tensordict.get(IS_INIT, None), tensordict.get(COLLECTOR_MASK, None)
+    known = next((x for x in (done, ids, count) if x is not None), None)
+    found = torch.ones(shape, dtype=torch.bool, device=tensordict.device if known is None else known.device)
+    here, below = found[..., :-1], (..., slice(1, None))
+    if done is not None:
+        here &= ~done.reshape(shape)[..., :-1].bool()
+    if ids is not None:
+        here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
+    if count is not None:
+        here &= count.reshape(shape)[below] == count.reshape(shape)[..., :-1] + 1
+    if first is not None:
+        here &= ~first.reshape(shape)[below].bool()
+    if real is not None:  # rows of a padded slice that repeat its last one
+        here &= real.reshape(shape)[below]
+    found[..., -1:] = False
+    return found
 
 
 def put(cols: Columns, key: Key, value: np.ndarray) -> None:

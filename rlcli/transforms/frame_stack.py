@@ -17,7 +17,7 @@ import torch
 from rlcli.errors import ArgumentError
 from rlcli.keys import OBSERVATION, Key
 from rlcli.specs import Bounded, TensorSpec, Unbounded
-from rlcli.transforms.base import RAW, RowOp, Transform, reset_mask
+from rlcli.transforms.base import RowOp, Transform, reset_mask
 
 
 class CatFrames(Transform):
@@ -66,10 +66,6 @@ class CatFrames(Transform):
         """A raw observation as the piece that is concatenated; the same for tensors and arrays."""
         return value
 
-    def pairs(self) -> list[tuple[Key, Key]]:
-        """`(in_key, out_key)`, one for each stack."""
-        return list(zip(self.in_keys, self.out_keys, strict=True))
-
     def _step(self, tensordict, next_tensordict):
         for source, target in self.pairs():
             frame = self.frame(self._need(next_tensordict, source))
@@ -94,9 +90,7 @@ class CatFrames(Transform):
         return reset_tensordict
 
     def transform_observation_spec(self, spec):
-        for source, target in self.pairs():
-            spec[target] = self._stacked(spec[source])
-        return spec
+        return self._mapped(spec, self._stacked)
 
     def _stacked(self, spec: TensorSpec) -> TensorSpec:
         def repeat(x):
@@ -113,7 +107,7 @@ class CatFrames(Transform):
         return self.out_keys
 
     def bind(self, rows, n):
-        return _Rows(self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()])
+        return _Rows(self, self._row_pairs(rows))
 
 
 class FrameStack(CatFrames):

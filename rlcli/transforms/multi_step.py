@@ -23,7 +23,6 @@ from rlcli.keys import (
     COLLECTOR_MASK,
     DONE,
     END_FLAGS,
-    IS_INIT,
     NEXT,
     REWARD,
     STEPS_TO_NEXT_OBS,
@@ -33,7 +32,7 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.transforms.base import Transform
+from rlcli.transforms.base import BufferRows, Transform, goes_on
 from rlcli.transforms.delta_codec import DELTA, KEPT, SCALE, Coded, decode, delta_key, kept_key, scale_key
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
@@ -87,7 +86,7 @@ class MultiStepTransform(Transform):
         if not 0 <= gamma <= 1:
             raise ArgumentError("MultiStepTransform needs a discount from 0 to 1", why=f"gamma is {gamma}")
         self.n_steps, self.gamma = int(n_steps), float(gamma)
-        self._ring: Any = None
+        self._ring: BufferRows | None = None
         self._asked: tuple[Any, _Keys] = (None, _NONE)  # for which fields the keys were found
         self._powers: tuple[Any, Tensor, Tensor] = (None, torch.empty(0), torch.empty(0))
 
@@ -97,10 +96,10 @@ class MultiStepTransform(Transform):
     # -- the storage's rows --------------------------------------------------------------------------------
     def reads_anew(self):
         """Next observations and differences: those of the first step are of no use."""
-        return () if self._ring is None or not self._ring.fields else self._of_ring().observed
+        return () if self._ring is None or not self._ring.fields else self._of_ring(self._ring).observed
 
-    def _of_ring(self) -> _Keys:
-        fields = self._ring.fields
+    def _of_ring(self, ring: BufferRows) -> _Keys:
+        fields = ring.fields
         if self._asked[0] is not fields:
             self._asked = fields, _of_last_step(fields)
         return self._asked[1]
@@ -109,12 +108,12 @@ class MultiStepTransform(Transform):
         ring = self._ring
         if ring is None:
             return self(tensordict)
-        keys = self._of_ring()
+        keys = self._of_ring(ring)
         path, taken = ring.index.walk(rows, self.n_steps)  # [N, n], [N]
         reward = ring.columns(path.reshape(-1), (REWARD,))[REWARD]
         reward = reward.reshape(*path.shape, *reward.shape[1:])
         steps = torch.from_numpy(taken).to(reward.device)
-        last = ring.columns(np.ascontiguousarray(path[:, -1]), (*keys.read, *ring.sparse.keys))
+        last = ring.columns(np.ascontiguousarray(path[:, -1]), (*keys.read, *ring.sparse_keys))
         return self._written(tensordict, self._total(reward, steps), steps, _decoded(last, keys.coded))
 
     # -- the batch's own rows ------------------------------------------------------------------------------
@@ -224,24 +223,13 @@ def _observation_of(key: Key) -> Key:
 
 
 def _goes_on(tensordict: TensorDictBase) -> Tensor:
-    """bool `[*B, T]`: rows that the row below continues, whatever the last one says; one marker must be there."""
-    done, ids, first, real = (tensordict.get(key, None) for key in (DONE, TRAJ_IDS, IS_INIT, COLLECTOR_MASK))
+    """bool `[*B, T]`: rows that the row below continues; one marker must be there."""
+    done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
     if done is None and ids is None:
         raise MissingKeyError(
             "the batch does not say where trajectories end", fix="Keep next.done or collector.traj_ids (keep_keys)."
         )
-    shape = tensordict.shape
-    goes_on = torch.ones(shape, dtype=torch.bool, device=(ids if done is None else done).device)
-    here, below = goes_on[..., :-1], (..., slice(1, None))
-    if done is not None:
-        here &= ~done.reshape(shape)[..., :-1].bool()
-    if ids is not None:
-        here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
-    if first is not None:
-        here &= ~first.reshape(shape)[below].bool()
-    if real is not None:
-        here &= real.reshape(shape)[below]
-    return goes_on
+    return goes_on(tensordict, done, ids)
 
 
 def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:

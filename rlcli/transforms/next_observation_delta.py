@@ -11,21 +11,22 @@ One class for both sides. What it costs in precision is measured where it is wri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
-from rlcli.transforms.base import Transform
+from rlcli.transforms.base import GatheredRows, Transform
 from rlcli.transforms.delta_codec import (
     DELTA,
     FLOAT_CODES,
     KEPT,
     SCALE,
     Coded,
+    RoundTrips,
     bytes_a_row,
     code_of,
     decode,
@@ -38,8 +39,6 @@ from rlcli.transforms.delta_codec import (
     saves,
     scale_key,
 )
-from rlcli.transforms.delta_overflow import kept_rows, refuse
-from rlcli.transforms.round_trips import RoundTrips
 
 PARTS = (DELTA, SCALE, KEPT)
 ON_OVERFLOW = ("raise", "keep")
@@ -107,7 +106,7 @@ class NextObservationDelta(Transform):
         self.chosen = in_keys is not None
         self.keys: list[Key] = list(self.in_keys)  # on an env: those it turns into differences
         self._trips = RoundTrips()
-        self._ring: Any = None
+        self._in_buffer = False
 
     # -- env side ------------------------------------------------------------------------------------------
     def transform_observation_spec(self, spec):
@@ -216,9 +215,9 @@ class NextObservationDelta(Transform):
             kept = torch.zeros(obs.shape[:batch_dims], dtype=torch.bool, device=obs.device)
             inexact = inexact or bool(marked(coded).any())
         if inexact and kept is None:
-            refuse(key, obs, after, coded.delta.dtype)
+            _refuse(key, obs, after, coded.delta.dtype)
         elif inexact:
-            kept = kept_rows(key, obs, after, coded, error, batch_dims)
+            kept = _kept_rows(key, obs, after, coded, error, batch_dims)
             coded, held = mark(coded, kept), ~kept
             obs, after, error, rows = obs[held], after[held], error[held], int(held.sum())
             worst = error.max() if error.numel() else error.new_zeros(())
@@ -232,20 +231,20 @@ class NextObservationDelta(Transform):
 
     # -- buffer side ---------------------------------------------------------------------------------------
     def bind_buffer(self, ring):
-        self._ring = ring
+        self._in_buffer = True
 
     def inv(self, tensordict):
         """On a buffer: full next observations of what is written become differences; others are stored as they are."""
-        return tensordict if self._ring is None else self.compress(tensordict)
+        return self.compress(tensordict) if self._in_buffer else tensordict
 
     def compress(
-        self, tensordict: TensorDictBase, few: Callable[[Tensor, Tensor], Tensor] | None = None
+        self, tensordict: TensorDictBase, sparse: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> TensorDictBase:
         """The batch `[*B]` with differences in the place of its full next observations; a new TensorDict.
 
         Parameters
         ----------
-        few : callable, optional
+        sparse : callable, optional
             From bool rows `[*B]` and next observations `[*B, *F]` to what is kept of them where a difference
             overflows; by default a plain tensor, zeros in the other rows.
         """
@@ -257,12 +256,12 @@ class NextObservationDelta(Transform):
                 continue
             if self.chosen:
                 self._check_saving(key, tuple(obs.shape[tensordict.ndim :]), obs.dtype)
-            if hasattr(after, "nbytes_held"):  # gathered when read, as next_obs=exact keeps them
+            if isinstance(after, GatheredRows):
                 after = after.full()
             coded, kept = self.code(key, obs, after, tensordict.ndim)
             _put(out, key, coded)
             if kept is not None:
-                out.set(kept_key(key), (few or _dense)(kept, after))
+                out.set(kept_key(key), (sparse or _dense)(kept, after))
             _remove(out, under_next(key))
         return out
 
@@ -342,3 +341,45 @@ def _remove(tensordict: TensorDictBase, key: Key) -> None:
         if list(above.keys()):
             return
         del tensordict[parts[:end] if end > 1 else parts[0]]
+
+
+# ---- differences that their code cannot hold ----------------------------------------------------------------------
+def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor, batch_dims: int) -> Tensor:
+    """bool `[*B]`: rows that do not decode to their next observation.
+
+    Parameters
+    ----------
+    error : Tensor ``[*B, *F]``
+        How far decoding is off.
+
+    Raises
+    ------
+    NumericsError
+        An observation is not finite.
+    """
+    _check_finite(key, obs, after)
+    wrong = ~torch.isfinite(error) if error.is_floating_point() else error != 0
+    wrong = wrong | marked(coded)  # looks as if it had been kept
+    return wrong.flatten(batch_dims).any(-1) if wrong.ndim > batch_dims else wrong
+
+
+def _refuse(key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> NoReturn:
+    """Say which change is too large for a code, and what would hold it."""
+    _check_finite(key, obs, after)
+    change = (after.to(torch.float64) - obs.to(torch.float64)).abs().max().item()
+    limit = torch.finfo(code).max if code.is_floating_point else torch.iinfo(torch.int16).max
+    if code is torch.int8:
+        limit = torch.finfo(torch.float32).max
+    wider = "memory.delta_dtype=bfloat16 or int8, or " if code is torch.float16 else ""
+    kind = str(code).removeprefix("torch.")
+    raise NumericsError(
+        f"a step changed {show(key)} by {change:g}, more than {kind} can hold ({limit:g})",
+        why="kept as it is, the next observation would be lost",
+        fix=f"Use {wider}memory.on_overflow=keep, or memory.next_obs=exact "
+        "(NextObservationDelta(delta_dtype=..., on_overflow=...), Collector(next_obs=...)).",
+    )  # fmt: skip
+
+
+def _check_finite(key: Key, *values: Tensor) -> None:
+    if not all(bool(torch.isfinite(x).all()) for x in values):
+        raise NumericsError(f"{show(key)} is not finite, so a step has no difference to keep", where=show(key))

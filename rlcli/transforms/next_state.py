@@ -10,7 +10,6 @@ What nobody kept is the fill value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, OBSERVATION, TRAJ_IDS, Key, show, under_next
-from rlcli.specs.fill import fill_for
-from rlcli.transforms.base import Transform
+from rlcli.keys import DONE, OBSERVATION, TRAJ_IDS, Key, show, under_next
+from rlcli.specs.numbers import fill_for
+from rlcli.transforms.base import BufferRows, Transform, goes_on
 
 SOURCES = ("storage", "sample")
 
@@ -78,7 +77,7 @@ class NextStateReconstructor(Transform):
             raise ArgumentError("NextStateReconstructor was given no keys", fix="Name the observations.")
         self.source, self.fill_value, self.strict = source, fill_value, strict
         self.traj_key, self.done_key, self.step_count_key = traj_key, done_key, step_count_key
-        self._ring: Any = None
+        self._ring: BufferRows | None = None
 
     def bind_buffer(self, ring):
         self._ring = ring
@@ -88,29 +87,31 @@ class NextStateReconstructor(Transform):
             ring.use_markers(own, () if self.done_key in (None, DONE) else (self.done_key,))
 
     def sampled(self, tensordict, rows):
-        return self._from_storage(tensordict, rows) if self.source == "storage" else self(tensordict)
+        if self.source == "sample" or self._ring is None:
+            return self(tensordict)
+        return self._from_storage(self._ring, tensordict, rows)
 
     def forward(self, tensordict):
         """Add what is missing to a batch `[*B]`, in place; "storage" finds its rows by `index`."""
         if self.source == "sample":
             return self._from_sample(tensordict)
-        index = tensordict.get("index", None)
-        if self._ring is None or index is None:
+        ring, index = self._ring, tensordict.get("index", None)
+        if ring is None or index is None:
             raise ArgumentError(
                 "NextStateReconstructor(source='storage') reads the rows of a buffer",
-                why="it was put on none" if self._ring is None else "the batch does not say which rows it holds",
+                why="it was put on none" if ring is None else "the batch does not say which rows it holds",
                 fix="Pass it as a buffer's transform=, or use source='sample' for data that lies in time order.",
             )
-        return self._from_storage(tensordict, index.reshape(-1).cpu().numpy())
+        return self._from_storage(ring, tensordict, index.reshape(-1).cpu().numpy())
 
     # -- the storage's rows --------------------------------------------------------------------------------
-    def _from_storage(self, tensordict: TensorDictBase, rows: np.ndarray) -> TensorDictBase:
+    def _from_storage(self, ring: BufferRows, tensordict: TensorDictBase, rows: np.ndarray) -> TensorDictBase:
         keys = self._missing(tensordict)
         if not keys:
             return tensordict
-        found = self._ring.index.successors(rows)
+        found = ring.index.successors(rows)
         known = found >= 0
-        following = self._ring.read(np.where(known, found, rows), keys)
+        following = ring.read(np.where(known, found, rows), keys)
         unknown = None if known.all() else torch.from_numpy(~known)
         for key in keys:
             x, here = following.get(key), tensordict.get(key)
@@ -139,23 +140,10 @@ class NextStateReconstructor(Transform):
 
     def _known(self, tensordict: TensorDictBase) -> Tensor:
         """bool `[*B]`: rows that the row below in time continues."""
-        goes_on = torch.ones(tensordict.shape, dtype=torch.bool, device=tensordict.device)
-        ids, done = (self._marker(tensordict, key) for key in (self.traj_key, self.done_key))
-        count, first = self._marker(tensordict, self.step_count_key), tensordict.get(IS_INIT, None)
-        real = tensordict.get(COLLECTOR_MASK, None)
-        here, below = goes_on[..., :-1], (..., slice(1, None))
-        if ids is not None:
-            here &= ids[below] == ids[..., :-1]
-        if done is not None:
-            here &= ~done[..., :-1].bool()
-        if count is not None:
-            here &= count[below] == count[..., :-1] + 1
-        if first is not None:
-            here &= ~first.reshape(tensordict.shape)[below].bool()
-        if real is not None:  # rows of a padded slice that repeat its last one
-            here &= real.reshape(tensordict.shape)[below]
-        goes_on[..., -1:] = False
-        return goes_on
+        ids, done, count = (
+            self._marker(tensordict, key) for key in (self.traj_key, self.done_key, self.step_count_key)
+        )
+        return goes_on(tensordict, done, ids, count)
 
     def _marker(self, tensordict: TensorDictBase, key: Key | None) -> Tensor | None:
         if key is None:
@@ -168,7 +156,7 @@ class NextStateReconstructor(Transform):
                     fix="Keep it (keep_keys), name another key, or None to do without.",
                 )
             return None
-        return value.reshape(tensordict.shape)
+        return value
 
     def _missing(self, tensordict: TensorDictBase) -> list[Key]:
         """Keys whose next value is to be written."""

@@ -41,7 +41,10 @@ class TensorDictPrimer(Transform):
         self.default_value = default_value
 
     def transform_observation_spec(self, spec):
-        return spec.update(self.primers.expand(*spec.shape) if spec.shape else self.primers.clone())
+        primers = self.primers.expand(*spec.shape) if spec.shape else self.primers.clone()
+        for key, leaf in primers.items(True, True):
+            self._added(spec, key, leaf, "primers")
+        return spec
 
     def _step(self, tensordict, next_tensordict):
         for key in self.out_keys:

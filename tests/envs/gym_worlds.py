@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -75,6 +77,34 @@ class Breaking(gym.Env):
 
     def _see(self):
         return np.full(3, self.t, np.float32)
+
+
+class Remembering(gym.Env):
+    """Shows what kind of action it was given last."""
+
+    observation_space, action_space = spaces.Box(0, 64, (1,), np.float32), spaces.Box(-9, 9, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.full(1, action.dtype.itemsize, np.float32), float(action.sum(dtype=np.float64)), False, False, {}
+
+
+class Slow(gym.Env):
+    """Takes a while for each step; writes down who takes it."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 def same_observation(stored, shown, space) -> bool:

@@ -14,7 +14,17 @@ from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import RESET
 from rlcli.specs import Categorical, Composite, Unbounded
-from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
+from rlcli.transforms import (
+    CatFrames,
+    Compose,
+    FrameStack,
+    InitTracker,
+    RewardSum,
+    RunningNorm,
+    StepCounter,
+    TensorDictPrimer,
+    ToFloat,
+)
 
 LENGTHS = (2, 3, 5)
 
@@ -148,6 +158,46 @@ def test_what_an_env_shows_itself_is_not_overwritten(transform, key, argument):
     named = {argument: ["mine"] if argument == "out_keys" else "mine"}
     batch = TransformedEnv(GymEnv(Counts()), transform(**named)).rollout(3)
     assert batch[key].flatten().tolist() == [7, 7, 7] and batch["mine"].shape == (3, 1)
+
+
+TAKEN_BY_BATCHES = ("reward", "done", "terminated", "truncated", "action", "next", ("collector", "traj_ids"))
+
+
+@pytest.mark.parametrize("key", [*TAKEN_BY_BATCHES, "step_count", ("step_count", "mine")])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda key: StepCounter(step_count_key=key),
+        lambda key: InitTracker(init_key=key),
+        lambda key: RewardSum(out_keys=[key]),
+        lambda key: TensorDictPrimer({key: Unbounded((1,))}),
+        lambda key: CatFrames(2, -1, ["is_init"], [key]),
+        lambda key: FrameStack(2, 1, ["is_init"], [key]),
+        lambda key: RunningNorm(["is_init"], [key]),
+        lambda key: ToFloat(["is_init"], [key]),
+    ],
+)
+@pytest.mark.parametrize("env", [lambda: GymEnv(Counts()), lambda: SerialEnv(2, lambda: GymEnv(Counts()))])
+def test_no_transform_writes_over_a_key_that_it_does_not_read(env, made, key):
+    name = ".".join([key] if isinstance(key, str) else key)
+    with pytest.raises(ArgumentError, match=rf"(would overwrite {name}, .*Give it another name|{name} is none)"):
+        TransformedEnv(env()).append_transform(made(key))
+
+
+@pytest.mark.parametrize("key", ["", ()])
+def test_a_key_without_a_name_is_refused_where_it_is_given(key):
+    for make in (lambda: InitTracker(init_key=key), lambda: RewardSum(out_keys=[key]), lambda: ToFloat(["a"], [key])):
+        with pytest.raises(ArgumentError, match="does not take a key without a name"):
+            make()
+
+
+@pytest.mark.parametrize(
+    "keys", [(["is_init", "step_count"], ["step_count", "is_init"]), (["is_init", "step_count"], ["x", "x"])]
+)
+@pytest.mark.parametrize("kind", [lambda *keys: CatFrames(2, -1, *keys), RunningNorm, ToFloat])
+def test_no_transform_writes_over_a_key_that_it_needs_for_something_else(kind, keys):
+    with pytest.raises(ArgumentError, match=r"would overwrite .* has another use for"):
+        TransformedEnv(GymEnv(Counts()), kind(*keys))
 
 
 def test_a_limit_of_frames_finds_a_counter_or_adds_one():

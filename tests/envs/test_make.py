@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from gym_worlds import Sampled
 
-from rlcli.builders import pace
-from rlcli.builders.env import build_env
-from rlcli.cli.compose import configure
+from rlcli.config.compose import configure
 from rlcli.config.installed import known_ids
-from rlcli.envs import GymEnv
-from rlcli.envs import make as make_module
-from rlcli.envs.make import make_gym
+from rlcli.envs import GymEnv, build
+from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError, ResourceError
+from rlcli.lanes import make as make_module
+from rlcli.lanes.make import make_gym
 
 
 def test_wrappers_apply_in_order_and_limits_replace_the_registered_one():
@@ -118,15 +117,15 @@ def test_spaces_that_cannot_be_used_are_refused_at_once(space):
 
 
 def test_many_envs_are_announced_or_refused_while_the_first_are_made(monkeypatch, capsys):
-    monkeypatch.setattr(pace, "SURE_AFTER", 0.0)
+    monkeypatch.setattr(build, "SURE_AFTER", 0.0)
     words = ["env.id=Acrobot-v1", "env.num=40"]
     build_env(configure("train", words).env).close()
     assert "making" not in capsys.readouterr().err  # they take no time
-    monkeypatch.setattr(pace, "WORTH_A_WORD", 0.0)
+    monkeypatch.setattr(build, "WORTH_A_WORD", 0.0)
     build_env(configure("train", words).env).close()
     assert re.search(r"making 40 envs of Acrobot-v1: about \d+ s more", capsys.readouterr().err)
     held = iter([10 << 20, 15 << 20])
-    monkeypatch.setattr(pace, "process_memory", lambda: (next(held), 0))
-    monkeypatch.setattr(pace, "free_memory", lambda: (200 << 20, 1 << 30))
+    monkeypatch.setattr(build, "process_memory", lambda: (next(held), 0))
+    monkeypatch.setattr(build, "free_memory", lambda: (200 << 20, 1 << 30))
     with pytest.raises(ResourceError, match=r"40 envs do not fit.*first 1 took 5.0 MiB.*195 MiB.*185 MiB are free"):
         build_env(configure("train", words).env)

@@ -11,10 +11,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
-from rlcli.envs.engines import auto_prefers_native, engine_of
-from rlcli.envs.masked_engine import MaskedEngine
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
+from rlcli.lanes.engine import MaskedEngine
+from rlcli.lanes.engines import auto_prefers_native, engine_of
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 
@@ -141,6 +141,7 @@ ENGINE_FAULTS = {
     "rewards of None": (replace(1, np.array([None, None])), ["numbers as reward", "object"]),
     "reward column": (replace(1, np.ones((2, 1))), ["numbers as reward", "(2, 1)"]),
     "reward NaN": (replace(1, np.array([1, np.nan])), ["reward is not finite", "lane 1"]),
+    "reward too large": (replace(1, np.array([1, 1e39])), ["reward is too large", "lane 1"]),
     "int flags": (replace(2, np.zeros(2, int)), ["bool array (2,) as terminated", "int64"]),
     "one flag": (replace(3, False), ["bool array (2,) as truncated", "a bool"]),
     "flags None": (replace(3, None), ["bool array (2,) as truncated", "a NoneType"]),
@@ -157,6 +158,20 @@ def test_an_engine_that_breaks_the_step_contract_is_refused(name):
         for _ in range(5):
             collector.rollout()
     assert all(word in str(caught.value) for word in [*words, "CartPole-v1", "step"]), caught.value
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_an_engine_may_write_every_step_s_rewards_into_one_array(dtype):
+    paid = np.array([0, 100], dtype)
+
+    def pay(result):
+        np.add(paid, 1, paid)
+        return replace(1, paid)(result)
+
+    collector = Collector(NativeEnv(MaskedEngine(Careless(fault=pay))), frames_per_batch=2 * 5)
+    first = collector.rollout()["next", "reward"][:, :, 0]
+    assert (first - first[:, :1]).tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert (first[1] - first[0]).tolist() == [100] * 5
 
 
 def test_an_engine_that_raises_keeps_type_and_text():

@@ -14,10 +14,10 @@ from tensordict import TensorDict
 
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv
-from rlcli.envs.bounds import Bounds
-from rlcli.envs.engines import engine_of
-from rlcli.envs.intervals import Interval
 from rlcli.errors import ArgumentError, EnvError
+from rlcli.lanes.bounds import Bounds
+from rlcli.lanes.engines import engine_of
+from rlcli.lanes.intervals import Interval
 from rlcli.specs import Bounded, Composite, MultiCategorical, OneHot
 from rlcli.transforms import FrameStack, RunningNorm
 
@@ -125,8 +125,7 @@ def native(makers, mode="refuse"):
 
 
 def tensordicts(makers, mode="refuse"):
-    env = OfTensors(makers)
-    return type("Mutants", (OfTensors,), {"out_of_bounds": mode})(makers) if mode != "refuse" else env
+    return type("Mutants", (OfTensors,), {"out_of_bounds": mode})(makers)
 
 
 FACES = {"serial": serial, "native": native, "tensordict": tensordicts}
@@ -234,9 +233,9 @@ def test_a_transform_hides_nothing(face, step):
 
 
 def test_hidden_rows_too_large_to_keep_aside_are_checked_in_every_step(monkeypatch):
-    from rlcli.collectors import bounded_rows
+    from rlcli.collectors import checks
 
-    monkeypatch.setattr(bounded_rows, "ASIDE", 0)
+    monkeypatch.setattr(checks, "ASIDE", 0)
     for step in (0, 2, LENGTH):
         test_a_transform_hides_nothing("serial", step)
 
@@ -265,7 +264,7 @@ def test_stepping_by_hand_is_checked_alike(face, step):
 
 
 def test_one_env_by_hand_names_its_first_bad_step():
-    env = GymEnv(Mutant(MUTATIONS["above"], 0, 1))
+    env = GymEnv(Mutant(MUTATIONS["above"], 0, 1), out_of_bounds="refuse")
     with pytest.raises(EnvError, match="env Mutant, lane 0, episode 0, step 1, step 1 of the run"):
         env.rand_step(env.reset())
 
@@ -342,6 +341,8 @@ def test_the_fast_test_agrees_with_the_plain_one(shape, rows, bad, uniform, seed
 
 def test_specs_of_every_kind_have_bounds():
     class Specified(EnvBase):
+        out_of_bounds = "refuse"
+
         def __init__(self) -> None:
             super().__init__(batch_size=(2,))
             self.observation_spec = Composite(
@@ -363,13 +364,59 @@ def test_specs_of_every_kind_have_bounds():
         collected(Specified(), batches=1)
 
 
+def test_nothing_said_means_counted_and_a_collector_warns_once_a_key():
+    for make in (
+        lambda: GymEnv(Mutant(MUTATIONS["above"], 0, 1)),
+        lambda: OfTensors(makers(MUTATIONS["above"], 0, 1, 0)),
+    ):
+        collector = Collector(make(), frames_per_batch=2 * LANES, total_frames=12 * LANES, seed=3)
+        with pytest.warns(UserWarning, match="outside its declared bounds") as caught:
+            list(collector)
+        assert len([w for w in caught if "declared bounds" in str(w.message)]) == 1
+        assert list(collector.figures()["out_of_bounds"]) == [name_of(MUTATIONS["above"])]
+
+
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ArgumentError, match="unknown out_of_bounds 'warn'"):
         GymEnv("CartPole-v1", out_of_bounds="warn")
 
 
 def test_envs_together_take_the_strictest_mode():
-    env = SerialEnv(2, [lambda: GymEnv(Mutant(), out_of_bounds="count"), lambda: GymEnv(Mutant())])
+    env = SerialEnv(2, [lambda: GymEnv(Mutant()), lambda: GymEnv(Mutant(), out_of_bounds="refuse")])
     assert env.out_of_bounds == env.lanes.bounds.mode == "refuse"
     counting = SerialEnv(2, lambda: GymEnv(Mutant(), out_of_bounds="count"))
     assert TransformedEnv(counting, RunningNorm(["place"])).out_of_bounds == "count"
+
+
+class Alike(gym.Env):
+    """Two observations whose keys print alike, each outside its bounds by its own measure."""
+
+    observation_space = spaces.Dict(
+        {"eye.level": spaces.Box(0, 1, (1,)), "eye": spaces.Dict({"level": spaces.Box(0, 5, (1,))})}
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.see(), {}
+
+    def see(self):
+        value = np.full(1, self.t, np.float32)
+        return {"eye.level": value, "eye": {"level": value + 3}}
+
+    def step(self, action):
+        self.t += 1
+        return self.see(), 0.0, False, False, {}
+
+
+def test_keys_that_print_alike_are_counted_apart():
+    collector = Collector(GymEnv(Alike(), out_of_bounds="count"), frames_per_batch=8, seed=0)
+    collector.rollout()
+    bounds = collector.lanes.bounds
+    assert bounds.outside == {"eye.level": 7, ("eye", "level"): 6}
+    assert {key: worst.excess for key, worst in bounds.worst.items()} == {"eye.level": 7, ("eye", "level"): 6}
+    assert sorted(name for name, _, _ in bounds.news()) == ["eye.level", r"eye\.level"]
+    other = Bounds(bounds.intervals, "count")
+    other.load_state_dict(bounds.state_dict())
+    assert (other.outside, other.worst) == (bounds.outside, bounds.worst) and len(other.lines()) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.envs.episode_seeds import _mix, episode_seed
+from rlcli.lanes.episodes import _mix, episode_seed
 
 
 @given(st.integers(0, 2**62), st.integers(1, 40))
@@ -141,3 +141,19 @@ def test_histories_beyond_the_limit_are_not_replayed():
     assert len(first.lanes.history) == 10
     second = collector(lambda: GymEnv(Sampled(length=500)))
     assert second.load_state_dict(first.state_dict()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("lanes", [0, 3])
+def test_the_same_seed_gives_the_same_episodes_again(lanes):
+    env = SerialEnv(lanes, lambda: GymEnv("CartPole-v1")) if lanes else GymEnv("CartPole-v1")
+    policy = lambda td: td.set("action", env.action_spec.zero())  # noqa: E731
+    rollouts = []
+    for seed in (3, 4, 3):
+        env.set_seed(seed)
+        rollouts.append(env.rollout(40, policy, break_when_any_done=False)["observation"])
+    assert torch.equal(rollouts[0], rollouts[2]) and not torch.equal(rollouts[0], rollouts[1])
+    collector = Collector(env, policy, frames_per_batch=40, seed=3)
+    batches = [collector.rollout(40)["observation"]]
+    collector.set_seed(3)
+    batches.append(collector.rollout(40)["observation"])
+    assert torch.equal(batches[0], batches[1]) and torch.equal(batches[0], rollouts[0])

@@ -11,10 +11,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, make_native
-from rlcli.envs.engines import engine_of
-from rlcli.envs.masked_engine import SeededEngine
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
+from rlcli.lanes.engine import SeededEngine
+from rlcli.lanes.engines import engine_of
 
 MODES = list(AutoresetMode)
 LIMITED = {"max_episode_steps": 12}

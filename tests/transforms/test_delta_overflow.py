@@ -13,9 +13,9 @@ from test_next_observation_delta import Leaping, flags
 
 from rlcli.collectors import Collector
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, Rows, TensorDictReplayBuffer
+from rlcli.data.collected import SegmentWriter, open_segments
 from rlcli.data.next_obs import concat, move, pack, unpack
 from rlcli.data.samplers import SliceSampler
-from rlcli.data.segments import SegmentWriter, open_segments
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.envs.transforms import MultiStepTransform, NextObservationDelta
 from rlcli.errors import ArgumentError, NumericsError
@@ -219,10 +219,12 @@ def test_a_ring_of_differences_gives_what_a_full_one_gives_however_it_is_written
         want, got = full[:], coded[:]
         rows = (want[NEXT_OBS] - want["observation"]).abs().amax(-1) > 65504
         same_next(got[NEXT_OBS], want[NEXT_OBS], rows)
-        live = {int(number) for numbers, _ in coded.ring.sparse._few.values() for number in numbers}
-        assert {n for n in live if n >= coded.ring.base * coded.ring.lanes} == set(coded.ring.numbers(rows_of(rows)))
+        live = {int(number) for numbers, _ in coded.ring.contents.sparse._few.values() for number in numbers}
+        assert {n for n in live if n >= coded.ring.base * coded.ring.lanes} == set(
+            coded.ring.space.numbers_of(rows_of(rows), coded.ring.cursor)
+        )
         assert set(got.keys(True, True)) == set(want.keys(True, True))
-    assert coded.ring.sparse.nbytes <= 3 * 24 * (8 + 12)  # what is dead is forgotten
+    assert coded.ring.contents.sparse.nbytes <= 3 * 24 * (8 + 12)  # what is dead is forgotten
     full.close(), coded.close()
 
 
@@ -237,7 +239,7 @@ def test_a_row_written_over_without_a_kept_next_observation_has_none(tmp_path):
     assert coded[:][KEPT].any(-1).tolist() == td[KEPT].any(-1).tolist()[:1] + [False] * 2 + [True] * 3
     coded.extend(plain.exclude(KEPT))
     coded[list(range(12))] = plain[[0] * 12].exclude(KEPT)
-    assert not coded[:][KEPT].any() and not coded.ring.sparse.nbytes
+    assert not coded[:][KEPT].any() and not coded.ring.contents.sparse.nbytes
 
 
 def rows_of(mask):

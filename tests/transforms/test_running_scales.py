@@ -20,7 +20,7 @@ from rlcli.transforms import (
     StepCounter,
     choose_faces,
 )
-from rlcli.transforms.running_moments import RunningMoments
+from rlcli.transforms.norms import RunningMoments
 
 T = 8
 

@@ -1,17 +1,17 @@
-"""A discrete action as an index: log-softmax arithmetic for the losses, Gumbel-max for the loop.
+"""A discrete action as an index or a one-hot vector: log-softmax arithmetic for the losses, Gumbel-max for the loop.
 
 `argmax(logits + g)` with independent standard Gumbel `g` is a draw from softmax(logits) (Gumbel 1954;
 Maddison et al. 2014), so the noise of a whole batch is drawn ahead in one vectorised call and a step costs
-one add and one argmax.
+one add and one argmax. A loop that steps envs by index can run `OneHotCategoricalFamily.index` (same noise, same
+choices) and encode the stored column once per batch with `encode`.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from rlcli.errors import ArgumentError
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params, logits_of
@@ -72,7 +72,7 @@ class CategoricalFamily(Family):
     def mode(self, params: Params) -> Tensor:
         return params[0].argmax(-1)
 
-    def mean(self, params: Params) -> NoReturn:
+    def mean(self, params: Params) -> Tensor:
         raise ArgumentError(
             "a categorical action has no mean",
             why="the average of action indices is not an action",
@@ -111,3 +111,58 @@ class Categorical(FamilyDistribution):
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
         logits = logits_of(logits, probs)
         super().__init__(CATEGORICAL, (logits,), logits.shape[:-1], torch.Size())
+
+
+class OneHotCategoricalFamily(CategoricalFamily):
+    """Parameters `logits [*B, k]`; actions int64 `[*B, k]` with a single 1."""
+
+    event_dims = 1
+    index = CATEGORICAL
+
+    def __init__(self) -> None:
+        self._identity: dict[int, np.ndarray] = {}
+
+    def encode(self, index: np.ndarray, k: int, out: np.ndarray | None = None) -> np.ndarray:
+        """One-hot int64 `[*B, k]` of indices `[*B]`."""
+        if k not in self._identity:
+            self._identity[k] = np.eye(k, dtype=np.int64)
+        return self._identity[k].take(index, 0, out, "clip")  # "raise" would copy `out` first
+
+    def log_prob(self, params: Params, action: Tensor) -> Tensor:
+        return super().log_prob(params, action.argmax(-1))
+
+    def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
+        return super().log_prob_and_entropy(params, action.argmax(-1))
+
+    def mode(self, params: Params) -> Tensor:
+        return one_hot(super().mode(params), params[0].shape[-1])
+
+    def mean(self, params: Params) -> Tensor:
+        """The probabilities."""
+        return params[0].softmax(-1)
+
+    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
+        return one_hot(super().sample(params, generator), params[0].shape[-1])
+
+    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        return self.encode((params[0] + noise).argmax(1), params[0].shape[1], out)
+
+    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        return self.encode(params[0].argmax(1), params[0].shape[1], out)
+
+
+ONE_HOT = OneHotCategoricalFamily()
+
+
+class OneHotCategorical(FamilyDistribution):
+    """Distribution over `k` actions given as one-hot int64 vectors.
+
+    Parameters
+    ----------
+    logits, probs : Tensor `[*B, k]`
+        Exactly one: unnormalised log-probabilities, or probabilities that sum to one.
+    """
+
+    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
+        logits = logits_of(logits, probs)
+        super().__init__(ONE_HOT, (logits,), logits.shape[:-1], logits.shape[-1:])

@@ -50,9 +50,12 @@ class EGreedyFamily(Family):
         return torch.where(explore, drawn, best)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
-        """int64 `[t, n]`: the action of a row that explores, -1 where the greedy one is taken."""
-        u = rng.random((t, n, 2))
-        return np.where(u[..., 0] < self.eps(), (u[..., 1] * k).astype(np.int64), -1)
+        """Uniform numbers `[t, n, 2]`: whether to explore, and with which action."""
+        return rng.random((t, n, 2))
+
+    def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
+        """int64 `[t, n]`: the action of a row that explores at the present epsilon, -1 for the greedy one."""
+        return np.where(noise[..., 0] < self.eps(), (noise[..., 1] * k).astype(np.int64), -1)
 
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = params[0].argmax(1, out)

@@ -82,9 +82,12 @@ class Family(ABC):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         """Everything random in `t` steps of `n` envs, float32 `[t, n, k]`.
 
-        Drawn in C order from one stream, so 3 steps and then 4 give the same numbers as 7 at once: changing
-        the batch length never changes the trajectories.
+        Drawn in C order from one stream, so 3 steps and then 4 give the same numbers as 7 at once.
         """
+
+    def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
+        """Noise that was drawn ahead, in the form that `act` takes rows of, before the steps it is for."""
+        return noise
 
     def is_legal(self, params: ArrayParams) -> bool:
         """Whether an action can be drawn in every row of parameters `[n, k]`: by default, if all are finite."""

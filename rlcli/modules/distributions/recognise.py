@@ -13,7 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 
 from rlcli.keys import Key, as_tuple
 from rlcli.modules.distributions.bernoulli import BernoulliFamily, IndependentBernoulli
-from rlcli.modules.distributions.categorical import CATEGORICAL, Categorical
+from rlcli.modules.distributions.categorical import CATEGORICAL, ONE_HOT, Categorical, OneHotCategorical
 from rlcli.modules.distributions.delta import DELTA, Delta
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.distributions.multi_categorical import (
@@ -23,7 +23,6 @@ from rlcli.modules.distributions.multi_categorical import (
     MultiOneHotFamily,
 )
 from rlcli.modules.distributions.normal import NORMAL, IndependentNormal, NormalFamily
-from rlcli.modules.distributions.one_hot import ONE_HOT, OneHotCategorical
 from rlcli.modules.distributions.tanh_normal import TanhNormal, TanhNormalFamily
 
 

@@ -1,8 +1,11 @@
-"""Observations scaled by the running mean and deviation of the raw ones, as PPO wants them on MuJoCo.
+"""Observations and rewards scaled by running statistics, as PPO wants them on MuJoCo.
 
 Every raw observation is counted once: reset states, successors, and the true last observation of an episode.
 In a collector the scale is frozen while a batch is collected and refreshed at its end, so that a batch is one
 function of its observations; outside, it is refreshed at every step.
+
+Rewards are divided by the running deviation of the discounted return (as in OpenAI baselines' VecNormalize).  The mean
+is not subtracted: that would change which policy is best.  Rewards keep their sign.
 """
 
 from __future__ import annotations
@@ -12,10 +15,55 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rlcli.keys import OBSERVATION, Key, spell
+from rlcli.keys import DONE, OBSERVATION, REWARD, Key, spell
 from rlcli.specs import Bounded
-from rlcli.transforms.base import RAW, RowOp, Transform, reset_mask
-from rlcli.transforms.running_moments import RunningMoments
+from rlcli.transforms.base import RowOp, Transform, reset_mask
+from rlcli.transforms.counters import Carry
+
+
+class RunningMoments:
+    """Running mean and variance over the first dim of what `add` is given, in float64.
+
+    Chan, Golub, LeVeque (1979): two sets of n and m rows, with means a and b and squared deviations A and B, have
+    together the mean a + (b - a) m / (n + m) and the squared deviation A + B + (b - a)^2 n m / (n + m).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = np.zeros(())
+        self.deviation = np.zeros(())  # sum of squared deviations from the mean
+
+    def add(self, rows: np.ndarray, offset: np.ndarray | float = 0.0) -> None:
+        """Count `rows + offset`, `[n, *shape]`."""
+        m = len(rows)
+        if m == 0:
+            return
+        rows = rows.astype(np.float64)
+        mean = rows.mean(0)
+        deviation = np.square(rows - mean).sum(0)
+        mean = mean + offset
+        n, total, shift = self.count, self.count + m, mean - self.mean
+        self.mean = self.mean + shift * (m / total)
+        self.deviation = self.deviation + deviation + np.square(shift) * (n * m / total)
+        self.count = total
+
+    def scale(self, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and 1 / sqrt(variance + epsilon), float32 `[*shape]`; 0 and 1 before anything was counted."""
+        if self.count == 0:
+            return np.zeros((), np.float32), np.ones((), np.float32)
+        inverse = 1.0 / np.sqrt(self.deviation / self.count + epsilon)
+        return np.asarray(self.mean, np.float32), np.asarray(inverse, np.float32)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint saves."""
+        parts = {"count": self.count, "mean": self.mean, "deviation": self.deviation}
+        return {name: torch.tensor(value) for name, value in parts.items()}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from a checkpoint."""
+        self.count = int(state["count"])
+        self.mean = state["mean"].cpu().numpy().copy()
+        self.deviation = state["deviation"].cpu().numpy().copy()
 
 
 class RunningNorm(Transform):
@@ -97,15 +145,14 @@ class RunningNorm(Transform):
             self.refresh()
 
     def transform_observation_spec(self, spec):
-        for source, target in zip(self.in_keys, self.out_keys, strict=True):
-            old = spec[source]
-            spec[target] = Bounded(-self.clip, self.clip, old.shape, torch.float32, old.device)
-        return spec
+        def scaled(old):
+            return Bounded(-self.clip, self.clip, old.shape, torch.float32, old.device)
+
+        return self._mapped(spec, scaled)
 
     # -- column face ---------------------------------------------------------------------------------------
     def bind(self, rows, n):
-        pairs = zip(self.in_keys, self.out_keys, strict=True)
-        return _Rows(self, [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in pairs])
+        return _Rows(self, self._row_pairs(rows))
 
     # -- state ---------------------------------------------------------------------------------------------
     def get_extra_state(self):
@@ -209,3 +256,88 @@ class _Rows(RowOp):
         # Resets alone do not change the scale: a handful of first states says little about the rest.
         if self.stepped and not self.transform.frozen:
             self.transform.refresh()
+
+
+class RewardNorm(Transform):
+    """`clip(reward / sqrt(var(R) + epsilon))`, with the return R = gamma R + reward, 0 at episode starts.
+
+    In a collector the whole batch is counted first and then scaled, once; step by step elsewhere.
+
+    Parameters
+    ----------
+    gamma : float, default 0.99
+    clip : float, default 10
+        Largest absolute value.
+    epsilon : float, default 1e-8
+    """
+
+    has_batch_pass = True
+    batch_only = True
+
+    def __init__(self, gamma: float = 0.99, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__(in_keys=["reward"])
+        self.gamma, self.clip, self.epsilon = float(gamma), float(clip), float(epsilon)
+        self.frozen = False
+        self.moments = RunningMoments()
+        self.returns = Carry(np.float64)
+
+    def freeze(self, frozen: bool = True) -> RewardNorm:
+        """Stop counting (for evaluation), or go on; returns itself."""
+        self.frozen = frozen
+        return self
+
+    def adopt(self, state):
+        self.load_state_dict(state)
+        self.returns = Carry(np.float64)  # of the other envs
+        self.freeze()
+
+    def _step(self, tensordict, next_tensordict):
+        reward = self._need(next_tensordict, "reward")
+        if not self.frozen:
+            now = reward.detach().cpu().numpy().reshape(-1)
+            held = self.returns.take(np.zeros(now.shape, bool), 0) * self.gamma + now
+            self.returns.keep(held)
+            self.moments.add(held)
+        _, inverse = self.moments.scale(self.epsilon)
+        scaled = (reward * float(inverse)).clamp(-self.clip, self.clip)
+        return next_tensordict.set("reward", scaled)
+
+    def _reset(self, tensordict, reset_tensordict):
+        mask = reset_mask(tensordict, reset_tensordict)
+        n = reset_tensordict.batch_size.numel()
+        lanes = np.ones(n, bool) if mask is None else mask.reshape(-1).cpu().numpy()
+        self.returns.keep(self.returns.take(lanes, 0))
+        return reset_tensordict
+
+    def reads(self, schema):
+        return [REWARD, DONE]
+
+    def batch_pass(self, cols, fresh):
+        reward = cols[REWARD][..., 0]  # [N, T]
+        if not self.frozen:
+            self.moments.add(self._returns(reward, cols[DONE][..., 0], fresh).reshape(-1))
+        _, inverse = self.moments.scale(self.epsilon)
+        np.multiply(reward, inverse, out=reward)
+        np.maximum(reward, np.float32(-self.clip), out=reward)
+        np.minimum(reward, np.float32(self.clip), out=reward)
+
+    def _returns(self, reward: np.ndarray, done: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+        """Discounted returns `[T, N]`, float64, and the last of them carried on."""
+        held = self.returns.take(fresh, 0)
+        returns = np.ascontiguousarray(reward.T, np.float64)
+        decay = np.full(returns.shape, self.gamma)
+        decay[1:] *= ~done.T[:-1]
+        for now, keep in zip(returns, decay, strict=True):
+            now += held * keep
+            held = now
+        self.returns.keep(np.where(done[:, -1], 0, held))
+        return returns
+
+    def get_extra_state(self):
+        named = {"moments": self.moments.state(), "returns": self.returns.state()}
+        return {f"{part}/{name}": value for part, state in named.items() for name, value in state.items()}
+
+    def set_extra_state(self, state):
+        for part in (self.moments, self.returns):
+            prefix = "moments/" if part is self.moments else "returns/"
+            part.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})

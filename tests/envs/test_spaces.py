@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.envs.gym_spaces import from_gym_space
+from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import EnvError
 from rlcli.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 

@@ -1,0 +1,234 @@
+"""Envs with their transforms, from a configuration, and the statistics of transforms put into another env's."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rlcli.config import registry
+from rlcli.config.registry import wrapper_call
+from rlcli.config.schemas import Config, EnvConfig
+from rlcli.envs.base import EnvBase
+from rlcli.envs.gym_env import GymEnv
+from rlcli.envs.native import make_native
+from rlcli.envs.parallel import ParallelEnv
+from rlcli.envs.serial import SerialEnv
+from rlcli.envs.transformed import TransformedEnv
+from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
+from rlcli.keys import Key, unravel
+from rlcli.lanes.configured import configured
+from rlcli.lanes.engines import auto_prefers_native
+from rlcli.processes.memory import free_memory, process_memory, size
+from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
+
+# Episodes that an evaluation plays at a time: where one call steps all of them, and where each is an env of its own
+EPISODES_OF_ARRAYS, EPISODES_OF_ENVS = 1024, 32
+SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others
+WORTH_A_WORD = 5.0  # seconds
+
+
+def build_env(
+    cfg: EnvConfig,
+    *,
+    gamma: float = 0.99,
+    num: int | None = None,
+) -> EnvBase:
+    """The envs of a run with their transforms.
+
+    Parameters
+    ----------
+    gamma : float
+        Discount, for the running scale of rewards.
+    num : int, optional
+        Instead of `cfg.num`; they are stepped in this process then.
+    """
+    lanes = cfg.num if num is None else num
+    if cfg.workers and num is None:
+        base = _parallel(cfg, cfg.workers)
+    else:
+        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
+    base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
+    for transform in build_transforms(cfg, base, gamma):
+        try:
+            base = TransformedEnv(base, transform)
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, RlcliError):
+                raise
+            what = f"{type(transform).__name__} does not fit what {cfg.id} gives"
+            raise ConfigError(what, where="env.transforms", why=in_words(error)) from error
+    return base
+
+
+def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
+    """The envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
+
+    Observations out of bounds are counted at most: nothing is learned from an evaluation, and it need not end a run.
+    """
+    told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
+    env = dataclasses.replace(cfg.env, out_of_bounds=told)
+    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes))
+
+
+def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
+    """How many envs an evaluation steps together: as many as make it faster, whatever the machine."""
+    arithmetic = wants_native(cfg, episodes) and auto_prefers_native(cfg.id, episodes)
+    rounds = -(-episodes // (EPISODES_OF_ARRAYS if arithmetic else EPISODES_OF_ENVS))
+    return -(-episodes // rounds)
+
+
+def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
+    pace, make = Pace(cfg.id, lanes), _maker(cfg)
+
+    def another() -> GymEnv:
+        pace.another()
+        return make()
+
+    return SerialEnv(lanes, another)
+
+
+def _parallel(cfg: EnvConfig, workers: int) -> EnvBase:
+    method = None if cfg.start_method == "auto" else cfg.start_method
+    env = ParallelEnv(cfg.num, _maker(cfg), workers=workers, start_method=method)
+    heavy = env.lanes.heavy  # type: ignore[attr-defined]
+    if heavy and env.start_method != "fork":
+        print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)
+    return env
+
+
+def _maker(cfg: EnvConfig) -> partial[GymEnv]:
+    """What makes one of a run's single envs."""
+    return partial(
+        GymEnv, configured(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds
+    )
+
+
+def wants_native(cfg: EnvConfig, lanes: int) -> bool:
+    """Asked for, or found by `auto`: faster for this env, and its episodes can be resumed exactly."""
+    if cfg.kind == "envpool" or cfg.mode == "native":
+        return True
+    plain = cfg.kind == "gym" and not cfg.wrappers and not cfg.kwargs
+    return cfg.mode == "auto" and plain and auto_prefers_native(cfg.id, lanes)
+
+
+def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
+    """The env's own vector engine; Atari's does the preprocessing itself."""
+    kwargs = dict(cfg.kwargs)
+    if cfg.wrappers:
+        raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
+    if cfg.kind == "atari":
+        a = cfg.atari
+        kwargs.pop("frameskip", None)  # the engine skips frames itself
+        kwargs |= {
+            "stack_num": 1, "img_height": a.screen_size, "img_width": a.screen_size, "grayscale": a.grayscale,
+            "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
+            "reward_clipping": False,
+        }  # fmt: skip
+    if cfg.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = cfg.max_episode_steps
+    return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
+
+
+def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transform]:
+    """What the configuration does to observations and rewards, innermost first."""
+    keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
+    floats: list[Key] = [key for key in keys if env.observation_spec[key].dtype.is_floating_point]
+    found: list[Transform] = []
+    if cfg.normalize_observation:
+        if not floats:
+            raise ConfigError("env.normalize_observation needs float observations", where=cfg.id)
+        found.append(RunningNorm(floats))
+    if cfg.frame_stack is not None and cfg.frame_stack > 1:
+        lanes = len(env.batch_size)
+        for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
+            alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
+            found.append(FrameStack(cfg.frame_stack, ndim, alike))
+    found += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
+    if cfg.kind == "atari" and cfg.atari.clip_reward:
+        found.append(SignTransform())
+    if cfg.reward_scale != 1.0:
+        found.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
+    if cfg.normalize_reward:
+        found.append(RewardNorm(gamma))
+    return found
+
+
+def _transform(name: str, arguments: dict[str, Any]) -> Transform:
+    try:
+        return registry.find("transform", name)(**arguments)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, RlcliError):
+            raise
+        raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
+
+
+def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
+    """Have an env's transforms use what those of a saved run had learned."""
+    transforms = _transforms(env)
+    _adopt(transforms, state["collector"]["engine"]["transforms"])
+
+
+def copy_transforms(source: EnvBase, target: EnvBase) -> None:
+    """The same from a live env."""
+    _adopt(_transforms(target), {name: t.state_dict() for name, t in by_name(_transforms(source)).items()})
+
+
+def _transforms(env: EnvBase) -> list[Transform]:
+    return env.transforms if isinstance(env, TransformedEnv) else []
+
+
+def _adopt(transforms: list[Transform], saved: Mapping[str, Any]) -> None:
+    for name, transform in by_name(transforms).items():
+        if name in saved:  # a run that collects may scale rewards otherwise than the one that trained
+            transform.adopt(saved[name])
+
+
+# ---- how long it takes -------------------------------------------------------------------------------------------
+class Pace:
+    """Watches envs being made one after the other: how long it will take, and whether there is memory for them.
+
+    Parameters
+    ----------
+    name : str
+        Of the env.
+    count : int
+        How many there will be.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name, self.count = name, count
+        self.made, self.looked = 0, False
+        self.began, self.held = time.monotonic(), process_memory()[0]
+
+    def another(self) -> None:
+        """One more is about to be made.
+
+        Raises
+        ------
+        ResourceError
+            Those that are left would not fit into memory.
+        """
+        spent = time.monotonic() - self.began
+        if not self.looked and self.made and spent > SURE_AFTER:
+            self.looked = True
+            self._look(spent)
+        self.made += 1
+
+    def _look(self, spent: float) -> None:
+        left = self.count - self.made
+        now = process_memory()[0]
+        needed, free = (now - self.held) // self.made * left, free_memory()[0] - now
+        if needed > free:
+            raise ResourceError(
+                f"{self.count:,} envs do not fit into memory",
+                where=f"env.num, {self.name}",
+                why=f"the first {self.made:,} took {size(now - self.held)}, so the others would take about "
+                f"{size(needed)}, and {size(max(free, 0))} are free",
+                fix="Use a smaller env.num.",
+            )
+        seconds = spent / self.made * left
+        if seconds > WORTH_A_WORD:
+            print(f"making {self.count:,} envs of {self.name}: about {seconds:.0f} s more ...", file=sys.stderr)

@@ -1,0 +1,141 @@
+"""`ParallelEnv`: N gymnasium envs in worker processes, stepped together."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+
+from rlcli.envs.base import EnvBase
+from rlcli.envs.gym_env import GymEnv, recipe_of
+from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.serial import differing, narrows
+from rlcli.errors import ArgumentError, in_words
+from rlcli.lanes.bounds import strictest
+from rlcli.lanes.make import GymRecipe
+from rlcli.lanes.parallel_lanes import ParallelLanes
+
+Maker = str | EnvBase | Callable[[], EnvBase]
+OPTIONS = ("categorical_action_encoding", "narrow", "out_of_bounds")
+
+
+class ParallelEnv(LanesEnv):
+    """N envs in worker processes, batch size `(N,)`: what `SerialEnv` gives, to the bit.
+
+    Parameters
+    ----------
+    num_workers : int
+        How many envs.
+    create_env_fn : str, GymEnv, callable, or sequence of them
+        An id, a `GymEnv` that tells how its like is made, or what returns one. It is called here, once an env, and what
+        it made is closed again; `functools.partial(GymEnv, ...)` is read without being called.
+    workers : int, optional
+        Processes: each steps its share of the envs. By default each env has one of its own.
+    start_method : {"forkserver", "spawn", "fork"}, optional
+        How processes are made (see `rlcli.processes.worker`); by default `forkserver`.
+    device : torch device, optional
+        Where the TensorDict face puts its tensors.
+
+    Raises
+    ------
+    ArgumentError
+        An env that is no plain `GymEnv`, or cannot be sent to another process.
+    EnvError
+        What `SerialEnv` raises too; and a worker has ended, by which signal or exit code.
+
+    Notes
+    -----
+    Workers import neither torch nor the caller's `__main__`, unless an env's own code does; the `repr` tells. With
+    `start_method="fork"` they begin with all that this process has imported.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Maker | Sequence[Maker],
+        *,
+        workers: int | None = None,
+        start_method: str | None = None,
+        device=None,
+    ) -> None:
+        one = isinstance(create_env_fn, str | EnvBase) or callable(create_env_fn)
+        makers: list[Any] = [create_env_fn] * num_workers if one else list(create_env_fn)  # type: ignore[arg-type]
+        if num_workers < 1 or len(makers) != num_workers:
+            raise ArgumentError(
+                "ParallelEnv needs one env maker per env", why=f"num_workers is {num_workers}, got {len(makers)} makers"
+            )
+        given = [_described(maker) for maker in makers]
+        options = given[0][1]
+        for place, (_, other) in enumerate(given[1:], 1):
+            for name in OPTIONS[:2]:
+                if other[name] != options[name]:
+                    raise differing(place, name, str(other[name]), str(options[name]))
+        self.start_method = start_method or ("forkserver" if sys.platform == "linux" else "spawn")
+        lanes = ParallelLanes(
+            _sent([recipe for recipe, _ in given]),
+            workers=num_workers if workers is None else workers,
+            start_method=self.start_method,
+            categorical=options["categorical_action_encoding"],
+            narrow=options["narrow"],
+            out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
+        )
+        super().__init__(lanes, *lanes.spaces, batched=True, device=device)
+
+    def __repr__(self) -> str:
+        lanes: Any = self.lanes
+        heavy = f", imports {', '.join(lanes.heavy)}" if lanes.heavy else ""
+        method = f"start_method={self.start_method!r}"
+        return f"ParallelEnv({lanes.name}, {lanes.n}, workers={len(lanes.parts)}, {method}{heavy})"
+
+
+def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
+    """How an env is made, and with which options a `GymEnv` shows it."""
+    if isinstance(maker, str):
+        maker = partial(GymEnv, maker)
+    if isinstance(maker, partial) and maker.func is GymEnv:
+        arguments = inspect.signature(GymEnv).bind(*maker.args, **maker.keywords)
+        arguments.apply_defaults()
+        given = {**arguments.arguments, **arguments.arguments.pop("kwargs")}
+        given.pop("kwargs", None)
+        options = {name: given.pop(name) for name in OPTIONS}
+        given.pop("device")
+        return recipe_of(given.pop("env"), **given), options
+    env = maker if isinstance(maker, EnvBase) else maker()
+    if type(env) is not GymEnv:
+        raise ArgumentError(
+            "ParallelEnv steps plain GymEnvs", why=f"got {_shown(env)}",
+            fix="Put transforms outside, TransformedEnv(ParallelEnv(n, make_env), transform), or use SerialEnv.",
+        )  # fmt: skip
+    lanes: Any = env.lanes
+    found = lanes.actions.categorical, narrows(lanes), env.out_of_bounds
+    if env is not maker and not isinstance(env.recipe.source, gym.Env):  # else it is to be sent as it is
+        env.close()
+    return env.recipe, dict(zip(OPTIONS, found, strict=True))
+
+
+def _shown(env: Any) -> str:
+    return type(env).__name__ if isinstance(env, EnvBase) else f"{env!r}"
+
+
+def _sent(recipes: list[GymRecipe]) -> list[bytes]:
+    """Recipes as workers read them, with what is registered here under an id of theirs.
+
+    Code of the user's `__main__` is sent by value, since workers do not run it.
+    """
+    import cloudpickle
+
+    bodies = []
+    for place, recipe in enumerate(recipes):
+        try:
+            spec = gym.registry.get(recipe.source) if isinstance(recipe.source, str) else None
+            bodies.append(cloudpickle.dumps((recipe, spec)))
+        except Exception as error:  # whatever an object of the user's raises
+            raise ArgumentError(
+                "this env cannot be sent to a worker process", where=f"env {place}", why=in_words(error),
+                fix="Give its id, or register what builds it; or use SerialEnv.",
+            ) from error  # fmt: skip
+    return bodies

@@ -1,0 +1,154 @@
+"""What an env may show and take, as a gymnasium space and as a spec: from either to what the other side reads.
+
+Dtypes are kept: a uint8 image stays uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rlcli.errors import ArgumentError, EnvError
+from rlcli.keys import Key
+from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.intervals import Interval
+from rlcli.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from rlcli.transforms.base import as_kind
+
+
+def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymnasium space") -> TensorSpec:
+    """The spec of one env's values in `space`.
+
+    Parameters
+    ----------
+    space : gymnasium.Space
+        Discrete, MultiDiscrete, MultiBinary, Box, or a Dict of them (nested too).
+    categorical : bool
+        Whether discrete values are int64 indices (`[]`, `[d]`) or one-hot vectors (`[n]`, `[sum(nvec)]`).
+    where : str
+        The place to name in an error.
+
+    Returns
+    -------
+    TensorSpec
+        Without env dims. Indices count from zero whatever the space's `start` is.
+
+    Raises
+    ------
+    EnvError
+        For a space without a fixed-size tensor form (Tuple, Text, Graph, Sequence, a matrix of
+        MultiDiscrete).
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {
+            name: from_gym_space(part, categorical=categorical, where=f"{where}.{name}")
+            for name, part in space.spaces.items()
+        }
+        return Composite(parts)
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n)) if categorical else OneHot(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return MultiCategorical(space.nvec) if categorical else MultiOneHot(space.nvec)
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(shape=space.shape, dtype=torch.int8)
+    if isinstance(space, spaces.Box):
+        return _box(space)
+    raise EnvError(
+        f"a {type(space).__name__} space has no tensor form here",
+        where=where,
+        why="rlcli reads Box, Discrete, MultiDiscrete (one row), MultiBinary and Dict spaces",
+        fix="Wrap the env so that it gives one of these; for a Tuple, a Dict with one name per part.",
+    )
+
+
+def _box(space: spaces.Box) -> TensorSpec:
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    if dtype is torch.bool:
+        return Binary(shape=space.shape)
+    if dtype.is_floating_point and not (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
+        return Unbounded(space.shape, dtype)
+    return Bounded(torch.from_numpy(space.low), torch.from_numpy(space.high), space.shape, dtype)
+
+
+def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key, Interval]:
+    """The bounds that observation specs with `dims` env dims in front declare."""
+    found: dict[Key, Interval] = {}
+    for key, spec in specs:
+        shape, dtype = tuple(spec.shape[dims:]), spec.zero().numpy().dtype
+        if isinstance(spec, Bounded):
+            low, high = (bound.cpu().numpy().reshape(-1, *shape) for bound in (spec.low, spec.high))
+            low, high = low.min(0), high.max(0)
+        elif isinstance(spec, (Categorical, MultiCategorical)):
+            low, high = np.array(0), np.array(spec.n if isinstance(spec, Categorical) else spec.nvec) - 1
+        elif isinstance(spec, (OneHot, MultiOneHot, Binary)):
+            low, high = np.array(0), np.array(1)
+        else:
+            continue
+        if dtype.kind in "fiu":
+            found[key] = Interval(low, high, shape, dtype)
+    return found
+
+
+def action_format(spec, dims: int) -> ActionFormat:
+    """How actions of a spec with `dims` env dims in front look.
+
+    Raises
+    ------
+    ArgumentError
+        Several actions, or choices that are not in one vector.
+    """
+    if not isinstance(spec, OneHot | Categorical | MultiOneHot | MultiCategorical | Binary | Bounded | Unbounded):
+        raise ArgumentError(
+            "the env's action cannot be collected", why=f"its spec is a {type(spec).__name__}",
+            fix="Give the env one action: a OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded or "
+            "Unbounded spec.",
+        )  # fmt: skip
+    shape = tuple(spec.shape[dims:])
+    format = ActionFormat(*_as_space(spec, shape, dims))
+    if format.kind == "multi_binary":
+        format.dtype = as_kind(spec)[1]  # a row of them is what is stored
+    if format.stored[0] != shape:
+        raise ArgumentError(
+            "the env's action cannot be collected",
+            why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored[0]}",
+            fix="Put several choices into one MultiCategorical or MultiOneHot.",
+        )
+    return format
+
+
+def _as_space(spec, shape: tuple[int, ...], dims: int) -> tuple[spaces.Space, bool]:
+    """The gymnasium space of an action spec of `shape` a step, and whether it stores indices."""
+    if isinstance(spec, OneHot):
+        return spaces.Discrete(spec.n), False
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(spec.n), True
+    if isinstance(spec, (MultiOneHot, MultiCategorical)):
+        return spaces.MultiDiscrete(list(spec.nvec)), isinstance(spec, MultiCategorical)
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(shape), True
+    dtype = as_kind(spec)[1]
+    if dtype.kind in "iu" and not isinstance(spec, Bounded):
+        limits = np.iinfo(dtype)
+        return spaces.Box(limits.min, limits.max, shape, dtype), True
+    low = spec.low if isinstance(spec, Bounded) else torch.full(shape, -torch.inf)
+    high = spec.high if isinstance(spec, Bounded) else torch.full(shape, torch.inf)
+    low, high = (
+        np.broadcast_to(np.asarray(bound.cpu()), spec.shape)[(0,) * dims].astype(dtype)
+        if torch.as_tensor(bound).ndim
+        else np.full(shape, float(bound), dtype)
+        for bound in (low, high)
+    )
+    return spaces.Box(low, high, shape, dtype), True

@@ -1,0 +1,335 @@
+"""The array face of an env that only knows TensorDicts: stepped as it is, its outputs copied into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from rlcli.envs import EnvBase, TransformedEnv
+from rlcli.envs.base import steps_as_ours
+from rlcli.envs.late_columns import LateColumns
+from rlcli.envs.spaces import action_format, spec_bounds
+from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, show, under_next, unravel
+from rlcli.lanes.bounds import Bounds
+from rlcli.lanes.contract import broken, env_raised, place_of
+from rlcli.lanes.lanes import NONE, Lanes
+from rlcli.specs import Unbounded
+from rlcli.transforms import Compose, Transform
+from rlcli.transforms.base import as_kind
+
+
+class Acting(Protocol):
+    """What chooses actions: `written` is all that it wrote in its last step, None where that was an action alone."""
+
+    @property
+    def written(self) -> TensorDictBase | None: ...
+
+
+def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
+    """The array face of an env, and those of its transforms that are still to be run on its rows, innermost first.
+
+    The env's own face speaks for methods of rlcli's alone.  Where a class of the user's overrides one, or a transform
+    has no column face, all of the env is stepped on tensordicts: any part may read what any other wrote.  Only what
+    belongs on the outside of batches, and what lies on that, is run on rows all the same.
+
+    Raises
+    ------
+    ArgumentError
+        What has no column face lies on what belongs on the outside.
+    """
+    if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
+        lanes = getattr(env, "lanes", None)
+        return (lanes if isinstance(lanes, Lanes) and steps_as_ours(env) else TensorDictLanes(env)), []
+    base, transforms = env.base_env, env.transforms
+    if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
+        lanes, _ = array_face(base)
+        if not isinstance(lanes, TensorDictLanes):
+            return lanes, transforms
+    inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
+    for transform in transforms[inside:]:
+        if not transform.has_columns:
+            name = type(transforms[inside]).__name__
+            raise ArgumentError(
+                f"{name} lies inside {type(transform).__name__}",
+                why="which is stepped on tensordicts, with all that lies below it",
+                fix=f"Append {name} last.",
+            )
+    return TensorDictLanes(TransformedEnv(base, Compose(*transforms[:inside]))), transforms[inside:]
+
+
+class TensorDictLanes(Lanes):
+    """Steps an `EnvBase` through `step` and `reset`, as `EnvBase.rollout` does.
+
+    Parameters
+    ----------
+    env : EnvBase
+        Batch size `()` or `(N,)`. Of a `TransformedEnv` the rewards in `outcome` are those of the env below.
+
+    Attributes
+    ----------
+    acting : Acting or None
+        What chose the action of this step: all that it wrote is handed to the env.
+    late : LateColumns
+        What steps write and resets do not, and rewards of another dtype than float32.
+    held : set of keys
+        What resets write and steps do not, though no spec says so: it stays as it is at the root, and is never under
+        `next`.  The first step decides.
+
+    Raises
+    ------
+    ArgumentError
+        Another batch size, or a spec whose dtype numpy does not know.
+    """
+
+    on_tensordicts = True
+    acting: Acting | None = None
+
+    def __init__(self, env: EnvBase) -> None:
+        dims = len(env.batch_size)
+        transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
+        base = env.base_env if transformed else env  # type: ignore[attr-defined]
+        below = getattr(base, "lanes", None) if transformed and steps_as_ours(base) else None
+        self._below: Lanes | None = below  # whose episodes are seeded one by one
+        if dims > 1:
+            raise ArgumentError(
+                "a collector steps envs of batch size () or (N,)",
+                why=f"{type(env).__name__} has {tuple(env.batch_size)}",
+                fix="Put the single envs together in one SerialEnv.",
+            )
+        specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
+        super().__init__(
+            env.batch_size.numel() if env.batch_size else 1,
+            name=type(env).__name__ if self._below is None else self._below.name,
+            schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
+            actions=action_format(env.action_spec, dims),
+        )
+        self.env = env
+        self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
+        self.rewards: list[float] | None = [] if transformed else None
+        if below is not None:
+            self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout
+            self.bounds, self.checks_bounds = below.bounds, True
+        self._run_seed = base.seeded_with
+        self._env_seed: int | None = None  # until the env was given it
+        self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
+        self.late: LateColumns = LateColumns(self.n, self._refuse)
+        self.held: set[Key] = set()
+        self._untold: set[Key] = set()  # until the first step, what only the first reset has shown
+        self._flags: dict[str, torch.Tensor] = {}  # of the root
+        self._shown: TensorDictBase | None = None  # by the first reset, until an episode begins with it
+
+    def _refuse(self, what: str, why: str, fix: str) -> EnvError:
+        return EnvError(f"the env's {what}", where=place_of(self, None), why=why, fix=fix or None)
+
+    def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
+        """One seed for all lanes, as `EnvBase.set_seed` takes it, where episodes cannot have seeds of their own."""
+        self._run_seed = run_seed
+        if self._below is None:
+            self._env_seed = run_seed
+        else:
+            self._below.seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"clock": self.clock[0], "started": list(self.started), "episodes": list(self.episodes)}
+
+    def load_state_dict(self, state, *, replay):
+        """No such env can be brought back: all lanes begin new episodes, with a seed that none before them had."""
+        self.reopen(int(state["clock"]), state["started"], state["episodes"])
+        if self._run_seed is not None:
+            self._env_seed = self.seed_of(0, max(self.episodes) + 1)
+        return list(range(self.n))
+
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        return self._run_seed if self._below is None else self._below.seed_used(lane, episode)
+
+    def _tensor(self, row: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(row)
+        return tensor if self.env.batch_size else tensor[0]
+
+    def _lanes_of(self, value: torch.Tensor) -> torch.Tensor:
+        return value if self.env.batch_size else value[None]
+
+    def _root(self, row: dict[Key, np.ndarray]) -> TensorDict:
+        """The root of a step, in memory of its own."""
+        td = TensorDict({}, batch_size=self.env.batch_size)
+        for key, array in row.items():
+            td.set(key, self._tensor(array).clone())
+        return td.update(self.flags())
+
+    def _write(self, row: dict[Key, np.ndarray], td, lanes: Sequence[int]) -> None:
+        for key, array in row.items():
+            value = td.get(key, None)
+            if value is None:
+                raise EnvError(
+                    f"the env did not write '{show(key)}'", where=self.name, why="its spec promises it",
+                    fix="Write it at every step and reset, or take it out of the specs.",
+                )  # fmt: skip
+            got = value.detach().cpu().numpy()
+            expected = array.shape if self.env.batch_size else array.shape[1:]
+            if got.shape != expected or got.dtype != array.dtype:
+                raise EnvError(
+                    f"the env's {show(key)} differs from its spec", where=self.name,
+                    why=f"expected {expected} {array.dtype}, got {got.shape} {got.dtype}",
+                )  # fmt: skip
+            array[list(lanes)] = got.reshape(array.shape)[list(lanes)]
+
+    def flags(self) -> dict[str, torch.Tensor]:
+        """Copies of the root's end flags."""
+        return {name: flag.clone() for name, flag in self._flags.items()}
+
+    def look(self) -> bool:
+        """Reset for the first time; whether that shows other keys, shapes or dtypes than specs say."""
+        self._shown = td = self._first_reset()
+        dims = len(self.env.batch_size)
+        said = self.schema
+        leaves = {unravel(key): value for key, value in td.exclude(*END_FLAGS, NEXT, RESET, ACTION).items(True, True)}
+        shown = {key: as_kind(Unbounded(tuple(x.shape[dims:]), x.dtype)) for key, x in leaves.items()}
+        self.schema = {key: shown.get(key, kind) for key, kind in said.items()} | shown
+        for key in self.schema:
+            if self.schema[key] != said.get(key):
+                self.bounds.intervals.pop(key, None)
+        self._untold = self.schema.keys() - said.keys()
+        return self.schema != said
+
+    # ---- resets --------------------------------------------------------------------------------------------------
+    def restart(self, row, lanes) -> None:
+        if len(lanes) < self.n and self._flags and self._env_seed is None:
+            self._reset_some(row, lanes)
+        else:
+            shown, self._shown = self._shown, None
+            self._begin(row, lanes, self._first_reset() if shown is None or self._env_seed is not None else shown)
+
+    def _first_reset(self) -> TensorDictBase:
+        """Of all lanes, with nothing before it."""
+        if self._env_seed is not None:
+            self._call("set_seed", self._env_seed)
+            self._env_seed = None
+        return self._call("reset")
+
+    def _reset_some(self, row: dict[Key, np.ndarray], lanes: Sequence[int]) -> None:
+        """After a step, or between two: the env is given the root, and a mask of those that begin anew."""
+        root = self._root(row)
+        mask = torch.zeros(self.n, dtype=torch.bool)
+        mask[list(lanes)] = True
+        root.set(RESET, mask.reshape(*self.env.batch_size, 1))
+        self._begin(row, lanes, self._call("reset", self._placed(root)))
+
+    def _begin(self, row: dict[Key, np.ndarray], lanes: Sequence[int], shown: TensorDictBase) -> None:
+        self._write(row, shown, lanes)
+        self._flags = {name: shown.get(name).clone().cpu() for name in END_FLAGS}
+        self.begin_episodes(lanes)
+
+    def _placed(self, td: TensorDict) -> TensorDict:
+        return td if self.env.device is None else td.to(self.env.device)
+
+    def _call(self, name: str, *arguments) -> Any:
+        """The env's method; what it raises is told with env, step and seed."""
+        try:
+            return getattr(self.env, name)(*arguments)
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # SystemExit too
+            raise env_raised(self, error, None if self.env.batch_size else 0, name) from error
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+    def bind(self, rows) -> tuple[Callable, Callable]:
+        def step(t: int, actions) -> Sequence[int]:
+            now = self.clock[0] = self.clock[0] + 1
+            root = {key: arrays[t] for key, arrays in rows.items()}
+            following = self._call("step", self._acted(root, rows, t, actions)).get(NEXT)
+            self._check_states(following, rows, t)
+            if self._untold:
+                self.held = {key for key in self._untold if following.get(key, None) is None}
+                self._untold = set()
+            for key in self.held:
+                rows[key][t + 1][...] = rows[key][t]
+            after = {key: arrays[t + 1] for key, arrays in rows.items() if key not in self.held}
+            self._write(after, following, range(self.n))
+            reward = following.get("reward", None)
+            rewards = self._each("reward", reward)
+            if self.rewards is not None:
+                self.rewards, rewards = rewards, self._each("reward", self.env.own_reward)  # type: ignore[attr-defined]
+            self.outcome.rewards += rewards
+            terminated = self._each("terminated", following.get("terminated"))
+            truncated = self._each("truncated", following.get("truncated"))
+            done: Sequence[int] = NONE
+            for lane in range(self.n):
+                cut = truncated[lane] or now >= self.deadlines[lane]
+                if terminated[lane] or cut:
+                    self.outcome.ends.append((t, lane, terminated[lane], cut))
+                    done = [*done, lane]
+            self._keep(t, following)
+            return done
+
+        def reset(t: int, lanes: Sequence[int]) -> None:
+            over = list(lanes)
+            self._lanes_of(self._flags["done"])[over] = True  # an episode may have been cut from outside
+            self._lanes_of(self._flags["truncated"])[over] |= ~self._lanes_of(self._flags["terminated"])[over]
+            self._reset_some({key: arrays[t + 1] for key, arrays in rows.items()}, lanes)
+
+        return step, reset
+
+    def _acted(self, root: dict[Key, np.ndarray], rows, t: int, actions) -> TensorDict:
+        """What the env's `step` is given: the root, and all that was written by what acts."""
+        td = self._root(root)
+        written = None if self.acting is None else self.acting.written
+        if written is None:
+            td.set(ACTION, self._stored(actions))
+        else:
+            td = written.clone(False).update(td)
+        for key in self.states:
+            td.set(under_next(key), self._tensor(rows[key][t + 1]).clone())
+        return self._placed(td)
+
+    def _check_states(self, following, rows, t: int) -> None:
+        for key in self.states:
+            got = following.get(key, None)
+            if got is not None and not torch.equal(got.cpu(), self._tensor(rows[key][t + 1])):
+                raise EnvError(
+                    f"the policy writes next.{show(key)}, which the env writes too", where=self.name,
+                    why="one of the two would be lost", fix="Give the policy's state a name of its own.",
+                )  # fmt: skip
+
+    def _keep(self, t: int, following: TensorDictBase) -> None:
+        """What a step wrote and no reset does, in columns of its own; the root's flags, where they say something."""
+        for name in END_FLAGS:  # a reset may say that an episode is over before it began
+            self.late.mark(t, name, self._lanes_of(self._flags[name]))
+        self._flags = {name: following.get(name).clone().cpu() for name in END_FLAGS}
+        beside = following.exclude(*self.schema, *END_FLAGS, "reward").cpu()
+        late: dict[Key, torch.Tensor] = {
+            under_next(key): self._lanes_of(value) for key, value in beside.items(True, True)
+        }
+        reward = following.get("reward")
+        if reward.dtype is not torch.float32:
+            late[REWARD] = self._lanes_of(reward).cpu()
+        self.late.write(t, late)
+
+    def _each(self, name: str, value: torch.Tensor | None) -> list:
+        """One number a lane, of what the env wrote beside observations."""
+        if value is None or value.numel() != self.n:
+            got = "nothing" if value is None else f"shape {tuple(value.shape)}"
+            raise broken(
+                self, f"the env's {name} is not one number a step", lane=None if self.env.batch_size else 0,
+                expected=f"shape {(*self.env.batch_size, 1)}", got=got,
+                fix=f"Write one {name} an env, and what else there is under keys of its own.",
+            )  # fmt: skip
+        return value.reshape(-1).tolist()
+
+    def _stored(self, actions) -> torch.Tensor:
+        format = self.actions
+        loop = np.asarray(actions, format.dtype)
+        if format.encoded:
+            shape, dtype = format.stored
+            out = np.empty((self.n, *shape), dtype)
+            format.encode(loop, out)
+            loop = out
+        spec = self.env.action_spec
+        return torch.from_numpy(np.array(loop)).reshape(spec.shape).to(spec.dtype)
+
+    def close(self) -> None:
+        self.env.close()

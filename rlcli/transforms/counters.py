@@ -1,0 +1,305 @@
+"""What an episode has come to, step by step: whether it has just begun, how many steps it has, what it has returned.
+
+Each begins anew at resets.  On whole columns the value of row 0 comes from the batch before (`Carry`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import DONE, EPISODE_REWARD, IS_INIT, REWARD, STEP_COUNT, TRUNCATED, Key, under_next
+from rlcli.specs import Bounded, Categorical, Unbounded
+from rlcli.transforms.base import RowOp, Transform, put
+
+
+class Carry:
+    """The value of each lane's next row 0, `[N]`, kept from the end of one batch to the start of the next."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self.value: np.ndarray | None = None
+
+    def take(self, fresh: np.ndarray, start: Any) -> np.ndarray:
+        """The values `[N]` at row 0, `start` on the lanes `fresh` `[N]` that were reset outside the loop."""
+        held = np.zeros(fresh.shape, self.dtype) if self.value is None else self.value
+        return np.where(fresh, self.dtype.type(start), held)
+
+    def keep(self, value: np.ndarray) -> None:
+        """Hold `value` `[N]` until the next batch."""
+        self.value = value.astype(self.dtype)  # a copy: the column it came from belongs to the consumer
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint saves."""
+        return {} if self.value is None else {"value": torch.from_numpy(self.value.copy())}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from a checkpoint."""
+        self.value = state["value"].numpy().copy() if "value" in state else None
+
+
+class _Carrying(Transform):
+    """Carries one number per lane from batch to batch, and through checkpoints."""
+
+    carry: Carry
+
+    def get_extra_state(self):
+        return self.carry.state()
+
+    def set_extra_state(self, state):
+        self.carry.load(state)
+
+
+class InitTracker(_Carrying):
+    """Write `is_init`, bool `[*B, 1]`: true in reset states, false in successors.
+
+    Parameters
+    ----------
+    init_key : key, default "is_init"
+    """
+
+    has_batch_pass = True
+
+    def __init__(self, init_key: Key = IS_INIT) -> None:
+        super().__init__(out_keys=[init_key])
+        self.init_key = self.out_keys[0]
+        self.carry = Carry(bool)
+
+    def transform_observation_spec(self, spec):
+        leaf = Categorical(2, (*spec.shape, 1), torch.bool, spec.device)
+        return self._added(spec, self.init_key, leaf, "init_key")
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set(self.init_key, _flags(next_tensordict, False))
+
+    def _reset(self, tensordict, reset_tensordict):
+        return reset_tensordict.set(self.init_key, _flags(reset_tensordict, True))
+
+    def reads(self, schema):
+        return [DONE]
+
+    def writes(self, schema):
+        return [self.init_key]
+
+    def bind(self, rows, n):
+        return _InitRows(rows[self.init_key])
+
+    def batch_pass(self, cols, fresh):
+        done = cols[DONE][..., 0]  # [N, T]
+        init = done.copy()
+        init[:, 0] = self.carry.take(fresh, True)
+        init[:, 1:] = done[:, :-1]
+        self.carry.keep(done[:, -1])
+        put(cols, self.init_key, init[..., None])
+        put(cols, under_next(self.init_key), init[..., None] & False)
+
+
+class _InitRows(RowOp):
+    def __init__(self, init):
+        self.init = init
+
+    def step(self, t):
+        self.init[t].fill(False)
+
+    def reset(self, t, lanes):
+        self.init[t][lanes] = True
+
+
+def _flags(tensordict, value: bool) -> torch.Tensor:
+    return torch.full((*tensordict.batch_size, 1), value, dtype=torch.bool, device=tensordict.device)
+
+
+class StepCounter(_Carrying):
+    """Write `step_count`, int64 `[*B, 1]`: 0 in reset states, one more in every successor.
+
+    Parameters
+    ----------
+    max_steps : int, optional
+        Episodes are truncated (`truncated` and `done` are set) when they have this many steps.
+    step_count_key : key, default "step_count"
+    """
+
+    def __init__(self, max_steps: int | None = None, step_count_key: Key = STEP_COUNT) -> None:
+        if max_steps is not None and max_steps < 1:
+            raise ArgumentError("StepCounter's max_steps must be at least 1", why=f"it is {max_steps}")
+        super().__init__(out_keys=[step_count_key])
+        self.max_steps = max_steps
+        self.step_count_key = self.out_keys[0]
+        self.ends_episodes = max_steps is not None
+        self.has_batch_pass = max_steps is None  # with a limit the loop must know at once
+        self.carry = Carry(np.int64)
+
+    def transform_observation_spec(self, spec):
+        top = self.max_steps or torch.iinfo(torch.int64).max
+        leaf = Bounded(0, top, (*spec.shape, 1), torch.int64, spec.device)
+        return self._added(spec, self.step_count_key, leaf, "step_count_key")
+
+    def transform_done_spec(self, spec):
+        if self.ends_episodes and "truncated" not in spec:
+            spec["truncated"] = Categorical(2, (*spec.shape, 1), torch.bool, spec.device)
+        return spec
+
+    def _step(self, tensordict, next_tensordict):
+        count = self._need(tensordict, self.step_count_key) + 1
+        next_tensordict.set(self.step_count_key, count)
+        if self.max_steps is not None:
+            over = count >= self.max_steps
+            for flag in ("truncated", "done"):
+                held = next_tensordict.get(flag, None)
+                next_tensordict.set(flag, over if held is None else held | over)
+        return next_tensordict
+
+    def _reset(self, tensordict, reset_tensordict):
+        shape = (*reset_tensordict.batch_size, 1)
+        zero = torch.zeros(shape, dtype=torch.int64, device=reset_tensordict.device)
+        return reset_tensordict.set(self.step_count_key, zero)
+
+    def reads(self, schema):
+        return [DONE]
+
+    def writes(self, schema):
+        return [self.step_count_key, *([TRUNCATED, DONE] if self.ends_episodes else [])]
+
+    def recalls(self):
+        return [self.step_count_key]
+
+    def bind(self, rows, n):
+        counts = rows[self.step_count_key]
+        return _CountRows(counts) if self.max_steps is None else _LimitedCountRows(counts, self.max_steps)
+
+    def batch_pass(self, cols, fresh):
+        done = cols[DONE][..., 0]  # [N, T]
+        steps = np.arange(done.shape[1])
+        # a row's count is its distance from where its episode began, which row 0 puts before the batch
+        began = np.empty(done.shape, np.int64)
+        began[:, 0] = -self.carry.take(fresh, 0)
+        began[:, 1:] = np.where(done[:, :-1], steps[1:], began[:, :1])
+        count = steps - np.maximum.accumulate(began, axis=1)
+        self.carry.keep(np.where(done[:, -1], 0, count[:, -1] + 1))
+        put(cols, self.step_count_key, count[..., None])
+        put(cols, under_next(self.step_count_key), count[..., None] + 1)
+
+
+class _CountRows(RowOp):
+    def __init__(self, counts):
+        self.counts = counts
+
+    def step(self, t):
+        counts = self.counts
+        np.add(counts[t - 1], 1, out=counts[t])
+
+    def reset(self, t, lanes):
+        self.counts[t][lanes] = 0
+
+
+class _LimitedCountRows(_CountRows):
+    """Compares one Python int a step: the earliest step at which any lane is due."""
+
+    def __init__(self, counts, limit):
+        super().__init__(counts)
+        self.limit = limit
+
+    def begin(self):
+        self.due = (self.limit - self.counts[0][:, 0]).tolist()  # row at which each lane reaches the limit
+        self.first = min(self.due)
+
+    def step(self, t):
+        counts = self.counts
+        np.add(counts[t - 1], 1, out=counts[t])
+        if t >= self.first:
+            return [lane for lane, due in enumerate(self.due) if t >= due]
+        return None
+
+    def reset(self, t, lanes):
+        self.counts[t][lanes] = 0
+        for lane in lanes:
+            self.due[lane] = t + self.limit
+        self.first = min(self.due)
+
+
+class RewardSum(_Carrying):
+    """Write `episode_reward`, float32 `[*B, 1]`: 0 in reset states, the rewards since then in successors.
+
+    float32, as rewards are unless a transform makes others of them.
+
+    It adds what the reward is at its place among the transforms: before a reward scaling, the env's own.
+
+    Parameters
+    ----------
+    in_keys : sequence of one key, default ("reward",)
+        There is no other reward.
+    out_keys : sequence of one key, default ("episode_reward",)
+    """
+
+    has_batch_pass = True
+
+    def __init__(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> None:
+        super().__init__(in_keys=in_keys or ["reward"], out_keys=out_keys or [EPISODE_REWARD])
+        if self.in_keys != ["reward"] or len(self.out_keys) != 1:
+            raise ArgumentError(
+                "RewardSum sums the reward, under one key", why=f"got in_keys={in_keys}, out_keys={out_keys}",
+                fix='To name the sum, give out_keys=["..."].',
+            )  # fmt: skip
+        self.carry = Carry(np.float32)
+
+    def transform_observation_spec(self, spec):
+        leaf = Unbounded((*spec.shape, 1), torch.float32, spec.device)
+        return self._added(spec, self.out_keys[0], leaf, "out_keys")
+
+    def _step(self, tensordict, next_tensordict):
+        key = self.out_keys[0]
+        total = self._need(tensordict, key) + self._need(next_tensordict, "reward")
+        return next_tensordict.set(key, total.float())
+
+    def _reset(self, tensordict, reset_tensordict):
+        zero = torch.zeros((*reset_tensordict.batch_size, 1), device=reset_tensordict.device)
+        return reset_tensordict.set(self.out_keys[0], zero)
+
+    def reads(self, schema):
+        return [REWARD, DONE]
+
+    def writes(self, schema):
+        return list(self.out_keys)
+
+    def recalls(self):
+        return self.out_keys
+
+    def bind(self, rows, n):
+        return _SumRows(rows[self.out_keys[0]], rows[REWARD])
+
+    def batch_pass(self, cols, fresh):
+        done = cols[DONE][..., 0]  # [N, T]
+        start = np.empty(done.shape, bool)
+        start[:, 0], start[:, 1:] = True, done[:, :-1]
+        root = np.zeros(done.shape, np.float32)
+        root[:, 0] = self.carry.take(fresh, 0)
+        # A sequential float32 sum per episode has the bits of adding step by step; a difference of prefix
+        # sums has not. Each episode's sum begins with `0 + r`, which also turns a reward of -0.0 into 0.0.
+        total = cols[REWARD][..., 0].copy()
+        total[start] += root[start]
+        flat = total.reshape(-1)
+        bounds = [*np.flatnonzero(start).tolist(), flat.size]
+        accumulate = np.add.accumulate
+        for i, j in itertools.pairwise(bounds):
+            accumulate(flat[i:j], out=flat[i:j])
+        root[:, 1:] = np.where(start[:, 1:], 0, total[:, :-1])
+        self.carry.keep(np.where(done[:, -1], 0, total[:, -1]))
+        put(cols, self.out_keys[0], root[..., None])
+        put(cols, under_next(self.out_keys[0]), total[..., None])
+
+
+class _SumRows(RowOp):
+    def __init__(self, totals, rewards):
+        self.totals, self.rewards = totals, rewards
+
+    def step(self, t):
+        totals = self.totals
+        np.add(totals[t - 1], self.rewards[t - 1], out=totals[t])
+
+    def reset(self, t, lanes):
+        self.totals[t][lanes] = 0

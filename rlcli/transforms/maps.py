@@ -1,0 +1,157 @@
+"""Transforms of observations that are one function of each value: casts, image layouts.
+
+`ChannelsFirst` keeps uint8, a quarter of the memory; the network divides by 255. Shapes: H height, W width,
+C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import OBSERVATION, TAKEN, Key, as_tuple, show
+from rlcli.specs import Bounded, TensorSpec, Unbounded
+from rlcli.transforms.base import RowOp, Transform
+
+
+class MapTransform(Transform):
+    """Write a function of each of `in_keys` to `out_keys`; a subclass gives the function.
+
+    Parameters
+    ----------
+    in_keys, out_keys : sequence of keys
+        Observations; `("observation",)` by default.
+    """
+
+    remembers = False
+
+    def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
+        super().__init__(in_keys, out_keys)
+        self.pairs()  # one for each, or it is refused here
+        for key in set(self.out_keys) - set(self.in_keys):
+            if as_tuple(key)[0] in TAKEN:
+                raise ArgumentError(f"{type(self).__name__} writes observations, and {show(key)} is none")
+
+    # -- what a subclass gives -----------------------------------------------------------------------------
+    def on_tensor(self, value: Tensor) -> Tensor:
+        """The function of a tensor `[*B, *shape]`."""
+        raise NotImplementedError
+
+    def on_rows(self, value: np.ndarray, out: np.ndarray) -> None:
+        """The same function, same bits, of `[N, *shape]`, written to `out`, which may be `value` itself."""
+        raise NotImplementedError
+
+    def on_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of the function's value; a new one."""
+        return spec
+
+    # -- faces ---------------------------------------------------------------------------------------------
+    def forward(self, tensordict):
+        for source, target in self.pairs():
+            tensordict.set(target, self.on_tensor(self._need(tensordict, source)))
+        return tensordict
+
+    def _step(self, tensordict, next_tensordict):
+        return self.forward(next_tensordict)
+
+    def _reset(self, tensordict, reset_tensordict):
+        return self.forward(reset_tensordict)
+
+    def transform_observation_spec(self, spec):
+        return self._mapped(spec, self.on_spec)
+
+    def bind(self, rows, n):
+        return _Rows(self.on_rows, self._row_pairs(rows))
+
+
+class _Rows(RowOp):
+    def __init__(self, apply, pairs):
+        self.apply, self.pairs = apply, pairs
+
+    def step(self, t):
+        for source, target in self.pairs:
+            self.apply(source[t], target[t])
+
+    def reset(self, t, lanes):
+        for source, target in self.pairs:
+            out = np.empty((len(lanes), *target[t].shape[1:]), target[t].dtype)
+            self.apply(source[t][lanes], out)
+            target[t][lanes] = out
+
+
+class ToFloat(MapTransform):
+    """Any number as float32, its value kept: uint8 200 becomes 200.0 (`ToTensorImage` scales)."""
+
+    def on_tensor(self, value):
+        return value.to(torch.float32)
+
+    def on_rows(self, value, out):
+        out[...] = value
+
+    def on_spec(self, spec):
+        return as_float(spec)
+
+
+class DoubleToFloat(ToFloat):
+    """float64 as float32; other dtypes pass."""
+
+    def on_tensor(self, value):
+        return value.to(torch.float32) if value.dtype is torch.float64 else value
+
+    def on_spec(self, spec):
+        return as_float(spec) if spec.dtype is torch.float64 else spec
+
+
+def as_float(spec: TensorSpec) -> TensorSpec:
+    """The float32 spec of the same numbers: bounds stay, one-hot vectors and indices become unbounded."""
+    if isinstance(spec, Bounded):
+        return spec.to(torch.float32)
+    return Unbounded(spec.shape, torch.float32, spec.device)
+
+
+class ChannelsFirst(MapTransform):
+    """`[*B, H, W, C]` as `[*B, C, H, W]`, dtype kept."""
+
+    def on_tensor(self, value):
+        return value.movedim(-1, -3)
+
+    def on_rows(self, value, out):
+        # where value and out are one array (H == W == C), the copy must be whole before it is written
+        source = np.moveaxis(value, -1, -3)
+        out[...] = source.copy() if np.may_share_memory(value, out) else source
+
+    def on_spec(self, spec):
+        return spec._reshaped(lambda x: x.movedim(-1, -3))
+
+    def transform_observation_spec(self, spec):
+        for key in self.in_keys:
+            if len(shape := spec[key].shape[len(spec.shape) :]) < 3:
+                name = type(self).__name__
+                raise ArgumentError(
+                    f"{name} needs images [H, W, C]", why=f"{show(key)} is {list(shape)}", fix="Name those in in_keys."
+                )
+        return super().transform_observation_spec(spec)
+
+
+class ToTensorImage(ChannelsFirst):
+    """`[*B, H, W, C]` as float32 `[*B, C, H, W]`; integer pixels are divided by 255."""
+
+    def on_tensor(self, value):
+        image = value.movedim(-1, -3)
+        return image.to(torch.float32) if value.is_floating_point() else image / 255
+
+    def on_rows(self, value, out):
+        if value.dtype.kind == "f":
+            super().on_rows(value, out)
+        else:
+            np.divide(np.moveaxis(value, -1, -3), np.float32(255), out=out)
+
+    def on_spec(self, spec):
+        shape = super().on_spec(spec).shape
+        if spec.dtype.is_floating_point:
+            return Unbounded(shape, torch.float32, spec.device)
+        return Bounded(0.0, 1.0, shape, torch.float32, spec.device)
