@@ -1,7 +1,7 @@
 """Collectors: envs and a policy in, batches out."""
 
-from rlcli.collectors.base import BaseCollector
-from rlcli.collectors.single import Collector
+from rlcli.collectors.base import BaseCollector, Delivered
+from rlcli.collectors.collector import Collector
 from rlcli.modules.exploration import RandomPolicy
 
 # older spellings of the same classes
@@ -13,6 +13,7 @@ __all__ = [
     "Collector",
     "DataCollector",
     "DataCollectorBase",
+    "Delivered",
     "RandomPolicy",
     "SyncDataCollector",
 ]

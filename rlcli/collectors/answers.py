@@ -16,9 +16,9 @@ import time
 from types import FrameType
 from typing import Any
 
-from rlcli.envs.contract import place_of
-from rlcli.envs.lanes import Lanes
 from rlcli.errors import EnvError
+from rlcli.lanes.contract import place_of
+from rlcli.lanes.lanes import Lanes
 
 SAY_AFTER = 60.0  # seconds without a limit
 LAST_RESORT = 10.0  # seconds that what hangs has to react in
@@ -99,15 +99,18 @@ class answering:  # used as `with answering(lanes):`
 
     def what(self, innermost: FrameType | None) -> tuple[str, str]:
         """The env, its lane and step; and the line of code that has not returned."""
-        lane, during, frame = None, "the policy, or a transform", innermost
+        lane: int | range | None = None
+        during, frame = "the policy, or a transform", innermost
         while frame is not None:
             name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-            if module.startswith("rlcli.envs.") and name in ("step", "_reset_into", "_step"):
+            if module.startswith(("rlcli.envs.", "rlcli.lanes.")) and name in ("step", "_reset_into", "_step"):
                 during = "reset" if name == "_reset_into" else "step"
                 lane = frame.f_locals.get("lane")
+                lane = self.lanes.unanswered() if lane is None else lane
                 break
             frame = frame.f_back
         line = "" if innermost is None else f" at {innermost.f_code.co_filename}:{innermost.f_lineno}"
+        line = " in its worker process" if isinstance(lane, range) else line
         return place_of(self.lanes, lane), f"{during} has not returned{line}"
 
 

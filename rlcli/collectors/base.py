@@ -3,62 +3,133 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from tensordict import TensorDictBase
 
+from rlcli.collectors.finish import Seconds
+from rlcli.collectors.options import Delivery
 from rlcli.collectors.trajectories import CompleteTrajectories
 from rlcli.data.split_trajectories import split_trajectories
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.errors import ArgumentError, ResourceError, in_words
+
+Stage: TypeAlias = Callable[[str], AbstractContextManager]
+COLLECT, STORE = "collect", "store"
+
+
+class Collected(NamedTuple):
+    """A raw batch, and what a delivery or a transform may have changed in it: see `Delivered`."""
+
+    batch: TensorDictBase
+    reward: np.ndarray | None
+    done: np.ndarray | None
+    seconds: Seconds | None
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """One batch of a collector, handed over.
+
+    Attributes
+    ----------
+    raw : TensorDict ``[N, T]`` or ``[T]``
+        The batch as it was collected; the very object that `postproc` and hooks were given, where nothing cut it.
+    pieces : tuple of TensorDict
+        What the consumer gets, after `postproc` and hooks: the batch; with `split_trajs` its trajectories, padded; with
+        `trajs_per_batch` the trajectories that it made whole, in none or several pieces.  Empty where a replay buffer
+        is the consumer: it holds them.
+    reward, done : ndarray ``[N, T, 1]``, optional
+        The env's own rewards and ends, before any transform or `set_truncated`; None where the batch has no such
+        column.  They may share the batch's memory.
+    seconds : Seconds, optional
+        Where the time went, if that was asked for.
+    """
+
+    raw: TensorDictBase
+    pieces: tuple[TensorDictBase, ...]
+    reward: np.ndarray | None
+    done: np.ndarray | None
+    seconds: Seconds | None
+
+
+def no_stage(name: str) -> AbstractContextManager:
+    """Nobody asks how long a stage takes."""
+    return contextlib.nullcontext()
 
 
 class BaseCollector:
-    """Iterate it for batches; or give it a buffer and `start()` it.
+    """Iterate it for batches; `deliver` one, with what there is to know of it; or give it a buffer and `start()` it.
 
-    Subclasses write `_batches()`, which yields raw batches and keeps `frames`, and `_is_over()`.
+    Subclasses write `_collect()`, which keeps `frames`, `steps_left()` and `out_of_bounds()`.
+
+    Parameters
+    ----------
+    delivery : Delivery
+        What becomes of batches.
+    trajectories : CompleteTrajectories, optional
+        What cuts them into whole trajectories: `delivery.trajectories(stepping)`.
+
+    Attributes
+    ----------
+    frames : int
+        Collected so far.
+    postproc : callable, optional
+        Piece -> piece, before it is delivered.
+    replay_buffer : optional
+        Where deliveries are written; None hands them to the caller.
+    split_trajs : bool
+        Whether a batch is delivered as its trajectories, padded.
+    trajectories : CompleteTrajectories or None
+        What `trajs_per_batch` holds back.
     """
 
-    def __init__(
-        self,
-        *,
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        replay_buffer: Any = None,
-        extend_buffer: bool = True,
-        split_trajs: bool = False,
-        trajectories: CompleteTrajectories | None = None,
-        pre_collect_hook: Callable[[], Any] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-    ) -> None:
-        self.postproc, self.replay_buffer, self.extend_buffer = postproc, replay_buffer, extend_buffer
-        self.pre_collect_hook, self.post_collect_hook = pre_collect_hook, post_collect_hook
-        self.split_trajs, self.trajectories = split_trajs, trajectories
+    frames: int
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None
+    replay_buffer: Any
+    split_trajs: bool
+    trajectories: CompleteTrajectories | None
+
+    def __init__(self, delivery: Delivery, trajectories: CompleteTrajectories | None) -> None:
+        self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
+        self.replay_buffer, self.extend_buffer = delivery.replay_buffer, delivery.extend_buffer
+        self.pre_collect_hook, self.post_collect_hook = delivery.pre_collect_hook, delivery.post_collect_hook
         self.frames = 0
         self.closed = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._left = False  # from within the thread, which closes then
         self._failure: BaseException | None = None
+        self._warned_of: set[str] = set()  # keys whose values left their bounds
 
-    def _batches(self) -> Iterator[TensorDictBase]:
+    def _collect(self, steps: int, timed: bool) -> Collected:
+        """The next raw batch, of so many steps of each env."""
         raise NotImplementedError
 
-    def _is_over(self) -> bool:
-        """Whether no batch will follow the last one."""
+    def steps_left(self) -> int:
+        """Steps per env of the next batch; 0 when `total_frames` are collected."""
+        raise NotImplementedError
+
+    def out_of_bounds(self) -> list[tuple[str, str, int]]:
+        """(key, sentence, number of observations) of every key that left its declared bounds since the last call."""
         raise NotImplementedError
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[TensorDictBase | None]:
-        if self.closed:
-            raise ArgumentError("the collector was shut down", fix="Make a new one.")
+        self._refuse_closed()
         if self.trajectories is not None:  # what an iteration that was left, or a checkpoint, still had to deliver
-            for piece in self.trajectories.ready():
-                yield self._hand_over(piece)
-        for batch in self._batches():
-            for piece in self.pieces(batch):
-                delivered = self._hand_over(piece)
-                if delivered is not None:
-                    yield delivered
+            ready = map(self._processed, self.trajectories.ready())
+            yield from self._handed_over(next(ready, None), ready, no_stage)
+        while steps := self.steps_left():
+            pieces = self._advance(steps, False, no_stage)[1]
+            self._warn_of_bounds()
+            yield from pieces
             if self.replay_buffer is not None:
                 yield None
 
@@ -66,8 +137,68 @@ class BaseCollector:
         """The next batch."""
         return next(iter(self))
 
+    def deliver(self, steps: int | None = None, *, timed: bool = False, stage: Stage = no_stage) -> Delivered:
+        """Collect the next batch and hand it over: cut, processed, shown to the hooks, written to the replay buffer.
+
+        Parameters
+        ----------
+        steps : int, optional
+            Steps per env; those of a full batch by default, or what is left of `total_frames`.
+        timed : bool
+            Measure env and policy time; costs a few percent, so not for every batch.
+        stage : callable
+            Name -> context manager, entered around the stages "collect" and, with a buffer, "store".
+
+        Raises
+        ------
+        ArgumentError
+            The collector was shut down, or all of `total_frames` are collected.
+        """
+        self._refuse_closed()
+        if steps is None and not (steps := self.steps_left()):
+            raise ArgumentError("all of total_frames are collected", fix="Ask steps_left() before each delivery.")
+        collected, pieces = self._advance(steps, timed, stage)
+        return Delivered(collected.batch, tuple(pieces), collected.reward, collected.done, collected.seconds)
+
+    def _refuse_closed(self) -> None:
+        if self.closed:
+            raise ArgumentError("the collector was shut down", fix="Make a new one.")
+
+    def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Collected, Iterator[TensorDictBase]]:
+        """The next batch, and its pieces; of whole trajectories, each when it is asked for."""
+        with stage(COLLECT):
+            found = self._collect(steps, timed)
+            if self.postproc is not None or self.post_collect_hook is not None:  # either may write into the batch
+                reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
+                found = found._replace(reward=reward, done=done)
+            ready = map(self._processed, self.pieces(found.batch))
+            first = next(ready, None)
+        return found, self._handed_over(first, ready, stage)
+
+    def _handed_over(
+        self, piece: TensorDictBase | None, following: Iterator[TensorDictBase], stage: Stage
+    ) -> Iterator[TensorDictBase]:
+        """The pieces for the caller; for a buffer, they are written there."""
+        while piece is not None:
+            if self.replay_buffer is None:
+                yield piece
+            else:
+                with stage(STORE):
+                    self._store(piece)
+            if self.trajectories is None:  # nothing else is made into several
+                return
+            with stage(COLLECT):
+                piece = next(following, None)
+
+    def _warn_of_bounds(self) -> None:
+        """Once a key: what the env showed outside its declared bounds is counted, and not passed over in silence."""
+        for name, sentence, _ in self.out_of_bounds():
+            if name not in self._warned_of:
+                self._warned_of.add(name)
+                warnings.warn(f"{sentence}; figures() counts them", stacklevel=3)
+
     def pieces(self, batch: TensorDictBase) -> Iterable[TensorDictBase]:
-        """What a consumer gets for a raw batch (of `rollout`), before `postproc`; iteration does this by itself.
+        """What a consumer gets for a raw batch (of `rollout`), before `postproc`; a delivery does this by itself.
 
         The batch; with `split_trajs` its trajectories, padded; with `trajs_per_batch` the trajectories that it made
         whole, none or several deliveries, and after the last batch what `deliver_leftovers` asks for.
@@ -77,7 +208,7 @@ class BaseCollector:
         if self.trajectories is None:
             return [batch]
         self.trajectories.add(batch)
-        if self._is_over():
+        if not self.steps_left():
             self._finish()
         return self.trajectories.ready()
 
@@ -86,20 +217,19 @@ class BaseCollector:
         if self.trajectories is not None:
             self.trajectories.finish()
 
-    def _hand_over(self, piece: TensorDictBase) -> TensorDictBase | None:
-        """Process one delivery; it goes to the caller, or to the buffer."""
+    def _processed(self, piece: TensorDictBase) -> TensorDictBase:
         if self.postproc is not None:
             piece = self.postproc(piece)
         if self.post_collect_hook is not None:
             self.post_collect_hook(piece)
-        if self.replay_buffer is None:
-            return piece
+        return piece
+
+    def _store(self, piece: TensorDictBase) -> None:
         if self.extend_buffer:
             self.replay_buffer.extend(piece)
         else:
             for t in range(piece.shape[-1]):
                 self.replay_buffer.add(piece[..., t])
-        return None
 
     def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
         """Call `hook` before each batch from now on."""
@@ -111,28 +241,44 @@ class BaseCollector:
 
     # ---- in the background -------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Collect in a thread, writing to the replay buffer, until `async_shutdown`."""
+        """Collect in a thread, writing to the replay buffer, until `async_shutdown` or the end of `with`."""
         if self.replay_buffer is None:
             raise ArgumentError("start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")
+        self._refuse_closed()
         if self._thread is not None:
-            raise ArgumentError("the collector is running already")
+            raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
+        self._part()
         self._stop.clear()
         self._thread = threading.Thread(target=self._work, name="rlcli-collector", daemon=True)
         atexit.register(self._end_thread)  # one that still ran while the interpreter ends would abort the process
         self._thread.start()
 
+    def _part(self) -> None:
+        """A thread will collect: nothing that another one changes may act."""
+
+    def _refuse_background(self) -> None:
+        """Nobody else may touch what the thread steps, or read it in the middle of a step."""
+        if self._thread not in (None, threading.current_thread()) and self._thread.is_alive():  # type: ignore[union-attr]
+            raise ArgumentError(
+                "the collector collects in the background", fix="Read its buffer; async_shutdown() ends the thread."
+            )
+
     def _work(self) -> None:
         try:
             for _ in self:
                 if self._stop.is_set():
-                    return
+                    break
+            if self._left:
+                self._close()
         except BaseException as error:  # kept for the thread that called start: async_shutdown raises it
             self._failure = error
         finally:
             atexit.unregister(self._end_thread)
 
     def async_shutdown(self, timeout: float | None = None) -> None:
-        """Stop the thread after its current batch, and close the envs; what it raised is raised here.
+        """Stop the thread after its current batch, and close the envs; what it raised is raised here, once.
+
+        Called by the thread itself, in a hook, it returns at once: the thread ends, and closes, after its batch.
 
         Raises
         ------
@@ -140,10 +286,15 @@ class BaseCollector:
             The batch was not whole after `timeout` seconds: the thread ends with it, and nothing was closed yet.
         """
         self._end_thread(timeout)
-        self.shutdown()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        if self._thread is not None:  # the thread's own call
+            self._left = True
+            return
+        try:
+            self._close()
+        finally:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
 
     def _end_thread(self, timeout: float | None = None) -> None:
         self._stop.set()
@@ -160,14 +311,19 @@ class BaseCollector:
 
     def shutdown(self) -> None:
         """Close the envs, after the current batch of a thread; iterating afterwards is an error."""
-        self._end_thread()
+        self.async_shutdown()
+
+    def _close(self) -> None:
+        """Give up what the collector works with; may be called again."""
         self.closed = True
 
     def __enter__(self):
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        if kind is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
+        try:
             self.async_shutdown()
-        else:  # what is being raised goes first
-            self.shutdown()
+        except BaseException as failure:
+            if error is None:
+                raise
+            error.add_note(f"The collector had an error too: {in_words(failure)}")  # what is being raised goes first

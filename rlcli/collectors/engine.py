@@ -1,4 +1,4 @@
-"""Batches of columns, one after the other: memory is bound (`columns`), filled (`loop`) and completed (`finish`).
+"""Batches of columns, one after the other: memory is bound (`batch`), filled (`loop`) and completed (`finish`).
 
 Between two batches the engine holds the carrier: the row that the next batch begins with, trajectory ids, and what the
 transforms carry.
@@ -9,40 +9,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from rlcli.collectors.answers import answering
-from rlcli.collectors.bounded_rows import BoundedRows
-from rlcli.collectors.columns import Columns, Schema, allocate
-from rlcli.collectors.finals import Finals
-from rlcli.collectors.finish import check_bounds, check_finite, fill_flags
-from rlcli.collectors.loop import BoundBatch, FiniteRows, RewardRows
-from rlcli.collectors.programs import Bound, Program, RandomProgram, TensorDictProgram
-from rlcli.collectors.states import holding, primed_keys
-from rlcli.collectors.tensordict_lanes import TensorDictLanes
-from rlcli.collectors.trajectory_ids import _TrajectoryPool, fill_ids
-from rlcli.envs.contract import BatchStart
-from rlcli.envs.lanes import Lanes
-from rlcli.envs.make import same_dtype
-from rlcli.envs.outcome import reward_column
-from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, spell
-from rlcli.transforms import Faces, RowOp, Transform, by_name
-from rlcli.transforms.base import RAW
+from rlcli.collectors.batch import BatchPool, Columns, Finals, allocate
+from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
+from rlcli.collectors.finish import Filled, Seconds, fill_flags, fill_ids
+from rlcli.collectors.loop import BoundBatch, RewardRows
+from rlcli.collectors.options import Stepping
+from rlcli.collectors.programs import Bound, TensorDictProgram, holding
+from rlcli.collectors.programs.torch_stream import TorchStream
+from rlcli.collectors.schema import BATCH, ROW, refuse_unknown
+from rlcli.collectors.states import States
+from rlcli.collectors.trajectory_ids import TrajectoryPool
+from rlcli.collectors.wiring import Wired
+from rlcli.envs.late_columns import LateColumns
+from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
+from rlcli.lanes.contract import BatchStart
+from rlcli.lanes.make import same_dtype
+from rlcli.lanes.noise import POLICY, RANDOM, Noise
+from rlcli.lanes.outcome import reward_column
+from rlcli.transforms import RowOp, by_name
 
-BOOL, SINGLE, LONG = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
-
-
-@dataclass
-class Seconds:
-    """Where the time of a timed batch went."""
-
-    env: float = 0.0
-    policy: float = 0.0
-    total: float = 0.0
+SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class Engine:
@@ -50,63 +42,53 @@ class Engine:
 
     Parameters
     ----------
-    lanes : Lanes
-        The env's array face.
-    transforms : list of Transform
-        Of the env, innermost first: their states are saved.
-    faces : Faces
-        Which of those that `lanes` does not step itself run in the loop, and on which rows.
-    program : Program
-        The policy.
-    stored : callable
-        Whether a key goes to the consumer.
-    keep_finals : bool
-        Whether true next observations of episode ends are needed (`full` and `exact`).
-    track_ids : bool
-    ids : _TrajectoryPool
-    rng : numpy Generator
-        Of exploration.
-    reset_when_done : bool
-        False ends a batch with its first episode.
-    max_frames : int, optional
-        Episodes are truncated after so many steps: those that begin while the engine steps, not those that others begin
-        on the same env.
-    reuse : bool
-        Always write into the same memory: what was handed out before is overwritten.
+    wired : Wired
+        What is stepped: lanes, transforms, the policy's program, and what batches hold.
+    stepping : Stepping
+    ids : TrajectoryPool
+    seed : int
+        Of the lanes' noise.
+    stream : TorchStream
+        What policies and envs of tensordicts draw from.
+    adopting : callable, optional
+        `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between two batches.
+
+    Notes
+    -----
+    `stepping.max_frames_per_traj` truncates the episodes that begin while the engine steps, not those that others begin
+    on the same env.
     """
 
     def __init__(
         self,
-        lanes: Lanes,
-        transforms: list[Transform],
-        faces: Faces,
-        program: Program,
-        random: RandomProgram,
+        wired: Wired,
+        stepping: Stepping,
         *,
-        stored: Callable[[Key], bool],
-        keep_finals: bool,
-        track_ids: bool,
-        ids: _TrajectoryPool,
-        rng: np.random.Generator,
-        reuse: bool = False,
-        reset_when_done: bool = True,
-        max_frames: int | None = None,
+        ids: TrajectoryPool,
+        seed: int,
+        stream: TorchStream,
+        adopting: Callable[[Bound], Callable[[int], Any]] | None = None,
     ) -> None:
-        self.transforms = transforms
-        self.lanes, self.faces, self.program, self.random = lanes, faces, program, random
-        self.stored, self.keep_finals, self.track_ids, self.ids, self.reuse = stored, keep_finals, track_ids, ids, reuse
-        self.rng, self.reset_when_done, self.max_frames = rng, reset_when_done, max_frames
+        lanes, program, faces, schema = wired.lanes, wired.program, wired.faces, wired.schema
+        self.transforms = wired.transforms
+        self.lanes, self.faces, self.program, self.random = lanes, faces, program, wired.random
+        self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
+        self.keep_finals = schema.mode != "compact"  # the true next observations of episode ends
+        self.stream = stream
+        self.noise = {part: Noise(seed, lanes.n, part, stepping.first_lane) for part in (POLICY, RANDOM)}
+        self.reset_when_done, self.max_frames = stepping.reset_when_done, stepping.max_frames_per_traj
+        self.adopting = adopting
+        self._awaited = schema.kept.awaited  # until the first batch
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
-        self.live: Schema = {**faces.rows, **program.live}
-        self.primed = primed_keys(program, [*faces.inside, *faces.after], lanes, self.live)
-        if isinstance(lanes, TensorDictLanes):  # primers inside the env
-            lanes.states = [key for key in program.states if key in lanes.schema]
-            self.primed += lanes.states
-        self.observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]  # their successors are true rows
+        self.live = schema.written(ROW)
+        self.states = States([*faces.inside, *faces.after], lanes, self.live)
+        self.states.learn(program.states, program.rewrites)
+        if isinstance(program, TensorDictProgram):
+            program.carried = self.states
         changed = {key for t in faces.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
-            key for key in lanes.schema if faces.env_keys[key] != key or key in changed or not stored(key)
+            key for key in lanes.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
         ]
         self.hidden = [key for key in unseen if lanes.schema[key][1].kind == "f"]
         watched = [] if lanes.checks_bounds else lanes.bounds.watched
@@ -119,21 +101,13 @@ class Engine:
         self.rescales = self.reward_rows or any(
             REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after
         )
-        self.raw_reward: np.ndarray | None = None  # [N, T, 1] of the last batch, where transforms change it
-        columns: Schema = {**random.once, **program.once, **_always(track_ids)}
-        read_later = {key for t in faces.after for key in t.reads({**self.live, **columns})}
         # a policy or env made of tensordict code may keep tensors between calls: those must not be inference tensors
-        plain = isinstance(lanes, TensorDictLanes) or isinstance(program, TensorDictProgram)
+        plain = lanes.on_tensordicts or isinstance(program, TensorDictProgram)
         self.guard = torch.no_grad if plain else torch.inference_mode
-        self.once: Schema = {
-            key: kind
-            for key, kind in columns.items()
-            if (stored(key) or key in read_later or (key == REWARD and self.reward_rows)) and key not in self.live
-        }
+        self.late: list[LateColumns] = [part.late for part in (program, lanes) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
-        self._pool: list[BoundBatch] = []
+        self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
         self.begun = False
-        self.seconds: Seconds | None = None
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
@@ -171,15 +145,20 @@ class Engine:
         if self.track_ids and new_ids:
             self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
 
+    def reseed(self, seed: int) -> None:
+        """Noise of another run's, from its first step."""
+        for noise in self.noise.values():
+            noise.reseed(seed)
+
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Plain values and arrays: random streams, transforms, envs; of open episodes the carrier and ids too."""
         state = {
             "begun": self.begun,
             "next_id": self.ids.next_id,
-            "rng": self.rng.bit_generator.state,
+            "noise": [self.noise[part].position for part in (POLICY, RANDOM)],
             "transforms": {name: transform.state_dict() for name, transform in by_name(self.transforms).items()},
-            "program": self.program.state_dict(),
+            "torch": self.stream.state_dict(),
             "bounds": self.lanes.bounds.state_dict(),
         }
         if min(self.lanes.episodes) >= 0:  # else they were never reset
@@ -196,14 +175,15 @@ class Engine:
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
         """Continue from `state_dict`; the lanes that had to begin a new episode."""
         self.ids.restart_at(int(state["next_id"]))
-        self.rng.bit_generator.state = state["rng"]
+        for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
+            self.noise[part].go_to(int(position))
         self.begun = bool(state["begun"])
         saved = state["transforms"]
         for name, transform in by_name(self.transforms).items():
             transform.load_state_dict(saved[name])
-        self.program.load_state_dict(state["program"])
+        self.stream.load_state_dict(state["torch"])
         self.lanes.bounds.load_state_dict(state["bounds"])
-        with self._limited():
+        with self._limited(), self.drawing():
             if self.begun:
                 return self._reopen(state, replay)
             if "lanes" in state:  # all begin new episodes: for their seeds, it counts how many there were
@@ -224,18 +204,17 @@ class Engine:
         return lost
 
     # ---- batches -----------------------------------------------------------------------------------------------
-    def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> tuple[dict[Key, np.ndarray], Finals]:
-        """Run `steps` steps, the first `random_steps` of them with random actions.
-
-        Returns
-        -------
-        columns : dict
-            Key -> array `[N, steps, *shape]`.
-        finals : Finals
-            The true next observations of steps that ended an episode; valid until the next call.
-        """
-        with self._limited(), same_dtype(f"env {self.lanes.name}"), answering(self.lanes):
+    def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> Filled:
+        """Run `steps` steps, the first `random_steps` of them with random actions."""
+        drawing = self.drawing(random_steps)
+        with self._limited(), same_dtype(f"env {self.lanes.name}"), answering(self.lanes), drawing:
             return self._collect(steps, random_steps, timed)
+
+    def drawing(self, random_steps: int = 0) -> contextlib.AbstractContextManager[None]:
+        """One torch stream for all that may draw from it: from the first reset on where envs may, else the policy's."""
+        if self.lanes.on_tensordicts or (self.program.draws_from_torch and not random_steps):
+            return self.stream.entered()
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
@@ -248,7 +227,7 @@ class Engine:
         finally:
             self.lanes.limit_frames(None)
 
-    def _collect(self, steps: int, random_steps: int, timed: bool) -> tuple[dict[Key, np.ndarray], Finals]:
+    def _collect(self, steps: int, random_steps: int, timed: bool) -> Filled:
         self.lanes.take_outcome()  # of steps that raised, of ours or of somebody else's
         with self.guard():
             if not self.begun:
@@ -256,13 +235,14 @@ class Engine:
             if self._waiting:
                 self._begin(self._waiting, new_ids=False)
         self.start = BatchStart.of(self.lanes)
-        batch = self._batch(steps)
+        batch = self.pool.take(steps)
         batch.finals.clear()
         batch.ended = False
+        for columns in self.late:
+            columns.begin(steps)
         for key, carrier in self.carrier.items():
             batch.columns.rows[key][0][...] = carrier
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
-        self.seconds = None
         seconds = Seconds() if timed else None
         started = time.perf_counter()
         step = batch.step
@@ -281,27 +261,39 @@ class Engine:
                 if taken < steps:  # an env finished and is not to be reset yet: the batch ends here
                     for key, carrier in self.carrier.items():
                         carrier[...] = batch.columns.rows[key][taken]
-                finished = self._finish(batch, taken)
+                data, raw_reward = self._finish(batch, taken)
+                late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             batch.step = step  # type: ignore[method-assign]
+            self.pool.give_back(batch)
         self.begun = True
         if seconds is not None:
             seconds.total = time.perf_counter() - started
-            self.seconds = seconds
-        return finished, batch.finals
+        return Filled(data, late, self.carrier, batch.finals, self.schema, raw_reward, seconds)
+
+    def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
+        late = {key: column for columns in self.late for key, column in columns.take(steps).items()}
+        if self._awaited:
+            refuse_unknown(self._awaited - late.keys(), map(show, (*self.live, *late)))
+            self._awaited = frozenset()
+        self.schema = self.schema.with_late(late).without_next(self.lanes.held)
+        for key in late.keys() & data.keys():  # of the steps that took random actions, the column knows
+            late[key][:, :random_steps] = torch.from_numpy(data[key][:, :random_steps])
+        return late
 
     def _leg(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
-        program.begin(self.rng, first, last)
-        try:
-            return self._steps(batch, program, first, last, seconds)
-        finally:
-            program.release()
-
-    def _steps(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
-        act = program.act if seconds is None else _timed(program.act, seconds, "policy")
-        taken = batch.run(act, first, last, self.keep_finals, self.reset_when_done)
-        program.end(first, taken)
-        return taken
+        if self.lanes.on_tensordicts:
+            self.lanes.acting = program
+        with self.drawing() if program is batch.program else contextlib.nullcontext():
+            noise = self.noise[POLICY if program is batch.program else RANDOM]
+            program.begin(noise, first, last)
+            act = program.act if self.adopting is None else self.adopting(program)
+            if seconds is not None:
+                act = _timed(act, seconds, "policy")
+            taken = batch.run(act, first, last, self.keep_finals, self.reset_when_done)
+            program.end(first, taken)
+            noise.advance(taken - first)
+            return taken
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:
         """Zero what the policy would have written in the steps that random actions took."""
@@ -309,26 +301,20 @@ class Engine:
             if steps and key not in self.random.once and key in batch.columns.data:
                 batch.columns.data[key][:, :steps] = 0
 
-    def _batch(self, steps: int) -> BoundBatch:
-        """Memory that nobody holds: an old batch's if its tensors are gone, new otherwise."""
-        for batch in self._pool:
-            if batch.columns.steps == steps and (self.reuse or batch.columns.free()):
-                return batch
-        self._pool = [batch for batch in self._pool if batch.columns.steps == steps][-2:]
-        stored = {key for key in self.live if self.stored(key)}
+    def _make(self, steps: int) -> BoundBatch:
+        """New memory for a batch, with all that writes it bound to it."""
+        stored = {key for key in self.live if self.schema.delivers(key)}
         with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
-            batch = self._bind(allocate(steps, self.lanes.n, self.live, stored, self.once, self.carrier))
-        self._pool.append(batch)
-        return batch
+            once = self.schema.written(BATCH)
+            return self._bind(allocate(steps, self.lanes.n, self.live, stored, once, self.carrier))
 
     def _bind(self, columns: Columns) -> BoundBatch:
         lanes, rows = self.lanes, columns.rows
         step, reset = lanes.bind(self.env_rows(rows))
-        finals = Finals({key: rows[key] for key in self.observations})
+        finals = Finals({key: rows[key] for key in self.schema.observations})
         floats = [key for key, (_, dtype) in lanes.schema.items() if dtype.kind == "f"]
         program, random = (
-            holding(p.bind(columns, lanes.n), columns, [key for key in self.primed if key not in p.states])
-            for p in (self.program, self.random)
+            holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.program, self.random)
         )
         batch = BoundBatch(
             columns, lanes, step, reset, program, random,
@@ -337,9 +323,12 @@ class Engine:
         columns.settle()
         return batch
 
-    def _finish(self, batch: BoundBatch, steps: int) -> dict[Key, np.ndarray]:
-        """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left."""
-        data, lanes = dict(batch.columns.data), self.lanes
+    def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None]:
+        """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left.
+
+        Beside them the env's own rewards, where transforms change them.
+        """
+        data, lanes, raw_reward = dict(batch.columns.data), self.lanes, None
         if steps < batch.columns.steps:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
         outcome = lanes.take_outcome()
@@ -351,7 +340,7 @@ class Engine:
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
             reward_column(outcome, lanes, steps, column[..., 0])
-            self.raw_reward = column.copy() if self.rescales else None
+            raw_reward = column.copy() if self.rescales else None
         fill_flags(data, outcome)
         if self.track_ids:
             resets = [(t, lane) for t, lane, _, _ in outcome.ends]  # the last step's ids go to the next batch
@@ -362,17 +351,7 @@ class Engine:
         for transform in self.faces.after:
             transform.batch_pass(data, self.fresh)
         self.fresh = np.zeros(lanes.n, np.bool_)
-        return data
-
-
-def _always(track_ids: bool) -> Schema:
-    """Columns every batch may hold, beside observations and what the policy writes."""
-    flag = ((1,), BOOL)
-    columns: Schema = {REWARD: ((1,), SINGLE), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
-    columns |= {name: flag for name in END_FLAGS}
-    if track_ids:
-        columns[TRAJ_IDS] = ((), LONG)
-    return columns
+        return data, raw_reward
 
 
 def _timed(call: Callable, seconds: Seconds, name: str) -> Callable:

@@ -1,14 +1,71 @@
-"""What a batch lacks when its loop is over, in vectorised passes: end flags, and the check of what the env gave."""
+"""When a batch's loop is over: end flags and trajectory ids, and the TensorDict that the consumer gets.
+
+Flags and ids follow from the list of episode ends, once a batch; the loop does nothing for them.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from rlcli.collectors.finals import Finals
-from rlcli.envs.contract import BatchStart, broken
-from rlcli.envs.lanes import Lanes
-from rlcli.envs.outcome import Outcome
-from rlcli.keys import DONE, END_FLAGS, TERMINATED, TRUNCATED, Key, show
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from rlcli.collectors.batch import Finals
+from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.trajectory_ids import TrajectoryPool
+from rlcli.data.next_obs import build_exact, build_full
+from rlcli.data.next_obs.sparse import sparse_where
+from rlcli.errors import ArgumentError
+from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
+from rlcli.lanes.outcome import Outcome
+from rlcli.transforms import NextObservationDelta
+
+
+@dataclass
+class Seconds:
+    """Where the time of a timed batch went."""
+
+    env: float = 0.0
+    policy: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What the loop and the passes after it left of one batch.
+
+    Attributes
+    ----------
+    columns : dict
+        Key -> array `[N, T, *shape]`.
+    late : dict
+        Key -> tensor `[N, T, *shape]`: what policy and env wrote that no column was made for, or in another dtype than
+        its column's.
+    carrier, finals
+        The successors of the last row, and of the rows that ended an episode; valid until the next batch.
+    schema : BatchSchema
+        What of all this goes to the consumer, and how next observations are kept.
+    raw_reward : ndarray `[N, T, 1]`, optional
+        The env's own rewards, where transforms changed them.
+    seconds : Seconds, optional
+        Where the time went, if that was asked for.
+    """
+
+    columns: dict[Key, np.ndarray]
+    late: dict[Key, torch.Tensor]
+    carrier: dict[Key, np.ndarray]
+    finals: Finals
+    schema: BatchSchema
+    raw_reward: np.ndarray | None = None
+    seconds: Seconds | None = None
+
+    @property
+    def reward(self) -> np.ndarray | None:
+        """The env's own rewards `[N, T, 1]`; None where the batch has none."""
+        if self.raw_reward is not None:
+            return self.raw_reward
+        return self.late[REWARD].numpy() if REWARD in self.late else self.columns.get(REWARD)
 
 
 def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:
@@ -17,82 +74,76 @@ def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:
         if key in data:
             data[key].fill(False)
     if outcome.ends:
-        t, lane, terminated, truncated = (list(column) for column in zip(*outcome.ends, strict=True))
+        columns = zip(*outcome.ends, strict=True)
+        t, lane, terminated, truncated = (np.fromiter(column, np.intp, len(outcome.ends)) for column in columns)
         for key, values in ((TERMINATED, terminated), (TRUNCATED, truncated), (DONE, True)):
             if key in data:
                 data[key][lane, t, 0] = values
 
 
-def check_finite(
-    lanes: Lanes, data: dict[Key, np.ndarray], carrier: dict[Key, np.ndarray], finals: Finals, outcome: Outcome
-) -> None:
-    """Refuse observations that are not finite, wherever the batch holds them.
-
-    Raises
-    ------
-    EnvError
-        Naming lane, episode and step of the first.
-    """
-    for key in lanes.schema:
-        column, after = data.get(key), carrier.get(key)
-        if column is None or after is None or column.dtype.kind != "f":
-            continue
-        ends = finals.stacked().get(key, after[:0])
-        if all(np.isfinite(values).all() for values in (column, after, ends)):
-            continue
-        steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
-        found = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
-        found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
-        found += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
-        t, lane = min(found)
-        raise broken(
-            lanes, f"the env's {show(key)} is not finite", lane=lane, at=(max(t, 0), outcome.ends),
-            expected="finite numbers", got="NaN or infinity",
-        )  # fmt: skip
-
-
-def check_bounds(
-    lanes: Lanes,
-    data: dict[Key, np.ndarray],
-    carrier: dict[Key, np.ndarray],
-    finals: Finals,
-    outcome: Outcome,
-    keys: list[Key],
-    *,
-    start: BatchStart,
-    fresh: np.ndarray,
-    waiting: bool,
-) -> None:
-    """Refuse or count observations outside their bounds: every row, reset and final observations among them.
+def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]], pool: TrajectoryPool) -> None:
+    """Write the ids of one batch.
 
     Parameters
     ----------
-    keys : list of keys
-        With bounds, and stored as the env gave them.
-    start : BatchStart
-        Where the lanes stood at row 0.
-    fresh : ndarray `[N]` of bool
-        The lanes whose row 0 was reset outside the loop; what the others show there was seen as the carrier.
-    waiting : bool
-        Whether the batch stopped at an end: the final observations are still in the carrier.
-
-    Raises
-    ------
-    EnvError
-        Naming env, lane, episode, steps and element of the first, unless the env counts them.
+    out : int64 ``[N, T]``
+        Filled.
+    current : int64 ``[N]``
+        Ids of the trajectories open at the batch's first row; updated to those open after its last.
+    resets : list of (t, lane)
+        Lanes that began a new trajectory after step t, in (t, lane) order.
+    pool : TrajectoryPool
     """
-    finished = {} if waiting or not keys else finals.stacked()
-    for key in keys:
-        interval, column, after = lanes.bounds.intervals[key], data[key], carrier[key]
-        ends = finished.get(key, after[:0])
-        if all(interval.holds(values) for values in (column, after, ends)):
-            continue
-        n, steps = column.shape[:2]
-        seen = np.concatenate([column.reshape(n * steps, *column.shape[2:]), after, ends])
-        over = {lane for _, lane, *_ in outcome.ends} if waiting else set()
-        times = [(t, True, lane) for lane in range(n) for t in range(steps)]
-        times += [(steps, lane not in over, lane) for lane in range(n)]
-        times += [] if waiting else [(t + 1, False, lane) for t, lane in finals.places]
-        new = np.array([t > 0 or bool(fresh[lane]) for t, _, lane in times])
-        chosen = [time for time, is_new in zip(times, new, strict=True) if is_new]
-        lanes.bounds.found(lanes, key, seen[new], chosen, start, outcome.ends)
+    out[...] = current[:, None]
+    if not resets:
+        return
+    for (t, lane), fresh in zip(resets, pool.get_traj_and_increment(len(resets)).tolist(), strict=True):
+        out[lane, t + 1 :] = fresh
+        current[lane] = fresh
+
+
+def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | None = None) -> TensorDict:
+    """One batch `[N, T]` (`[T]` for a single env), time last.
+
+    Parameters
+    ----------
+    delta : NextObservationDelta, optional
+        What `delta` makes of the keys that it knows.
+    """
+    schema = filled.schema
+    lanes, steps = shape = next(iter(filled.columns.values())).shape[:2]
+    root: dict = {}
+    tensors = {key: torch.from_numpy(column) for key, column in filled.columns.items()}  # new aliases at every delivery
+    for key, tensor in (tensors | filled.late).items():
+        if tensor.shape[:2] != shape:
+            raise ArgumentError(
+                f"{show(key)} does not fit its batch",
+                why=f"a transform's batch_pass wrote an array of shape {tuple(tensor.shape)}: expected [N, T, *]",
+                fix=f"Write one that begins with {shape}.",
+            )
+        if schema.delivers(key):
+            _put(root, as_tuple(key), tensor if batched else tensor[0])
+    wanted = schema.successors
+    if wanted:
+        now = {key: tensors[key] for key in wanted}
+        after = {key: filled.carrier[key] for key in wanted}
+        last = {key: parts for key, parts in filled.finals.stacked().items() if key in now}
+        build = build_exact if schema.mode == "exact" else build_full
+        for key, value in build(now, after, filled.finals.places, last, batched=batched).items():
+            _put(root, under_next(key), value)
+    size = (lanes, steps) if batched else (steps,)
+    names = [None, "time"] if batched else ["time"]
+    batch = _tensordict(root, torch.Size(size), names)
+    return batch if delta is None else delta.compress(batch, sparse_where)
+
+
+def _put(tree: dict, path: tuple[str, ...], value) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _tensordict(tree: dict, size: torch.Size, names: list) -> TensorDict:
+    """Made without the constructor's look at each leaf, which would take a third of the time of a batch of one step."""
+    inner = {name: _tensordict(v, size, names) if isinstance(v, dict) else v for name, v in tree.items()}
+    return TensorDict._new_unsafe(inner, batch_size=size, names=list(names))

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcli.collectors.columns import Columns
-from rlcli.collectors.finals import Finals
+from rlcli.collectors.batch import Columns, Finals
+from rlcli.collectors.checks import FiniteRows
 from rlcli.collectors.programs import Bound
-from rlcli.envs.contract import broken
-from rlcli.envs.lanes import Lanes
 from rlcli.errors import NumericsError
-from rlcli.keys import Key, show, spell
+from rlcli.keys import spell
+from rlcli.lanes.lanes import Lanes
 from rlcli.transforms import RowOp
 
 
@@ -85,25 +84,6 @@ class BoundBatch:
         return over
 
 
-class FiniteRows(RowOp):
-    """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
-
-    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
-        self.lanes, self.rows = lanes, [(key, rows[key]) for key in keys]
-
-    def step(self, t: int) -> None:
-        for key, rows in self.rows:
-            if not np.isfinite(rows[t]).all():
-                lane = int(np.argwhere(~np.isfinite(rows[t]))[0][0])
-                raise broken(
-                    self.lanes, f"the env's {show(key)} is not finite", lane=lane, expected="finite numbers",
-                    got="NaN or infinity",
-                )  # fmt: skip
-
-    def reset(self, t: int, lanes: Sequence[int]) -> None:
-        self.step(t)
-
-
 class RewardRows(RowOp):
     """Puts each step's rewards into rows for the transforms that read them inside the loop."""
 
@@ -111,7 +91,7 @@ class RewardRows(RowOp):
         self.lanes, self.rows = lanes, rows
 
     def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.lanes.rewards or self.lanes.outcome.rewards[-self.lanes.n :]
+        self.rows[t - 1][:, 0] = self.lanes.rewards or self.lanes.outcome.last_rewards(self.lanes.n)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         """A reset has no reward."""

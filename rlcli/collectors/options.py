@@ -1,99 +1,257 @@
-"""Options of a collector that contradict each other: refused before anything is built."""
+"""The options of a collector: `Stepping`, which a worker needs, and `Delivery`, which stays with its parent.
+
+How many steps each batch takes follows from them: whole steps of all envs, and a last batch that is cut.  What
+contradicts itself or something else is refused here, before anything is built.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import FunctionType
 from typing import Any
 
-from rlcli.collectors.assemble import MODES
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from rlcli.collectors.schema import MODES
 from rlcli.collectors.trajectories import CompleteTrajectories
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, TRAJ_IDS, Key, show, unravel
+from rlcli.modules.exploration import RandomPolicy
+
+Device = str | torch.device | None
 
 
-def next_obs_mode(next_obs: str | None, compact_obs: bool, delta: bool = False) -> str:
-    """How next observations are kept: `full` unless something else is asked for.
-
-    Parameters
-    ----------
-    delta : bool
-        Whether the env brings a `NextObservationDelta`.
+@dataclass(frozen=True, kw_only=True)
+class Stepping:
+    """All that it takes to step envs under a policy; each option is described at `Collector`.
 
     Raises
     ------
     ArgumentError
-        An unknown mode, or two that contradict each other.
+        Options that contradict each other.
     """
-    if delta:
-        asked = "compact" if compact_obs else next_obs
-        if asked not in (None, "delta"):
+
+    create_env_fn: Any
+    create_env_kwargs: dict[str, Any] | None = None
+    policy: Any = None
+    policy_factory: Callable[[], Any] | None = None
+    frames_per_batch: int = 200
+    total_frames: int = -1
+    device: Device = None
+    devices: Any = None
+    env_device: Device = None
+    policy_device: Device = None
+    no_cuda_sync: bool = False
+    next_obs: str | None = None
+    compact_obs: bool = False
+    delta_dtype: torch.dtype = torch.float16
+    on_overflow: str = "raise"
+    keep_keys: Sequence[Key] | None = None
+    max_frames_per_traj: int | None = None
+    init_random_frames: int | None = 0
+    reset_at_each_iter: bool = False
+    reset_when_done: bool = True
+    set_truncated: bool = False
+    exploration_type: InteractionType | None = InteractionType.RANDOM
+    reuse_batch: bool = False
+    track_traj_ids: bool = True
+    track_policy_version: bool = False
+    update_at_each_batch: bool = False
+    weights_swap: str = "rollout"
+    auto_register_policy_transforms: bool = True
+    seed: int | None = None
+    episode_seeds: bool = False
+    first_lane: int = 0
+    all_lanes: int | None = None
+    traj_pool: Any = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None and self.policy_factory is not None:
+            raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
+        if self.frames_per_batch < 1:
+            raise ArgumentError("frames_per_batch must be at least 1", why=f"got {self.frames_per_batch}")
+        if self.total_frames == 0 or self.total_frames < -1:
             raise ArgumentError(
-                f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
-                fix="Leave out one of them.",
+                "total_frames must be at least 1", why=f"got {self.total_frames}", fix="Use -1 to collect without end."
             )
-        return "delta"
-    if compact_obs and next_obs not in (None, "compact"):
-        raise ArgumentError(f"compact_obs=True and next_obs='{next_obs}' contradict each other")
-    mode = next_obs or ("compact" if compact_obs else "full")
-    if mode not in MODES:
-        raise ArgumentError(f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
-    return mode
+        self.next_obs_mode()
+
+    def next_obs_mode(self, delta: bool = False) -> str:
+        """How next observations are kept: `full` unless something else is asked for.
+
+        Parameters
+        ----------
+        delta : bool
+            Whether the env brings a `NextObservationDelta`.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown mode, or two that contradict each other.
+        """
+        if delta:
+            asked = "compact" if self.compact_obs else self.next_obs
+            if asked not in (None, "delta"):
+                raise ArgumentError(
+                    f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
+                    fix="Leave out one of them.",
+                )
+            return "delta"
+        if self.compact_obs and self.next_obs not in (None, "compact"):
+            raise ArgumentError(f"compact_obs=True and next_obs='{self.next_obs}' contradict each other")
+        mode = self.next_obs or ("compact" if self.compact_obs else "full")
+        if mode not in MODES:
+            raise ArgumentError(f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
+        return mode
+
+    def make_policy(self) -> Any:
+        """The policy that was given in one way or the other; None for random actions."""
+        policy = self.policy if self.policy_factory is None else self.policy_factory()
+        return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
+
+    def check_lanes(self, n: int) -> None:
+        """Raise unless lanes `first_lane .. first_lane + n - 1` are some of `all_lanes`."""
+        first, total = self.first_lane, self.all_lanes
+        numbers = (first, total or 0)
+        whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers)
+        if not whole or first < 0 or (n if total is None else total) < first + n:
+            raise ArgumentError(
+                "first_lane and all_lanes do not say which lanes of a run are this collector's",
+                why=f"its {n} begin at lane {first!r}, and all_lanes is {total!r}",
+                fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.",
+            )
+
+    def process_seed(self, seed: int) -> int:
+        """Of what is drawn for all lanes of a process at once: the run's seed where they begin with the first lane."""
+        if not self.first_lane:
+            return seed
+        return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
+
+    def pickled(self) -> bytes:
+        """The options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
+
+        Raises
+        ------
+        ArgumentError
+            Naming the option that cannot be sent, and what to give instead.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # whatever a user's `__reduce__` raises
+                what = _kind(value)
+                raise ArgumentError(
+                    f"{field.name} cannot be sent to another process",
+                    why=f"it is {what}" if isinstance(value, FunctionType) else f"it is {what}: {in_words(error, 200)}",
+                    fix=_SENDABLE.get(field.name, "Give one that pickle.dumps takes."),
+                ) from error
+        return pickle.dumps(self)
 
 
-def check_split(split_trajs: bool, trajs_per_batch: int | None, track_traj_ids: bool, extend_buffer: bool) -> None:
-    """Refuse `split_trajs` where it cannot be done."""
-    if not split_trajs:
-        return
-    if trajs_per_batch is not None:
-        raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
-    if not track_traj_ids:
-        raise ArgumentError("split_trajs=True needs track_traj_ids=True")
-    if not extend_buffer:
-        raise ArgumentError(
-            "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories", fix="Give one of them."
-        )
+_SENDABLE = {
+    "create_env_fn": "Give a function that a module defines, or functools.partial of one: "
+    "partial(GymEnv, 'CartPole-v1').",
+    "policy": "Give policy_factory=, a function that a module defines and that makes the policy.",
+    "policy_factory": "Give a function or class that a module defines, or functools.partial of one.",
+    "traj_pool": "Leave it out: each process counts its own trajectories.",
+}
 
 
-def whole_trajectories(
-    per_batch: int | None,
-    *,
-    layout: str | None,
-    deliver_leftovers: bool,
-    keep_keys: Sequence[Key] | None,
-    track_traj_ids: bool,
-    cut_by_batch: bool,
-    replay_buffer: Any,
-) -> CompleteTrajectories | None:
-    """What `trajs_per_batch` and the options beside it ask for; None where batches are delivered as they are.
+def _kind(value: Any) -> str:
+    if not isinstance(value, FunctionType):
+        return f"a {type(value).__name__}"
+    if value.__name__ == "<lambda>":
+        return "a lambda"
+    return f"the function {value.__qualname__}, which no module holds under that name"
 
-    Parameters
-    ----------
-    per_batch : int, optional
-    layout : str, optional
-        "padded" by default, "cat" for a buffer.
-    cut_by_batch : bool
-        Whether every batch flags its last step truncated although its trajectories go on.
 
-    Raises
-    ------
-    ArgumentError
-        Naming what is missing or what contradicts it.
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What becomes of the batches, in the process that asked for them; each option is described at `Collector`."""
+
+    storing_device: Device = None
+    split_trajs: bool = False
+    trajs_per_batch: int | None = None
+    traj_format: str | None = None
+    deliver_leftovers: bool = False
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
+    pre_collect_hook: Callable[[], Any] | None = None
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = None
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+
+    def trajectories(self, stepping: Stepping) -> CompleteTrajectories | None:
+        """What cuts the batches that are stepped so into whole trajectories; None where they are not.
+
+        Raises
+        ------
+        ArgumentError
+            Options of the two that do not fit together: it names what is missing, or what contradicts it.
+        """
+        if self.split_trajs:
+            self._check_split(stepping)
+        if self.trajs_per_batch is None:
+            for name, asked in (
+                ("traj_format", self.traj_format is not None),
+                ("deliver_leftovers", self.deliver_leftovers),
+            ):
+                if asked:
+                    raise ArgumentError(f"{name} has no meaning without trajs_per_batch")
+            return None
+        if not stepping.track_traj_ids:
+            raise ArgumentError(
+                "trajs_per_batch needs track_traj_ids=True", why="a reset from outside shows in the ids"
+            )
+        kept = None if stepping.keep_keys is None else [*map(unravel, stepping.keep_keys)]
+        missing = [show(key) for key in (DONE, TRAJ_IDS) if kept is not None and key not in kept]
+        if missing:
+            raise ArgumentError(f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
+        if stepping.set_truncated and not stepping.reset_at_each_iter:
+            raise ArgumentError(
+                "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
+                fix="Give one of them, or reset_at_each_iter=True as well.",
+            )
+        if self.replay_buffer is not None and self.traj_format == "padded":
+            raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
+        layout = self.traj_format or ("padded" if self.replay_buffer is None else "cat")
+        return CompleteTrajectories(self.trajs_per_batch, layout, self.deliver_leftovers)
+
+    def _check_split(self, stepping: Stepping) -> None:
+        if self.trajs_per_batch is not None:
+            raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
+        if not stepping.track_traj_ids:
+            raise ArgumentError("split_trajs=True needs track_traj_ids=True")
+        if not self.extend_buffer:
+            raise ArgumentError(
+                "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
+                fix="Give one of them.",
+            )
+
+
+def divided(options: Mapping[str, Any]) -> tuple[Stepping, Delivery]:
+    """Both parts of a collector's options, by name; other names are left out."""
+
+    def of(part: type) -> dict[str, Any]:
+        return {field.name: options[field.name] for field in fields(part) if field.name in options}
+
+    return Stepping(**of(Stepping)), Delivery(**of(Delivery))
+
+
+def steps_of(frames: int, lanes: int) -> int:
+    """Steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
+    return -(-frames // lanes)
+
+
+def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
+    """Steps of the next batch after `done` frames; 0 when the run is over.
+
+    `total_frames` (-1: without end) is exact to one step of all envs: the last batch is cut.
     """
-    if per_batch is None:
-        for name, given in (("traj_format", layout is not None), ("deliver_leftovers", deliver_leftovers)):
-            if given:
-                raise ArgumentError(f"{name} has no meaning without trajs_per_batch")
-        return None
-    if not track_traj_ids:
-        raise ArgumentError("trajs_per_batch needs track_traj_ids=True", why="a reset from outside shows in the ids")
-    missing = [show(key) for key in (DONE, TRAJ_IDS) if keep_keys is not None and key not in map(unravel, keep_keys)]
-    if missing:
-        raise ArgumentError(f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
-    if cut_by_batch:
-        raise ArgumentError(
-            "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
-            fix="Give one of them, or reset_at_each_iter=True as well.",
-        )
-    if replay_buffer is not None and layout == "padded":
-        raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
-    return CompleteTrajectories(per_batch, layout or ("padded" if replay_buffer is None else "cat"), deliver_leftovers)
+    usual = steps_of(frames_per_batch, lanes)
+    return usual if total_frames < 0 else min(usual, steps_of(max(0, total_frames - done), lanes))

@@ -1,71 +1,174 @@
-"""A policy's state on its way to the next step: `("next", h)` of step t is `h` of row t+1.
+"""A recurrent policy's state: `("next", h)` of step t is `h` of row t+1.
 
-A `TensorDictPrimer` gives `h` its rows and, at resets, its default; the policy's program writes row t+1.  This file
-says which keys may be carried so, and keeps those that nobody writes (random actions, a policy that only reads them).
+What such a policy needs of its env, a marker of first steps and a place for its state, are transforms, added once when
+a collector is built; a policy whose state would have no place is refused.  A `TensorDictPrimer` gives `h` its rows and,
+at resets, its default; the policy's program writes row t+1.  `States` says which keys may be carried so, and which keep
+what they hold since nobody writes them (random actions, a policy that only reads them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
 
-from rlcli.collectors.columns import Columns, Schema
-from rlcli.collectors.programs import Bound, Program
-from rlcli.collectors.tensordict_lanes import TensorDictLanes
-from rlcli.envs.lanes import Lanes
+from torch import nn
+
+from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
+from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, show
-from rlcli.transforms import TensorDictPrimer, Transform
+from rlcli.keys import IS_INIT, NEXT, STEP_RESULTS, Key, as_tuple, show, unravel
+from rlcli.lanes.lanes import Lanes, Schema
+from rlcli.transforms import InitTracker, TensorDictPrimer, Transform
 
 
-def primed_keys(program: Program, transforms: Iterable[Transform], lanes: Lanes, rows: Schema) -> list[Key]:
-    """The keys of all primers, after a check that what the program carries can be carried.
+def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
+    """InitTracker and primers for every recurrent part of the policy, unless the env's specs hold their keys already.
+
+    A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
+    of a key, gets the InitTracker too; the primer of such a key is the env's to have.
+    """
+    specs = (env.full_observation_spec, env.full_state_spec)
+    present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
+    primers = [part.make_tensordict_primer() for part in _recurrent_parts(policy)]
+    found: list[Transform] = []
+    marked = primers or IS_INIT in _keys(policy, "in_keys") or set(written_states(policy)) & present
+    if marked and IS_INIT not in present:
+        found.append(InitTracker())
+    for primer in primers:
+        if not set(primer.out_keys) <= present:
+            found.append(primer)
+            present |= set(primer.out_keys)
+    return found
+
+
+def written_states(policy: Any) -> list[Key]:
+    """The root names of what the policy says it writes under `next`, from its `out_keys`."""
+    found = [as_tuple(key) for key in _keys(policy, "out_keys")]
+    return [unravel(key[1:]) for key in found if key[0] == NEXT and len(key) > 1]
+
+
+def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
+    """Refuse a policy whose state no key of the env could hold from one step to the next.
 
     Parameters
     ----------
-    rows : Schema
-        Every key that has rows.
+    policy : callable
+    offered : iterable of keys
+        Everything that the env and its transforms show the policy.
 
     Raises
     ------
     ArgumentError
-        A state that the env or another transform writes too, or one that the policy overwrites where it read it.
+        Naming the key, and the transforms to add.
     """
-    transforms = list(transforms)
-    primed = [key for t in transforms if isinstance(t, TensorDictPrimer) for key in t.out_keys]
-    for key in program.states:
-        writers = [
-            type(t).__name__ for t in transforms if not isinstance(t, TensorDictPrimer) and key in t.writes(rows)
-        ]
-        if key in lanes.schema and not isinstance(lanes, TensorDictLanes):
-            writers.append(lanes.name)
-        if writers:
-            raise ArgumentError(
-                f"the policy writes next.{show(key)}, which {writers[0]} writes",
-                why="one of the two would be lost",
-                fix="Give the policy's state a name of its own.",
-            )
-    for key in primed:
-        if key in program.rewrites and key not in program.states:
-            raise ArgumentError(
-                f"the policy overwrites {show(key)}, the state that it reads",
-                why="row t keeps the state that step t began with; the new one belongs to the next step",
-                fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
-            )
-    return primed
+    offered = set(offered)
+    own = [key for part in _recurrent_parts(policy) for key in part.make_tensordict_primer().out_keys]
+    for key in [*own, *written_states(policy)]:
+        if key not in offered:
+            raise no_place(key, by_itself=key in own)
+    if IS_INIT in _keys(policy, "in_keys") and IS_INIT not in offered:
+        raise ArgumentError(
+            "the policy reads is_init, which the env does not offer",
+            fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
+        )
 
 
-def holding(bound: Bound, columns: Columns, keys: Iterable[Key]) -> Bound:
-    """The program, with the rows of `keys` copied from each step to the next; itself where there are none."""
-    rows = [columns.rows[key] for key in keys]
-    return _Holding(bound, rows) if rows else bound
+def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
+    """The error for a recurrent policy whose state would be lost at every step."""
+    if key in STEP_RESULTS:
+        return ArgumentError(f"the policy writes next.{show(key)}", why="reward and end flags are the env's to write")
+    name = repr(key)
+    return ArgumentError(
+        f"the policy is recurrent, but nothing carries its state {show(key)} from step to step",
+        why=f"it writes next.{show(key)}, and the env has no {show(key)} to hold it",
+        fix="Leave auto_register_policy_transforms=True, or use "
+        "TransformedEnv(env, Compose(InitTracker(), module.make_tensordict_primer()))."
+        if by_itself
+        else f"Use TransformedEnv(env, TensorDictPrimer({{{name}: Unbounded((size,))}})), "
+        "or give the module a make_tensordict_primer() that returns it.",
+    )
 
 
-class _Holding(Bound):
-    def __init__(self, bound: Bound, rows: list) -> None:
-        self.bound, self.rows = bound, rows
-        self.begin, self.release, self.end = bound.begin, bound.release, bound.end  # type: ignore[method-assign]
+def _recurrent_parts(policy: Any) -> list[Any]:
+    if not isinstance(policy, nn.Module):
+        return []
+    return [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
 
-    def act(self, t: int):
-        for rows in self.rows:
-            rows[t + 1][...] = rows[t]
-        return self.bound.act(t)
+
+def _keys(policy: Any, name: str) -> list[Key]:
+    return [unravel(key) for key in getattr(policy, name, None) or ()]
+
+
+# ---- the keys of one collector ---------------------------------------------------------------------------------------
+class States:
+    """Which keys a policy may carry, and who else writes them.
+
+    Parameters
+    ----------
+    transforms : iterable of Transform
+        Of the env, but for those that `lanes` steps itself.
+    lanes : Lanes
+    rows : Schema
+        Every key that has rows.
+
+    Attributes
+    ----------
+    primed : list of keys
+        Those of all primers.
+    """
+
+    def __init__(self, transforms: Iterable[Transform], lanes: Lanes, rows: Schema) -> None:
+        self.transforms, self.lanes, self.rows = list(transforms), lanes, rows
+        self._on_rows = _primed(self.transforms)
+        below = transforms_of(lanes.env) if isinstance(lanes, TensorDictLanes) else ()
+        self.primed = [*self._on_rows, *_primed(below)]
+
+    def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
+        """What the policy writes for the next step, and which of the keys that it reads it writes anew.
+
+        Raises
+        ------
+        ArgumentError
+            A state that the env or another transform writes too, or one that the policy overwrites where it read it.
+        """
+        for key in states:
+            writers = [
+                type(t).__name__
+                for t in self.transforms
+                if not isinstance(t, TensorDictPrimer) and key in t.writes(self.rows)
+            ]
+            if key in self.lanes.schema and not isinstance(self.lanes, TensorDictLanes):
+                writers.append(self.lanes.name)
+            if writers:
+                raise ArgumentError(
+                    f"the policy writes next.{show(key)}, which {writers[0]} writes",
+                    why="one of the two would be lost",
+                    fix="Give the policy's state a name of its own.",
+                )
+        for key in self.primed:
+            if key in rewrites and key not in states:
+                raise ArgumentError(
+                    f"the policy overwrites {show(key)}, the state that it reads",
+                    why="row t keeps the state that step t began with; the new one belongs to the next step",
+                    fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
+                )
+        if isinstance(self.lanes, TensorDictLanes):  # primers inside the env
+            self.lanes.states = [key for key in states if key in self.lanes.schema]
+
+    def held(self, states: Sequence[Key]) -> list[Key]:
+        """The keys whose rows go from step to step where nobody writes them."""
+        inside = self.lanes.states if isinstance(self.lanes, TensorDictLanes) else []
+        return [key for key in [*self._on_rows, *inside] if key not in states]
+
+
+def _primed(transforms: Iterable[Transform]) -> list[Key]:
+    return [key for t in transforms if isinstance(t, TensorDictPrimer) for key in t.out_keys]
+
+
+def transforms_of(env: EnvBase) -> Iterator[Transform]:
+    """The transforms of an env and of those that it is made of, innermost first."""
+    if isinstance(env, TransformedEnv):
+        yield from transforms_of(env.base_env)
+        yield from env.transforms
+    elif isinstance(env, SerialEnv):
+        yield from transforms_of(env.envs[0])

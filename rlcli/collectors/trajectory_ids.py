@@ -11,7 +11,7 @@ import threading
 import numpy as np
 
 
-class _TrajectoryPool:
+class TrajectoryPool:
     """A locked counter that hands out trajectory ids.
 
     Parameters
@@ -42,24 +42,3 @@ class _TrajectoryPool:
             first = self._next
             self._next += n
         return np.arange(first, first + n)
-
-
-def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]], pool: _TrajectoryPool) -> None:
-    """Write the ids of one batch.
-
-    Parameters
-    ----------
-    out : int64 ``[N, T]``
-        Filled.
-    current : int64 ``[N]``
-        Ids of the trajectories open at the batch's first row; updated to those open after its last.
-    resets : list of (t, lane)
-        Lanes that began a new trajectory after step t, in (t, lane) order.
-    pool : _TrajectoryPool
-    """
-    out[...] = current[:, None]
-    if not resets:
-        return
-    for (t, lane), fresh in zip(resets, pool.get_traj_and_increment(len(resets)).tolist(), strict=True):
-        out[lane, t + 1 :] = fresh
-        current[lane] = fresh

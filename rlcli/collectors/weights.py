@@ -1,18 +1,48 @@
-"""Keeping the weights that act in step with those that are trained: nothing to do where they are the same tensors."""
+"""How weights get from what is trained to what acts: published whole, adopted where a leg of a rollout begins.
+
+A publication is one version of one or all models: checked against what acts, then copied, every tensor of it, into
+memory of its own, so that the trainer may go on in the memory it was made from.  It waits here, in one place; a newer
+one takes the place of those that nobody adopted.  The thread that collects adopts it, between two forwards: before a
+batch, and with `swap="step"` before every step.  Never shared: memory between a publication and its source, or between
+it and what acts.
+
+Where no batch is in flight and no thread collects, nobody can look on: weights are copied at once, straight to what
+acts, and not at all where that is the very module that is trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.collectors.policies import copy_weights
+from rlcli.collectors.programs import Bound
 from rlcli.errors import ArgumentError
 
-Source: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Tensor]
 POLICY = "policy"
+SWAPS = ("rollout", "step")
+Source: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Tensor]  # of weights
+
+
+class Publication(NamedTuple):
+    """What was published, in memory that only the publication holds: nobody writes to it.
+
+    Attributes
+    ----------
+    version : int
+        Of the policy.
+    models : mapping
+        Of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
+        (on the CPU, contiguous: each is an array by `.numpy()`).
+    """
+
+    version: int
+    models: Mapping[str, Mapping[str, Tensor]]
 
 
 class FollowedWeights:
@@ -20,14 +50,39 @@ class FollowedWeights:
 
     Parameters
     ----------
-    given : nn.Module or callable or None
-        The policy as the collector was given it.
-    used : nn.Module or callable or None
-        The policy that acts: `given` itself or a copy of it.
+    swap : {"rollout", "step"}
+        Where what is published while a batch is collected begins to act: with the next batch, or the next step.
+
+    Attributes
+    ----------
+    version, acting : int
+        Of the policy's weights: as published last, and as adopted last.
+    apart : bool
+        Whether a thread collects: then it alone changes what acts.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown `swap`.
     """
 
-    def __init__(self, given: Any, used: Any) -> None:
-        self._pairs: dict[str, tuple[Any, Any]] = {POLICY: (given, used)}
+    def __init__(self, swap: str = "rollout") -> None:
+        if swap not in SWAPS:
+            raise ArgumentError(f"unknown weights_swap '{swap}'", fix=f"Use one of {', '.join(SWAPS)}.")
+        self.swap = swap
+        self.version = self.acting = 0
+        self.apart = False
+        self._pairs: dict[str, tuple[Any, Any]] = {}
+        self._newest: Publication | None = None  # until it is adopted
+        self._in_flight = False
+        self._lock = threading.Lock()  # of all above but `swap`
+        self._since: list[tuple[int, int]] = []  # steps of this batch, and the version that acts from each on
+
+    # ---- what is trained and what acts -------------------------------------------------------------------------
+    def connect(self, given: Any, used: Any) -> None:
+        """The policy as the collector was given it, and what acts: `given` itself or a copy of it."""
+        with self._lock:
+            self._pairs[POLICY] = (given, used)
 
     def register(self, name: str, trained: nn.Module, used: nn.Module | None) -> None:
         """Add a pair, or replace it; see `Collector.register_model`."""
@@ -38,28 +93,207 @@ class FollowedWeights:
                 raise ArgumentError(
                     f"the model '{name}' has no weights to keep in step", why=f"it is a {type(module).__name__}"
                 )
-        self._pairs[name] = (trained, trained if used is None else used)
+        with self._lock:
+            self._pairs[name] = (trained, trained if used is None else used)
+            if self._newest is not None:  # what waits was made for another
+                others = {other: values for other, values in self._newest.models.items() if other != name}
+                self._newest = Publication(self._newest.version, others)
 
-    def update(self, source: Source | None, model_id: str | None) -> None:
-        """Copy weights to what collects: of all models from what is trained, or of one from `source`.
+    def restart_at(self, version: int) -> None:
+        """Go on counting from there; what waits is of another course, and is not adopted."""
+        with self._lock:
+            self.version = self.acting = version
+            self._newest = None
+
+    # ---- publishing --------------------------------------------------------------------------------------------
+    def publish(self, source: Source | None, model_id: str | None) -> None:
+        """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
 
         Raises
         ------
         ArgumentError
-            An unknown model, something that holds no weights, or weights that do not fit the model.
+            An unknown model, something that holds no weights, or weights that do not fit the model; nothing was
+            published.
         """
+        values = self._matched(source, model_id)
+        with self._lock:
+            if not (self.apart or self._in_flight):
+                self._adopt()
+                for name, tensors in values.items():
+                    write(tensors, self._pairs[name][1])
+                self.acting = self.version = self._following(model_id)
+                return
+        models = {name: snapshot(tensors, self._pairs[name][1]) for name, tensors in values.items()}
+        with self._lock:
+            waiting = {} if self._newest is None else self._newest.models
+            self.version = self._following(model_id)
+            self._newest = Publication(self.version, {**waiting, **models})
+
+    def _following(self, model_id: str | None) -> int:
+        return self.version + (model_id in (None, POLICY))
+
+    def _matched(self, source: Source | None, model_id: str | None) -> dict[str, dict[str, Tensor]]:
+        """New values of each model that has to be written, still in the memory of those who train."""
         name = model_id or POLICY
         if name not in self._pairs:
             raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(self._pairs)}")
         if source is not None and not isinstance(self._pairs[name][1], nn.Module):
             raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(self._pairs[name][1])}")
-        for other, (trained, used) in self._pairs.items():
+        found = {}
+        for other, (trained, used) in list(self._pairs.items()):  # another thread may register one
             if model_id is not None and other != name:
                 continue
             new = source if other == name and source is not None else trained
             if new is not used:
-                copy_weights(new, used)
+                found[other] = matched(new, used)
+        return found
+
+    # ---- adopting ----------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """A batch begins, on the newest version.
+
+        Raises
+        ------
+        ArgumentError
+            Another one is being collected.
+        """
+        with self._lock:
+            if self._in_flight:
+                raise ArgumentError(
+                    "this collector is in the middle of a batch",
+                    why="its envs cannot take the steps of two",
+                    fix="Collect from one thread; one in the background writes to its buffer.",
+                )
+            self._adopt()
+            self._in_flight = True
+        self._since = [(0, self.acting)]
+
+    def end(self) -> None:
+        """The batch is whole, or given up."""
+        self._in_flight = False
+
+    def adopting(self, program: Bound) -> Callable[[int], Any]:
+        """`program.act`, on the newest version at every step."""
+
+        def act(t: int) -> Any:
+            if self._newest is not None:
+                with self._lock:
+                    self._adopt()
+                self._since.append((t, self.acting))
+                program.renew(t)
+            return program.act(t)
+
+        return act
+
+    def _adopt(self) -> None:
+        """Take what waits over to what acts."""
+        newest = self._newest
+        if newest is None:
+            return
+        for name, tensors in newest.models.items():
+            write(tensors, self._pairs[name][1])
+            wait(tensors.values())
+        self.acting, self._newest = newest.version, None
+
+    def versions(self, lanes: int, steps: int) -> np.ndarray:
+        """The version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
+        column = np.empty((lanes, steps), np.int64)
+        for first, version in self._since:
+            column[:, first:] = version
+        return column
 
 
 def _kind(policy: Any) -> str:
     return "random actions" if policy is None else f"a {type(policy).__name__}"
+
+
+# ---- tensors by name -------------------------------------------------------------------------------------------------
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name: what a version of its weights consists of."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def matched(source: Source, target: nn.Module) -> dict[str, Tensor]:
+    """The source's tensors for the target's parameters and buffers, by name; nothing is copied.
+
+    A tensor that is the target's own memory is left out: it needs no copy, and a later one would undo what was learned.
+
+    Parameters
+    ----------
+    source : nn.Module, TensorDict or mapping
+        A module of the same structure, `TensorDict.from_module` of one, a `state_dict`, or arrays by such names.
+
+    Raises
+    ------
+    ArgumentError
+        A name is missing, a shape differs, or an entry holds no numbers.  A `state_dict` may lack what it never holds,
+        a buffer that is not persistent: that stays as it is.
+    """
+    if isinstance(source, nn.Module):
+        values: Mapping[str, Any] = named_tensors(source)
+    elif isinstance(source, TensorDictBase):
+        values = dict(source.flatten_keys(".").items())
+    elif isinstance(source, Mapping):
+        values = source
+    else:
+        raise ArgumentError(
+            "these are no weights", why=f"got a {type(source).__name__}",
+            fix="Pass a module, a TensorDict of parameters, or a state_dict.",
+        )  # fmt: skip
+    tensors = named_tensors(target)
+    if values is source:  # a mapping of what a checkpoint holds
+        left_out = tensors.keys() - target.state_dict().keys() - values.keys()
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    found = {}
+    for name, tensor in tensors.items():
+        if name not in values:
+            raise ArgumentError(f"the new weights have no '{name}'", fix="Pass the module the collector was made with.")
+        value = values[name]
+        if not isinstance(value, Tensor | np.ndarray | np.generic):
+            raise ArgumentError(f"the new weights' '{name}' is no tensor", why=f"it is a {type(value).__name__}")
+        if tuple(value.shape) != tuple(tensor.shape):
+            raise ArgumentError(
+                f"the new weights do not fit: '{name}' is {tuple(tensor.shape)}", why=f"got {tuple(value.shape)}"
+            )
+        found[name] = torch.as_tensor(value).detach()
+    return {name: value for name, value in found.items() if not _is_same_memory(value, tensors[name])}
+
+
+def snapshot(values: Mapping[str, Tensor], target: nn.Module) -> dict[str, Tensor]:
+    """Copies of `values` in memory of their own, on the devices and in the dtypes of the target's tensors."""
+    tensors = named_tensors(target)
+    with torch.inference_mode(False):
+        copies = {
+            name: value.to(
+                tensors[name].device, tensors[name].dtype, copy=True, memory_format=torch.contiguous_format
+            )
+            for name, value in values.items()
+        }  # fmt: skip
+    wait(copies.values())
+    return copies
+
+
+def wait(copies: Iterable[Tensor]) -> None:
+    """Until copies on an accelerator are done: who reads them, or reuses their source, may work on another stream."""
+    for device in {tensor.device for tensor in copies if tensor.device.type != "cpu"}:
+        torch.accelerator.synchronize(device)
+
+
+def write(values: Mapping[str, Tensor], target: nn.Module) -> None:
+    """Overwrite the target's tensors with those of the same names, in place."""
+    tensors = named_tensors(target)
+    written = {_storage(tensors[name]) for name in values}
+    if any(_storage(value) in written for value in values.values()):  # or one copy would change what the next one reads
+        values = snapshot(values, target)
+    with torch.inference_mode(False), torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+
+
+def _storage(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Of two tensors of one shape."""
+    return (a.data_ptr(), a.stride(), a.dtype, a.device) == (b.data_ptr(), b.stride(), b.dtype, b.device)

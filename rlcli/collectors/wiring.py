@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import InteractionType
 
+from rlcli.collectors.copies import on_device
 from rlcli.collectors.devices import Placement
-from rlcli.collectors.keep import ALWAYS, keeper
-from rlcli.collectors.policies import on_device, on_tensordicts
-from rlcli.collectors.programs import Program, RandomProgram, lower
-from rlcli.collectors.recurrent_wiring import missing_transforms
-from rlcli.collectors.tensordict_lanes import TensorDictLanes, array_face
-from rlcli.collectors.weights import FollowedWeights
+from rlcli.collectors.options import Stepping
+from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
+from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
+from rlcli.collectors.states import missing_transforms, refuse_lost_states
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.intervals import Interval
-from rlcli.envs.lanes import Lanes
+from rlcli.envs.base import own_methods
+from rlcli.envs.policies import on_tensordicts
+from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
-from rlcli.keys import POLICY_VERSION, REWARD, Key, as_tuple, under_next, unravel
+from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
+from rlcli.lanes.intervals import Interval
+from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.transforms import Faces, NextObservationDelta, StepCounter, Transform, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
@@ -39,20 +40,21 @@ class Wired:
         The env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
         `faces` says how each of the others is run.
     policy : callable or None
-        What acts: the very object that was given, or a copy on its device (`is_copy`); `program` runs it.
-    stored : callable
-        Whether a key goes to the consumer.
+        What acts, on tensordicts: `program` runs it.
+    own : callable or None
+        The part of `policy` that is of the kind that was given: the very object, or a copy on its device.
+    schema : BatchSchema
+        What batches hold.
     """
 
     lanes: Lanes
     transforms: list[Transform]
     faces: Faces
     policy: Any
-    is_copy: bool
-    weights: FollowedWeights
+    own: Any
     program: Program
     random: RandomProgram
-    stored: Callable[[Key], bool]
+    schema: BatchSchema
 
 
 def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
@@ -109,51 +111,96 @@ def delta_of(env: EnvBase) -> NextObservationDelta | None:
 
 def wire(
     env: EnvBase,
+    face: tuple[Lanes, list[Transform]],
     policy: Any,
     placement: Placement,
+    stepping: Stepping,
     *,
-    exploration_type: InteractionType | None,
-    keep_keys: Sequence[Key] | None,
-    max_frames_per_traj: int | None,
+    mode: str,
+    random_frames: int,
 ) -> Wired:
     """See `Wired`.
+
+    Parameters
+    ----------
+    face : tuple
+        The env's, from `array_face`.
+    policy : callable or None
+        What acts; `stepping` says how, and what of it is kept.
+    mode : str
+        How next observations are kept.
+    random_frames : int
+        How many frames take random actions before the policy acts.
 
     Raises
     ------
     ArgumentError
         The policy does not fit the env, or `keep_keys` names what no batch will hold.
     """
-    lanes, transforms = array_face(env)
+    lanes, transforms = face
+    if own_methods(env, ["maybe_reset"]):
+        raise ArgumentError(
+            f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
+            why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
+            fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
+        )
     if isinstance(lanes, TensorDictLanes) and placement.env not in (None, lanes.env.device or torch.device("cpu")):
         lanes.env.to(placement.env)
-    lanes.limit_frames(max_frames_per_traj)  # may refuse; the engine gives it only to the episodes that it begins
+    lanes.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
     lanes.limit_frames(None)
     reward = {REWARD: ((1,), np.dtype(np.float32))}
-    schema = dict(lanes.schema)
+    shown = dict(lanes.schema)
     for transform in transforms:
-        schema |= transform.plan({**schema, **reward})
-    random = RandomProgram(lanes.actions)
-    program: Program = random
-    used, is_copy, own = None, False, None
-    if policy is not None:
-        called = on_tensordicts(policy, list(schema))
-        used, is_copy = on_device(called, placement.policy)
-        own = used if called is policy else used.module  # type: ignore[union-attr]
-        legal = partial(_legal, env, lanes.bounds.intervals)
-        program = lower(used, lanes.actions, schema, env.batch_size, placement, exploration_type, legal)
-        random = RandomProgram(lanes.actions, program.log_prob_key, program.log_prob_shape)
+        shown |= transform.plan({**shown, **reward})
+    setting = Setting(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
+    used, own, program = _program(env, lanes, policy, setting, random_frames)
+    random = RandomProgram(lanes.actions, program.log_prob_key, program.log_prob_shape)
     faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
-    if isinstance(lanes, TensorDictLanes) and lanes.rewards is not None:
+    if lanes.rewards is not None:
         faces.needs.add(REWARD)
-    known = [*schema, *map(under_next, schema), *program.live, *program.once, *random.once, *ALWAYS, POLICY_VERSION]
-    own_delta = delta_of(env)
-    parts = (delta_key, scale_key, kept_key)
-    coded = {} if own_delta is None else {part(key): under_next(key) for key in own_delta.keys for part in parts}
-    kept = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
-    stored = keeper(kept, list(schema), known, program.states)
-    weights = FollowedWeights(policy, own)
+    batches = schema_of(
+        lanes.n, faces, program.live, {**random.once, **program.once},
+        _kept(env, lanes, shown, program, random, stepping.keep_keys),
+        mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.track_policy_version,
+    )  # fmt: skip
     everything = env.transforms if isinstance(env, TransformedEnv) else []
-    return Wired(lanes, everything, faces, used, is_copy, weights, program, random, stored)
+    return Wired(lanes, everything, faces, used, own, program, random, batches)
+
+
+def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int) -> tuple[Any, Any, Program]:
+    """What acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
+    used, own = None, None
+    program: Program = RandomProgram(lanes.actions)
+    chosen = own_methods(env, ["rand_action"])
+    if chosen and random_frames:
+        raise ArgumentError(
+            "the first frames take uniform random actions", why=f"{type(env).__name__} has its own rand_action",
+            fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
+        )  # fmt: skip
+    if policy is None and chosen:
+        program = TensorDictProgram(env.rand_action, setting, why="the env has its own rand_action")
+    elif policy is not None:
+        refuse_lost_states(policy, setting.inputs)
+        called = on_tensordicts(policy, list(setting.inputs))
+        used, _ = on_device(called, setting.placement.policy)
+        own = used if called is policy else used.module
+        legal = partial(_legal, env, lanes.bounds.intervals)
+        program = lower(used, setting, legal, whole=lanes.on_tensordicts, early=random_frames > 0)
+    if isinstance(lanes, TensorDictLanes) and isinstance(program, TensorDictProgram):
+        program.flags = lanes.flags
+    return used, own, program
+
+
+def _kept(
+    env: EnvBase, lanes: Lanes, shown: Schema, program: Program, random: Program, keep_keys: Sequence[Key] | None
+) -> Kept:
+    """What `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
+    late = lanes.on_tensordicts or (program.late is not None and program.late.kinds is None)
+    known = [*shown, *map(under_next, shown), *program.live, *program.once, *random.once, *always()]
+    delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
+    coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
+    asked = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
+    return keeper(asked, list(shown), known, program.states, late=late)
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

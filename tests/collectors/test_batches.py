@@ -14,8 +14,10 @@ import torch
 from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
-from rlcli.collectors.assemble import assemble
-from rlcli.collectors.finals import Finals
+from rlcli.collectors.batch import Finals
+from rlcli.collectors.finish import Filled, assemble
+from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.schema import Kept as KeptKeys
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
@@ -465,7 +467,5 @@ def test_hooks_may_be_set_later():
 def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with pytest.raises(ArgumentError, match=r"late does not fit its batch: .*\(3, 2, 1\)"):
-        assemble(
-            columns, batched=True, stored=lambda key: True, mode="compact", observations=[], added=[], carrier={},
-            finals=Finals({}),
-        )  # fmt: skip
+        schema = BatchSchema(2, "compact", KeptKeys(), (), ())
+        assemble(Filled(columns, {}, {}, Finals({}), schema), batched=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector, devices
+from rlcli.collectors.copies import on_device
 from rlcli.collectors.devices import one_device, place, resolve, sync_function
-from rlcli.collectors.policies import copy_weights, on_device
+from rlcli.collectors.weights import matched, wait, write
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs import Categorical, Composite, Unbounded
@@ -63,6 +65,15 @@ def test_an_npu_waits_with_its_own_call(monkeypatch):
     assert sync_function(CPU) is Npu.synchronize
 
 
+def test_a_version_of_weights_is_whole_before_another_stream_reads_it(monkeypatch):
+    waited, gpu = [], torch.device("cuda", 1)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    wait([torch.ones(1)])
+    assert waited == []
+    wait([torch.ones(1), SimpleNamespace(device=gpu), SimpleNamespace(device=gpu)])
+    assert waited == [gpu]
+
+
 def test_no_cuda_sync_leaves_the_waits_out(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert place(storing_device="cpu").sync_storage is devices._cuda_sync_if_initialized
@@ -95,10 +106,10 @@ def test_a_policy_is_copied_exactly_when_one_of_its_tensors_lies_elsewhere():
 
 def test_copied_weights_are_the_sources_and_strangers_are_refused():
     a, b = nn.Linear(2, 2), nn.Linear(2, 2)
-    copy_weights(a, b)
+    write(matched(a, b), b)
     assert torch.equal(a.weight, b.weight) and torch.equal(a.bias, b.bias)
     with pytest.raises(ArgumentError, match="bias"):
-        copy_weights(nn.Linear(2, 2, bias=False), b)
+        matched(nn.Linear(2, 2, bias=False), b)
 
 
 # ---- devices: the list -------------------------------------------------------------------------------------------

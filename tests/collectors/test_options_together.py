@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
-from worlds import Counter, Walk
+from worlds import Counter, Walk, dirty
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
@@ -152,14 +152,13 @@ def test_a_policy_may_keep_what_it_was_given():
 def test_a_recurrent_policy_is_refused_not_run_without_its_memory():
     policy = lambda td: td.set("action", torch.zeros(2, 2)).set(("next", "hidden"), torch.zeros(2, 5))  # noqa: E731
     with pytest.raises(ArgumentError, match="recurrent"):
-        Collector(walks(), policy)
+        Collector(walks(), policy).next()
 
 
 # ---- random frames -----------------------------------------------------------------------------------------------
 def test_random_rows_hold_the_random_laws_log_density_and_zeros_for_what_no_policy_wrote():
     collector = Collector(walks(), gaussian(log_prob_key="action_log_prob"), frames_per_batch=40, init_random_frames=20)
-    for column in collector.engine._batch(20).columns.data.values():
-        column.fill(7)  # what fresh memory may hold
+    dirty(collector, 20)
     batch = collector.rollout()
     assert bool((batch["loc"][:, :10] == 0).all()) and bool((batch["loc"][:, 10:] != 0).all())
     assert torch.allclose(batch["action_log_prob"][:, :10], torch.tensor(-2 * np.log(2.0)).float())
@@ -169,7 +168,7 @@ def test_random_actions_of_an_unbounded_box_have_a_finite_log_density():
     format = GymEnv(
         gym.wrappers.TransformAction(Walk(), lambda a: a, gym.spaces.Box(-np.inf, np.inf, (2,)))
     ).lanes.actions
-    actions, density = format.draw_with_density(np.random.default_rng(0), 500, 4)
+    actions, density = format.from_uniform(np.random.default_rng(0).random((500, 4, *format.shape)))
     law = torch.distributions.TransformedDistribution(
         torch.distributions.Uniform(0, 1), [torch.distributions.SigmoidTransform().inv]
     )
@@ -184,7 +183,7 @@ def test_random_actions_of_whole_numbers_take_each_of_them_alike(low, high, dtyp
     low, high = np.broadcast_to(low, (2,)), np.broadcast_to(high, (2,))
     space = gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
     format = GymEnv(gym.wrappers.TransformAction(Walk(), lambda a: a, space)).lanes.actions
-    actions, density = format.draw_with_density(np.random.default_rng(0), 4000, 5)
+    actions, density = format.from_uniform(np.random.default_rng(0).random((4000, 5, *format.shape)))
     assert actions.dtype == dtype
     for part in range(2):
         values, counts = np.unique(actions[..., part], return_counts=True)

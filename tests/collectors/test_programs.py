@@ -293,9 +293,11 @@ def test_no_policy_means_uniform_random_actions():
     ],
     ids=["no action", "wrong shape", "floats for a discrete space", "not callable", "two arguments"],
 )
-def test_policies_that_cannot_act_here_are_refused_at_once(policy):
+def test_policies_that_cannot_act_here_are_refused_before_the_env_is_stepped(policy):
+    env = cartpoles(2)
     with pytest.raises(ArgumentError):
-        Collector(cartpoles(2), policy)
+        Collector(env, policy).next()
+    assert env.lanes.outcome.rewards == []
 
 
 def test_a_nan_stops_before_the_env_is_stepped():

@@ -152,3 +152,58 @@ def test_a_collector_is_not_given_the_rewards_of_a_step_that_raised_by_hand():
     with pytest.raises(EnvError, match="boom"):
         env.rand_step(env.reset())
     assert collector.next()["next", "reward"].flatten().tolist() == [5, 6]
+
+
+class Counting(EnvBase):
+    """Counts up from a drawn number; may show it in another dtype than its spec says."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(batch_size=(2,))
+        self.dtype = dtype
+        self.observation_spec = Composite({"observation": Unbounded((2, 1))}, shape=(2,))
+        self.action_spec = Unbounded((2, 1))
+
+    def _set_seed(self, seed):
+        torch.manual_seed(seed)
+
+    def _shown(self):
+        return TensorDict({"observation": self.at.to(self.dtype)}, [2])
+
+    def _reset(self, td):
+        drawn = torch.randint(1000, (2, 1)).float()
+        mask = None if td is None else td.get("_reset", None)
+        self.at, self.age = (drawn, torch.zeros(2, 1)) if mask is None else (
+            torch.where(mask, drawn, self.at), torch.where(mask, 0, self.age)
+        )  # fmt: skip
+        return self._shown()
+
+    def _step(self, td):
+        self.at, self.age = self.at + 1, self.age + 1
+        over = self.age >= torch.tensor([[4.0], [7.0]])
+        return self._shown().update({"reward": torch.ones(2, 1), "terminated": over})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["as_specified", "otherwise"])
+@pytest.mark.parametrize("reset_when_done", [True, False])
+def test_an_env_of_tensordicts_goes_on_from_what_a_resume_shows_of_it(dtype, reset_when_done):
+    def made():
+        return Collector(Counting(dtype), frames_per_batch=12, seed=3, reset_when_done=reset_when_done)
+
+    collector = made()
+    collector.rollout()
+    again = made()
+    again.load_state_dict(collector.state_dict())
+    batch = again.rollout()
+    assert batch["observation"].dtype is dtype
+    assert (batch["next", "observation"] == batch["observation"] + 1).all()
+
+
+def test_a_used_collector_of_tensordicts_begins_a_resume_with_the_seed_of_its_own():
+    fresh, used = (Collector(Counting(torch.float32), frames_per_batch=12, seed=3, reset_when_done=False) for _ in "ab")
+    fresh.rollout()
+    state = fresh.state_dict()
+    used.rollout()
+    used.load_state_dict(state)
+    again = Collector(Counting(torch.float32), frames_per_batch=12, seed=3, reset_when_done=False)
+    again.load_state_dict(state)
+    assert torch.equal(again.rollout()["observation"], used.rollout()["observation"])

@@ -12,6 +12,7 @@ from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.specs import Unbounded
 from rlcli.transforms import (
+    CatFrames,
     Compose,
     FrameStack,
     InitTracker,
@@ -21,6 +22,8 @@ from rlcli.transforms import (
     RewardSum,
     RunningNorm,
     StepCounter,
+    TensorDictPrimer,
+    ToFloat,
     Transform,
 )
 
@@ -170,6 +173,20 @@ def test_a_batch_is_the_rollout_whatever_a_class_of_envs_overrides(kind):
     same_as_rollout(lambda: Own(Drift()) if kind is GymEnv else Own(GymEnv(Drift()), RewardSum()))
 
 
+@pytest.mark.parametrize("lanes", [0, 3], ids=["one env", "three envs"])
+def test_observations_under_new_names_are_those_of_the_rollout(lanes):
+    def make():
+        env = SerialEnv(lanes, lambda: GymEnv(Drift())) if lanes else GymEnv(Drift())
+        keys = ["observation"]
+        added = Compose(
+            CatFrames(2, -1, keys, ["two"]), FrameStack(2, 1, keys, ["stack"]), ToFloat(["bonus"], ["b"]),
+            RunningNorm(keys, ["norm"]).freeze(), TensorDictPrimer({"h": Unbounded((2,))}), StepCounter(),
+        )  # fmt: skip
+        return TransformedEnv(env, added)
+
+    assert {"two", "stack", "b", "norm", "h", "observation"} <= set(same_as_rollout(make).keys())
+
+
 def test_a_subclass_that_gives_both_faces_runs_on_columns():
     class Both(RewardScaling):
         def on_tensor(self, reward):
@@ -184,10 +201,9 @@ def test_a_subclass_that_gives_both_faces_runs_on_columns():
 
 def test_rewards_before_transforms_are_the_envs_own():
     env = TransformedEnv(GymEnv(Drift()), Compose(RewardOfAll(), RewardScaling(0.0, 0.1)))
-    collector = Collector(env, policy, frames_per_batch=20, seed=3)
-    collector.next()
+    delivered = Collector(env, policy, frames_per_batch=20, seed=3).deliver()
     plain = Collector(GymEnv(Drift()), policy, frames_per_batch=20, seed=3).next()
-    assert np.array_equal(collector.raw_reward[0], plain["next", "reward"].numpy())
+    assert np.array_equal(delivered.reward[0], plain["next", "reward"].numpy())
 
 
 def test_bounds_are_those_of_the_env_below():
@@ -220,3 +236,114 @@ def test_what_such_transforms_have_learned_is_saved_with_a_collector():
     other, restored = make()
     other.load_state_dict(collector.state_dict())
     assert other.next().numel() == 20 and int(restored.steps) == 40
+
+
+class Noise(Transform):
+    """Draws from torch's stream at steps and at resets."""
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set("bonus", next_tensordict["bonus"] + torch.rand(*next_tensordict.shape, 1))
+
+    def _reset(self, tensordict, reset_tensordict):
+        return self._step(tensordict, reset_tensordict)
+
+
+def drawing(td):
+    return td.set("action", torch.nn.functional.one_hot((torch.rand(td.batch_size) < 0.5).long(), 2))
+
+
+def test_a_seed_is_that_of_all_that_policies_and_envs_draw_and_disturbs_nobody():
+    batches = []
+    for other in (8, 9):
+        torch.manual_seed(other)
+        before = torch.get_rng_state()
+        collector = Collector(TransformedEnv(GymEnv(Drift()), Noise()), drawing, frames_per_batch=20, seed=3)
+        batches.append(torch.cat([collector.next(), collector.next()]))
+        assert torch.equal(torch.get_rng_state(), before)
+    for key in ("action", "bonus", ("next", "bonus")):
+        assert torch.equal(batches[0][key], batches[1][key]), key
+
+
+def test_a_collector_that_is_seeded_again_draws_the_same_again():
+    collector = Collector(GymEnv(Drift()), drawing, frames_per_batch=20, seed=3)
+    first = collector.next()["action"]
+    collector.set_seed(3)
+    assert torch.equal(collector.next()["action"], first)
+
+
+def test_what_an_env_draws_goes_on_where_a_checkpoint_was_taken():
+    def make():
+        return Collector(TransformedEnv(GymEnv(Drift()), Noise()), drawing, frames_per_batch=20, seed=3)
+
+    collector, *others = make(), make(), make()
+    collector.next()
+    state, following = collector.state_dict(), []
+    for other in others:  # resumed envs begin anew, both alike
+        torch.manual_seed(len(following))
+        other.load_state_dict(state)
+        following.append(other.next()["bonus"])
+    assert torch.equal(*following)
+
+
+class FlatReward(Transform):
+    def _step(self, td, nxt):
+        return nxt.set("reward", nxt["reward"].squeeze(-1))
+
+
+class DeepReward(Transform):
+    def _step(self, td, nxt):
+        return nxt.set("reward", nxt["reward"].unsqueeze(-1))
+
+
+class NumberFlags(Transform):
+    def _step(self, td, nxt):
+        return nxt.set("terminated", nxt["terminated"].to(torch.uint8))
+
+
+class NumberFlagsAtResets(Transform):
+    def _reset(self, td, out):
+        return out.set("done", (out["observation"][..., :1] > 1).to(torch.uint8))
+
+
+@pytest.mark.parametrize("lanes", [0, 3])
+@pytest.mark.parametrize("kind", [FlatReward, DeepReward, NumberFlags, NumberFlagsAtResets])
+def test_one_number_an_env_has_one_shape_and_flags_are_bools_whoever_wrote_them(kind, lanes):
+    def env():
+        made = lambda: TransformedEnv(GymEnv(Drift()), kind())  # noqa: E731
+        env = SerialEnv(lanes, made) if lanes else made()
+        env.set_seed(3)
+        return env
+
+    def policy(td):
+        return td.set("action", torch.tensor([0, 1]).expand(*td.shape, 2))
+
+    expected = env().rollout(20, policy, break_when_any_done=False)
+    batch = Collector(env(), policy, frames_per_batch=20 * max(lanes, 1), track_traj_ids=False).next()
+    assert expected["next", "reward"].shape == (*expected.shape, 1)
+    for key in expected.keys(True, True):
+        if key not in ("observation", "bonus"):
+            assert batch[key].dtype == expected[key].dtype and torch.equal(batch[key], expected[key]), key
+
+
+class Picky(GymEnv):
+    """Knows which random actions are worth a try."""
+
+    def rand_action(self, td=None):
+        td = super().rand_action(td)
+        return td.set("action", torch.tensor([0, 1]).expand_as(td["action"]))
+
+
+def test_an_envs_own_random_actions_are_those_that_are_taken():
+    batch = Collector(Picky(Drift()), frames_per_batch=20, seed=3).next()
+    assert batch["action"][:, 1].all()
+    with pytest.raises(ArgumentError, match=r"first frames.*Picky has its own rand_action.*init_random_frames=0"):
+        Collector(Picky(Drift()), lambda td: td, frames_per_batch=20, init_random_frames=20)
+
+
+def test_an_env_with_its_own_maybe_reset_is_refused():
+    class Odd(GymEnv):
+        def maybe_reset(self, td):
+            return super().maybe_reset(td).set("bonus", td["bonus"] + 1)
+
+    with pytest.raises(ArgumentError, match=r"Odd has its own maybe_reset, which a collector never calls.*Override"):
+        Collector(Odd(Drift()), frames_per_batch=20)

@@ -11,11 +11,11 @@ from tensordict import TensorDict
 from worlds import Counter, Walk
 
 from rlcli.collectors import Collector
-from rlcli.collectors.pieces import Cutter, Piece, end_to_end, joined
+from rlcli.collectors.trajectories import Cutter, Piece, end_to_end, joined
 from rlcli.data import full_next_obs
+from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import Rows
 from rlcli.data.split_trajectories import padded
-from rlcli.data.state_tree import flatten, restore
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED

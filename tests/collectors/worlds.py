@@ -63,3 +63,12 @@ class Walk(gym.Env):
     def _see(self):
         image = (np.abs(self.place).sum() * np.arange(16)).astype(np.uint8).reshape(4, 4)
         return {"place": self.place.copy(), "eye": {"image": image}}
+
+
+def dirty(collector, steps: int) -> None:
+    """Let the memory of the next batch of so many steps hold what fresh memory may hold."""
+    pool = collector.engine.pool
+    batch = pool.take(steps)
+    for key in batch.columns.data:
+        batch.columns.data[key].fill(7)
+    pool.give_back(batch)

@@ -9,8 +9,8 @@
 """
 
 from rlcli.collectors.programs.lower import lower
-from rlcli.collectors.programs.program import Bound, Program
+from rlcli.collectors.programs.program import Bound, Program, Setting, holding
 from rlcli.collectors.programs.random import RandomProgram
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 
-__all__ = ["Bound", "Program", "RandomProgram", "TensorDictProgram", "lower"]
+__all__ = ["Bound", "Program", "RandomProgram", "Setting", "TensorDictProgram", "holding", "lower"]

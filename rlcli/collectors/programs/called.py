@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.envs.actions import ActionFormat
-from rlcli.errors import ArgumentError, NumericsError, RlcliError, told
+from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, Key, show, unravel
+from rlcli.lanes.actions import ActionFormat
 
 _BEFORE = "step {} of the batch; the env was not stepped"
 
@@ -38,7 +38,7 @@ def call(
             if value.is_floating_point() and bool(torch.isnan(value).any()):
                 raise not_finite(unravel(key), f"{where}; the env was not stepped") from error
         raise ArgumentError(
-            "the policy raised", where=where, why=told(error), fix=_given(policy) if first else None
+            "the policy raised", where=where, why=in_words(error), fix=_hint(policy) if first else None
         ) from error
     if out is None:
         return td
@@ -47,12 +47,12 @@ def call(
             "the policy did not return a tensordict",
             where=where,
             why=f"it returned a {type(out).__name__}",
-            fix=_given(policy) or "Return the tensordict with 'action' written to it.",
+            fix=_hint(policy) or "Return the tensordict with 'action' written to it.",
         )
     return out
 
 
-def _given(policy: Any) -> str | None:
+def _hint(policy: Any) -> str | None:
     """What to say to the writer of a plain function, which may have been meant for observations."""
     if isinstance(policy, nn.Module):
         return None
@@ -79,20 +79,15 @@ def take(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dt
     if value is None or value.shape != row.shape or value.dtype is not kind:
         raise changed_output(key, value, row, kind, t)
     row.copy_(value)
-    if kind.is_floating_point:
-        total = value.sum().item()  # one operation; -inf, which masks an action, is no NaN
+    refuse_nan(key, value, t)
+
+
+def refuse_nan(key: Key, value: torch.Tensor, t: int) -> None:
+    """Raise where an output holds a NaN; -inf, which masks an action, is none."""
+    if value.dtype.is_floating_point:
+        total = value.sum().item()  # one operation
         if total != total:
             raise not_finite(key, _BEFORE.format(t))
-
-
-def changed_input(key: Key, t: int) -> ArgumentError:
-    """The error for a policy that wrote to what the env showed."""
-    return ArgumentError(
-        f"the policy changed its input {show(key)} in place",
-        where=_BEFORE.format(t),
-        why="it did not on its first call, and the row is what the batch keeps of the env",
-        fix=f"Clone it first, or write to a key of its own instead of {show(key)}.",
-    )
 
 
 def changed_output(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dtype, t: int) -> ArgumentError:
@@ -105,17 +100,12 @@ def changed_output(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind
     )
 
 
-def new_output(key: Key, t: int) -> ArgumentError:
-    """The error for an output that the batch has no column for."""
-    return ArgumentError(
-        f"the policy wrote {show(key)}, and did not on its first call",
-        where=_BEFORE.format(t),
-        why="the first call decides which columns a batch has",
-        fix="Write it at every step, zeros where there is nothing to say.",
-    )
+def late_output(what: str, why: str, fix: str) -> ArgumentError:
+    """The error for an output that comes, goes or changes after the first step."""
+    return ArgumentError(f"the policy's {what}", where="the env was not stepped", why=why, fix=fix or None)
 
 
-def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> Any:
+def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
     """The action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
 
     Raises
@@ -128,11 +118,10 @@ def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> Any:
         return row
     decoded = actions.decode(row)
     if actions.kind == "discrete":
-        chosen = decoded.tolist()
+        chosen = decoded.tolist()  # of a few numbers, the ends are found sooner than in an array
         if not 0 <= min(chosen) <= max(chosen) < actions.nvec[0]:
             raise _out_of_range(actions, decoded, t)
-        return chosen
-    if actions.kind == "multi_discrete" and (
+    elif actions.kind == "multi_discrete" and (
         decoded.min() < 0 or (decoded >= np.reshape(actions.nvec, actions.shape)).any()
     ):
         raise _out_of_range(actions, decoded, t)

@@ -6,9 +6,9 @@ probe differs from the module's: an unusual policy costs its own time, never its
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,15 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from torch import nn
 
-from rlcli.collectors.columns import Columns, Schema
-from rlcli.collectors.devices import Placement
+from rlcli.collectors.batch import Columns
+from rlcli.collectors.copies import twin, twin_of_callable
 from rlcli.collectors.programs.called import call
 from rlcli.collectors.programs.lowered import Draw, LoweredProgram
-from rlcli.collectors.programs.program import Program
+from rlcli.collectors.programs.program import Program, Setting
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
-from rlcli.envs.actions import ActionFormat
-from rlcli.keys import ACTION, Key, unravel
+from rlcli.errors import ArgumentError, NumericsError
+from rlcli.keys import ACTION, END_FLAGS, Key, show, unravel
+from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, family_of, param_keys
 from rlcli.modules.distributions.e_greedy import EGreedyFamily
 from rlcli.modules.distributions.multi_categorical import MultiCategoricalFamily, MultiOneHotFamily
@@ -34,12 +35,11 @@ _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERM
 
 def lower(
     policy: Callable[[TensorDictBase], TensorDictBase],
-    actions: ActionFormat,
-    inputs: Schema,
-    batch_size: torch.Size,
-    placement: Placement,
-    exploration: InteractionType | None,
+    setting: Setting,
     legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values,
+    *,
+    whole: bool = False,
+    early: bool = False,
 ) -> Program:
     """A program for a policy on tensordicts.
 
@@ -47,79 +47,120 @@ def lower(
     ----------
     policy : callable
         TensorDict -> TensorDict with `action`.
-    actions : ActionFormat
-    inputs : Schema
-        Keys the carrier offers.
-    batch_size : torch.Size
-        Of the env.
-    placement : Placement
+    setting : Setting
         A policy on another device is never lowered.
-    exploration : InteractionType, optional
-        Whether actions are drawn or the mode is taken.
     legal : callable
         Values `[*batch, *shape]` that the env may show under a key, given some that are made up.
+    whole : bool
+        Run it as it is: what it writes is to be handed on, at every step.
+    early : bool
+        What it writes has to be known before it acts for the first time.
+
+    Notes
+    -----
+    What is tried is a twin of the policy, so that the policy itself is called once a step and not before.  What has no
+    twin is run as it is, and shows what it writes in its first step.
+
+    Raises
+    ------
+    ArgumentError
+        `early`, and there is no copy to try; or what was tried is no policy.
     """
-    shown = _made_up(inputs, batch_size, legal)
-    example, in_place = _probe(policy, shown, batch_size, placement)
+    shown = _made_up(setting, legal)
+    tried = twin(policy)
+    as_it_is = partial(TensorDictProgram, policy, setting)
+    if tried is None and not early:
+        return as_it_is(why="it is no module that can be copied: what it writes is seen in its first step")
+    probed = twin_of_callable(policy) if tried is None else tried
+    if probed is None:
+        raise ArgumentError(
+            "the first frames take random actions, and nobody knows what the policy will write beside its own",
+            why="it cannot be copied, to be tried before it acts",
+            fix="Use init_random_frames=0, or give the policy as an nn.Module.",
+        )
+    try:
+        example, in_place = _probe(probed, shown, setting)
+    except (ArgumentError, NumericsError):
+        if early or not whole:
+            raise
+        return as_it_is(why="specs do not say what the env shows: what it writes is seen in its first step")
     rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)} | in_place
-    whole = TensorDictProgram(policy, actions, inputs, batch_size, placement, exploration, example, rewrites, in_place)
-    if whole.states or in_place or placement.policy_is_elsewhere or exploration not in _CHOICES:
-        return whole
+    program = as_it_is(example=example, rewrites=rewrites)
+    program.why = _whole(program, whole, tried, in_place)
+    if program.why:
+        return program
+    parts = _parts(policy)
+    if parts is None:
+        program.why = "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
+        return program
+    written = _written(parts.stages, example, len(setting.batch_size))
+    draw = _greedy_draw(parts, setting) if isinstance(parts, ValueParts) else _draw(parts.head, setting, example)
+    if draw is None:
+        program.why = "its distribution is none that rlcli draws from"
+        return program
+    program.why = "what it writes is not float32, one row a step, beside what the env shows"
+    if written is None or not written.keys().isdisjoint(setting.inputs):  # rows keep what the env showed
+        return program
+    if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
+        return program
+    lowered = LoweredProgram(parts.stages, draw, setting.actions, written)
+    copied = _parts(twin(policy))
+    program.why = "its stages, called one by one, do not give what it gives"
+    if copied is None or not lowered.reads <= set(setting.inputs):
+        return program
+    if not _same(LoweredProgram(copied.stages, draw, setting.actions, written), example, shown):
+        return program
+    lowered.watch(policy, lambda policy: lower(policy, setting, legal))
+    return lowered
+
+
+def _whole(program: TensorDictProgram, whole: bool, tried: Any, in_place: Set[Key]) -> str:
+    """Why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
+    if whole:
+        return "the env is stepped on tensordicts, and is given all that it writes"
+    if tried is None:
+        return "it is no module that can be copied"
+    if program.states:
+        return "it writes its state under next"
+    if in_place:
+        return f"it writes to its input, {', '.join(map(show, in_place))}"
+    if program.placement.policy_is_elsewhere:
+        return f"it acts on {program.placement.policy}"
+    exploration = program.setting.exploration
+    return "" if exploration in _CHOICES else f"exploration_type is {exploration}"
+
+
+def _parts(policy: Any) -> Parts | ValueParts | None:
     parts: Parts | ValueParts | None = take_apart(policy) or take_apart_values(policy)
     if parts is None or not parts.stages or not all(isinstance(stage.module, nn.Module) for stage in parts.stages):
-        return whole
-    written = _written(parts.stages, example, len(batch_size))
-    if isinstance(parts, ValueParts):
-        draw = _greedy_draw(parts, actions, exploration)
-    else:
-        draw = _draw(parts.head, actions, exploration, example, len(batch_size))
-    if draw is None or written is None or not written.keys().isdisjoint(inputs):  # rows keep what the env showed
-        return whole
-    if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
-        return whole
-    program = LoweredProgram(parts.stages, draw, actions, written)
-    if not program.reads <= set(inputs) or not _same(program, example, shown):
-        return whole
-    again = partial(lower, policy, actions, inputs, batch_size, placement, exploration, legal)
-    program.watch(policy, again)  # type: ignore[arg-type]
-    return program
+        return None
+    return parts
 
 
-def _probe(
-    policy, shown: dict[Key, np.ndarray], batch_size: torch.Size, placement: Placement
-) -> tuple[TensorDictBase, set[Key]]:
+def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> tuple[TensorDictBase, set[Key]]:
     """What one call on made-up observations gives, and the inputs whose tensors it wrote to."""
-    with torch.inference_mode(False), _untouched(policy):
-        given = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
-        td = TensorDict(given, batch_size)
-        if placement.policy_is_elsewhere:
-            td = td.to(placement.policy)
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), torch.no_grad():
+        given: dict = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
+        flags = {name: torch.zeros(*setting.batch_size, 1, dtype=torch.bool) for name in END_FLAGS}
+        td = TensorDict({**flags, **given}, setting.batch_size)
+        if setting.placement.policy_is_elsewhere:
+            td = td.to(setting.placement.policy)
         example = call(policy, td, "its first call, on made-up observations", first=True).cpu()
     return example, {key for key, value in given.items() if value._version}
 
 
-def _made_up(inputs: Schema, batch_size: torch.Size, legal: Callable) -> dict[Key, np.ndarray]:
+def _made_up(setting: Setting, legal: Callable) -> dict[Key, np.ndarray]:
     """The same numbers every time, of those that the env may show; not zeros, which would hide a wrong weight."""
     rng = np.random.default_rng(0)
     drawn = {
-        key: np.asarray(rng.random((*batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
-        for key, (shape, dtype) in inputs.items()
+        key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
+        for key, (shape, dtype) in setting.inputs.items()
     }
     return {key: legal(key, value) for key, value in drawn.items()}
 
 
 def _differs(value: torch.Tensor | None, given: np.ndarray) -> bool:
     return value is not None and not np.array_equal(value.detach().numpy(), given)
-
-
-@contextlib.contextmanager
-def _untouched(policy) -> Iterator[None]:
-    """Random streams and module buffers are put back as they were."""
-    buffers = [(b, b.clone()) for b in policy.buffers()] if isinstance(policy, nn.Module) else []
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        yield
-    for buffer, kept in buffers:
-        buffer.data.copy_(kept)
 
 
 def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Schema | None:
@@ -130,13 +171,8 @@ def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) 
     return {key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32)) for key, value in values.items()}
 
 
-def _draw(
-    head: ProbabilisticTensorDictModule | None,
-    actions: ActionFormat,
-    exploration,
-    example: TensorDictBase,
-    batch_dims: int,
-) -> Draw | None:
+def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example: TensorDictBase) -> Draw | None:
+    actions = setting.actions
     if actions.kind == "box" and actions.dtype.kind != "f":  # the draw is of real numbers
         return None
     if head is None or head.out_keys[0] != ACTION:
@@ -154,22 +190,22 @@ def _draw(
     elif family is ONE_HOT or type(family) is MultiOneHotFamily:
         return None
     keys = [unravel(key) for key in param_keys(head)]
-    draw = Draw(family, keys, None, mode=exploration is not InteractionType.RANDOM)
+    draw = Draw(family, keys, None, mode=setting.exploration is not InteractionType.RANDOM)
     if head.return_log_prob:
         draw.log_prob_key = unravel(head.log_prob_key)
-        draw.log_prob_shape = tuple(example.get(draw.log_prob_key).shape[batch_dims:])
+        draw.log_prob_shape = tuple(example.get(draw.log_prob_key).shape[len(setting.batch_size) :])
     return draw
 
 
-def _greedy_draw(parts: ValueParts, actions: ActionFormat, exploration) -> Draw | None:
-    choice, tries = parts.choice, parts.exploration
+def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
+    choice, tries, actions = parts.choice, parts.exploration, setting.actions
     masked = choice.action_mask_key is not None or (tries is not None and tries.action_mask_key is not None)
     keys = [unravel(choice.out_keys[0])] + ([] if tries is None else [tries.action_key])
     if masked or actions.kind != "discrete" or any(key != ACTION for key in keys):
         return None
     if (choice.action_space == "one_hot") != actions.encoded:
         return None
-    mode = tries is None or exploration is not InteractionType.RANDOM
+    mode = tries is None or setting.exploration is not InteractionType.RANDOM
     family = EGreedyFamily((lambda: 0.0) if tries is None else (lambda: float(tries.eps)))
     return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
@@ -179,9 +215,9 @@ def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.
     dims = example.batch_dims
     lanes = example.batch_size.numel()
     rows = {key: [value.reshape(lanes, *value.shape[dims:])] * 2 for key, value in shown.items()}
-    with _untouched(nn.ModuleList(stage.module for stage in program.stages)):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         bound = program.bind(Columns(1, {}, rows), lanes)
-        bound.fill_constants()  # type: ignore[attr-defined]
+        bound.fill_constants(0)  # type: ignore[attr-defined]
         bound.forward(0)  # type: ignore[attr-defined]
     for key, kept in bound.kept.items():  # type: ignore[attr-defined]
         expected = example.get(key)

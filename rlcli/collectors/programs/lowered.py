@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlcli.collectors.columns import Columns, Schema
+from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import changed_output, not_finite
 from rlcli.collectors.programs.program import Bound, Program
-from rlcli.envs.actions import ActionFormat
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import Layer, on_rows
 from rlcli.keys import ACTION, Key, show
+from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
-from rlcli.modules.stages import Stage
-from rlcli.modules.structure import Structure
+from rlcli.modules.stages import Stage, Structure
 
 Rows = dict[Key, list[Tensor]]
 
@@ -74,12 +76,21 @@ class LoweredProgram(Program):
         self.version = 0  # of the stages
         self._structure: Structure | None = None
 
+    @property
+    def draws_from_torch(self) -> bool:  # type: ignore[override]
+        """Dropout, say: modules that are called may draw; those that are replayed do not."""
+        stages = zip(self.stages, self.layers, strict=True)
+        return any(layers is None and stage.scale is None for stage, layers in stages)
+
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundLowered(self, columns, lanes)
 
-    def watch(self, policy: nn.Module, again: Callable[[], Program]) -> None:
-        """`policy` was taken apart by `again()`: once its modules or hooks change, that must be done anew."""
-        self._structure, self._again = Structure(policy), again
+    def watch(self, policy: Any, again: Callable[[Any], Program]) -> None:
+        """`policy` was taken apart by `again(policy)`: once its modules or hooks change, that must be done anew."""
+        self._policy, self._structure, self._again = policy, Structure(policy), again
+
+    def act_with(self, policy: Any) -> None:
+        self._take_apart(policy)
 
     def refresh(self) -> None:
         """Take the policy apart anew if it is no longer made of the same modules.
@@ -89,16 +100,19 @@ class LoweredProgram(Program):
         ArgumentError
             What it is now has to be run, or writes, otherwise.
         """
-        if self._structure is None or self._structure.holds():
-            return
-        new = self._again()
+        if self._structure is not None and not self._structure.holds():
+            self._take_apart(self._policy)
+
+    def _take_apart(self, policy: Any) -> None:
+        new = self._again(policy)
         if not isinstance(new, LoweredProgram) or (new.reads, new.once) != (self.reads, self.once):
             raise ArgumentError(
                 "the policy was changed after its collector was made",
                 why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
                 fix="Make a new collector after such changes.",
             )
-        self.stages, self.layers, self.draw, self._structure = new.stages, new.layers, new.draw, new._structure
+        self.stages, self.layers, self.draw = new.stages, new.layers, new.draw
+        self._policy, self._structure = policy, new._structure
         self.version += 1
 
 
@@ -141,36 +155,46 @@ class _BoundLowered(Bound):
         linear = [layer.linear for layers in self.program.layers for layer in layers or ()]
         return [(p.data_ptr(), p.dtype) for layer in linear for p in (layer.weight, layer.bias) if p is not None]
 
-    def fill_constants(self) -> None:
-        """Outputs that are the same at every step, for the whole batch."""
+    def fill_constants(self, first: int) -> None:
+        """Outputs that are the same at every step, from step `first` on."""
         for key, scale in self.scales.items():
-            self.kept[key][:] = scale.value().detach()
+            self.kept[key][first:] = scale.value().detach()
 
-    def _check_constants(self) -> None:
+    def _check_constants(self, first: int) -> None:
         """What is the same at every step is looked at once, before the first; the networks' outputs at every step."""
         for key in self.scales:
-            if not bool(torch.isfinite(self.kept[key]).all()):
+            if not bool(torch.isfinite(self.kept[key][first:]).all()):
                 raise NumericsError(
                     f"the policy's {show(key)} is not finite", why="a weight is NaN or infinite",
-                    where="before a batch; the env was not stepped",
+                    where=f"before step {first} of the batch; the env was not stepped",
                 )  # fmt: skip
 
-    def begin(self, rng, first, last) -> None:
+    def _follow_weights(self, first: int) -> None:
         self.program.refresh()
         if self.version != self.program.version or self._places() != self.seen:
             self._bind_weights()
-        self.fill_constants()
-        self._check_constants()
+        self.fill_constants(first)
+        self._check_constants(first)
+
+    def renew(self, t) -> None:
+        self._follow_weights(t)
+        self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
+
+    def begin(self, noise, first, last) -> None:
+        self._follow_weights(first)
+        self.first = first  # of the steps that noise was drawn for
         draw = self.program.draw
         width = self.params[0].shape[-1]
-        self.noise = None if draw.mode else list(draw.family.noise(rng, last - first, self.lanes, width))
+        self.noise = None
+        if not draw.mode:
+            drawn = noise.peek(partial(_of_lane, draw.family, width), last - first, width)
+            self.noise = list(draw.family.settled(drawn, width))
         self.act = self._actor(first)  # type: ignore[method-assign, assignment]
 
-    def _actor(self, first: int) -> Callable[[int], object]:
+    def _actor(self, first: int) -> Callable[[int], np.ndarray]:
         forward, taken, params = self.forward, self.taken_rows, self.param_rows
         noise = self.noise if self.noise is not None else []
         family = self.program.draw.family
-        discrete = self.program.actions.kind == "discrete"
         draw, mode = family.act, family.act_mode
 
         # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
@@ -180,26 +204,19 @@ class _BoundLowered(Bound):
         def odd(t: int) -> bool:
             return more is not None and any(not isfinite(row.dot(ones)) for row in more[t])
 
-        def act_discrete(t: int) -> list[int]:
-            forward(t)
-            if not isfinite(flat[t].dot(ones)):
-                self._check_odd(t)
-            return draw(params[t], noise[t - first], taken[t]).tolist()
-
-        def act_row(t: int) -> np.ndarray:
+        def act_drawn(t: int) -> np.ndarray:
             forward(t)
             if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
                 self._check_odd(t)
             return draw(params[t], noise[t - first], taken[t])
 
-        def act_mode(t: int):
+        def act_mode(t: int) -> np.ndarray:
             forward(t)
             if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
                 self._check_odd(t)
-            row = mode(params[t], taken[t])
-            return row.tolist() if discrete else row
+            return mode(params[t], taken[t])
 
-        return act_mode if self.noise is None else act_discrete if discrete else act_row
+        return act_mode if self.noise is None else act_drawn
 
     def _check_odd(self, t: int) -> None:
         """Parameters that are not all finite: masks, or an error."""
@@ -241,6 +258,10 @@ class _BoundLowered(Bound):
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
+
+
+def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: int) -> np.ndarray:
+    return family.noise(generator, steps, 1, width)[:, 0]
 
 
 def _in_turn(runs: list[Callable[[int], None]]) -> Callable[[int], None]:

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 
-from rlcli.collectors.columns import Columns, Schema
+from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.program import Bound, Program
-from rlcli.envs.actions import ActionFormat
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key, show
+from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.lanes import Schema
 
 
 class RandomProgram(Program):
@@ -47,9 +48,11 @@ class _BoundRandom(Bound):
         self.log_prob = None if self.key is None else columns.data.get(self.key)
         self.first = 0
 
-    def begin(self, rng, first, last) -> None:
+    def begin(self, noise, first, last) -> None:
         each = bool(self.shape) and self.shape == self.actions.shape
-        drawn, density = self.actions.draw_with_density(rng, last - first, self.lanes, each=each)  # [steps, N, *] both
+        shape = self.actions.shape
+        uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
+        drawn, density = self.actions.from_uniform(uniform, each=each)  # [steps, N, *] both
         if self.action is not None:
             column = self.action[:, first:last]
             across = drawn.swapaxes(0, 1)  # [N, steps, *]
@@ -66,7 +69,7 @@ class _BoundRandom(Bound):
                 )
             self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
         self.first = first
-        self.rows = drawn.tolist() if self.actions.kind == "discrete" else drawn
+        self.rows = list(drawn)
 
     def act(self, t: int):
         return self.rows[t - self.first]

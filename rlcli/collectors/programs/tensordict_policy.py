@@ -1,29 +1,38 @@
-"""Any callable on a tensordict, called as it is: one tensordict per step, its entries the rows themselves.
+"""Any callable on a tensordict, called as it is: once a step, with copies of what the env shows.
 
-A recurrent policy reads `h` and writes `("next", h)`: that output of step t goes into row t+1, where step t+1 reads it.
+What it writes is stored as it was written; what the env showed stays as it was.  A recurrent policy reads `h` and
+writes `("next", h)`: that output of step t goes into row t+1, where step t+1 reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
-from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn import set_interaction_type
 
-from rlcli.collectors.columns import Columns, Schema
-from rlcli.collectors.devices import Placement
-from rlcli.collectors.programs.called import call, changed_input, is_sound, loop_action, new_output, take
-from rlcli.collectors.programs.program import Bound, Program
-from rlcli.collectors.programs.torch_stream import TorchStream
-from rlcli.collectors.recurrent_wiring import no_place
-from rlcli.envs.actions import ActionFormat
+from rlcli.collectors.batch import Columns
+from rlcli.collectors.programs.called import (
+    call,
+    changed_output,
+    is_sound,
+    late_output,
+    loop_action,
+    refuse_nan,
+    take,
+)
+from rlcli.collectors.programs.program import Bound, Program, Setting
+from rlcli.collectors.states import States, no_place
+from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import ACTION, END_FLAGS, NEXT, Key, as_tuple, show, unravel
+from rlcli.lanes.lanes import Schema
 
 LOG_PROBS = ("sample_log_prob", "action_log_prob")
+_Outputs = dict[Key, torch.Tensor]
 
 
 class TensorDictProgram(Program):
@@ -33,189 +42,239 @@ class TensorDictProgram(Program):
     ----------
     policy : callable
         TensorDict -> TensorDict holding `action`.
-    actions : ActionFormat
-    inputs : Schema
-        Every key the carrier offers.
-    batch_size : torch.Size
-        The env's: `()` (the policy sees `[*obs]`) or `(N,)`.
-    placement : Placement
-        Devices; the input is copied to the policy's device where it differs.
-    exploration : InteractionType, optional
-        How its distributions choose; None leaves them their own way.
-    example : TensorDict
-        What one call of the policy wrote: fixes names, shapes and dtypes of its outputs.
+    setting : Setting
+    example : TensorDict, optional
+        What one call of a copy of the policy wrote: names, shapes and dtypes of its outputs.  Without one, its first
+        step decides.
     rewrites : set of keys
         The inputs that this call changed.
-    in_place : set of keys
-        Those whose tensors it wrote to: it is given copies, so that the rows stay what the env showed.
+    why : str
+        Why it is not taken apart.
 
     Raises
     ------
     ArgumentError
         The policy writes no action, one that does not fit the env, what is no tensor, or a state that no key of the env
         carries.
-
-    Notes
-    -----
-    bfloat16 and float8 outputs are kept as float32, which holds their values exactly: numpy has no such numbers.
     """
+
+    late: LateColumns
+    draws_from_torch = True
 
     def __init__(
         self,
         policy: Callable[[TensorDictBase], TensorDictBase],
-        actions: ActionFormat,
-        inputs: Schema,
-        batch_size: torch.Size,
-        placement: Placement,
-        exploration: InteractionType | None,
-        example: TensorDictBase,
+        setting: Setting,
+        example: TensorDictBase | None = None,
         rewrites: Set[Key] = frozenset(),
-        in_place: Set[Key] = frozenset(),
+        why: str = "",
     ) -> None:
-        self.rewrites = rewrites
-        self.policy, self.actions, self.batch_size, self.placement = policy, actions, batch_size, placement
-        self.exploration, self.stream = exploration, TorchStream(placement.policy)
+        self.rewrites, self.why = rewrites, why
+        self.policy, self.setting = policy, setting
+        self.actions, self.batch_size, self.placement = setting.actions, setting.batch_size, setting.placement
         in_keys = getattr(policy, "in_keys", None)
-        offered = list(inputs) if in_keys is None else [unravel(key) for key in in_keys]
-        self.inputs = [key for key in offered if key in inputs]
+        asked = list(setting.inputs) if in_keys is None else [unravel(key) for key in in_keys]
+        self.asks = None if in_keys is None else set(asked)
+        self.schema = setting.inputs
+        self.inputs = [key for key in asked if key in setting.inputs]
         self.reads = set(self.inputs)
-        self.live: Schema = {}
-        self.kinds: dict[Key, torch.dtype] = {}  # as the policy writes them: an action's may be narrower than the row's
+        self.tried = example is not None
+        self.flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # of the root, where any may be set
+        self.late = LateColumns(self.batch_size.numel() if self.batch_size else 1, late_output)
+        self.live: Schema = {ACTION: self.actions.stored}
+        self.action_dtype = torch.from_numpy(np.empty(0, self.actions.stored[1])).dtype
+        self.kinds: dict[Key, torch.dtype] = {}  # of those of `live` that it wrote so in the example
         self.once: Schema = {}
         self.states: list[Key] = []
-        for key in map(unravel, example.keys(True, True, is_leaf=is_leaf_nontensor)):
-            if key in inputs:
+        self.carried: States  # the engine's: what may be written under `next`
+        if example is not None:
+            self._learn(self.outputs(example, set()))
+
+    def _learn(self, outputs: _Outputs) -> None:
+        """Lay out what the policy writes: columns of a batch's own, and late ones for what numpy has no numbers for."""
+        for key in outputs:
+            if as_tuple(key)[0] == NEXT:
+                self.states.append(unravel(as_tuple(key)[1:]))
+        kept = {key: value for key, value in outputs.items() if as_tuple(key)[0] != NEXT}
+        self.kinds = {key: value.dtype for key, value in kept.items() if key != ACTION and _is_numpy(value.dtype)}
+        self.live |= {key: (tuple(kept[key].shape[1:]), kept[key].numpy().dtype) for key in self.kinds}
+        late = {key: value for key, value in kept.items() if key not in self.kinds}
+        if late[ACTION].dtype is self.action_dtype:
+            del late[ACTION]
+        self.late.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in late.items()}
+        self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
+        if self.log_prob_key is not None:
+            self.log_prob_shape = self.live[self.log_prob_key][0]
+
+    def outputs(self, out: TensorDictBase, shown: Set[Key]) -> _Outputs:
+        """What the policy wrote beside what it was shown, `[N, *shape]`.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        found: _Outputs = {}
+        dims = len(self.batch_size)
+        for key, value in out.items(True, True, is_leaf=is_leaf_nontensor):
+            key = unravel(key)
+            if key in shown or key in self.schema or key in END_FLAGS:
                 continue
-            value = example.get(key)
             if not isinstance(value, torch.Tensor):
                 raise ArgumentError(
                     f"the policy's {show(key)} is no tensor",
                     why=f"it is a {type(value).__name__}, and a batch holds columns of numbers",
                     fix="Write tensors, or leave the key out.",
                 )
-            if value.shape[: len(batch_size)] != batch_size:
+            if value.shape[:dims] != self.batch_size:
                 raise ArgumentError(
                     f"the policy's {show(key)} has no row for each env",
-                    why=f"expected a shape that begins with {tuple(batch_size)}, got {tuple(value.shape)}",
+                    why=f"expected a shape that begins with {tuple(self.batch_size)}, got {tuple(value.shape)}",
                 )
-            kind = tuple(value.shape[len(batch_size) :]), _array_dtype(value.dtype)
-            if as_tuple(key)[0] == NEXT:
-                self._add_state(unravel(as_tuple(key)[1:]), kind, inputs)
-                continue
-            self.kinds[key] = value.dtype
-            self.live[key] = kind
-        self.known = {*inputs, *self.live, *map(under_next, self.states)}
-        self.copied = in_place | set(self.states)  # what may be written to
-        self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
-        if self.log_prob_key is not None:
-            self.log_prob_shape = self.live[self.log_prob_key][0]
-        self._check_action()
+            parts = as_tuple(key)
+            if parts[0] == NEXT:
+                self._check_state(unravel(parts[1:]), value, dims)
+            found[key] = value.detach() if dims else value.detach()[None]
+        self._check_action(found.get(ACTION), found)
+        return found
 
-    def _add_state(self, key: Key, kind: tuple[tuple[int, ...], np.dtype], inputs: Schema) -> None:
-        if key not in inputs:
+    def _check_state(self, key: Key, value: torch.Tensor, dims: int) -> None:
+        if key not in self.schema:
             raise no_place(key)
-        if kind != inputs[key]:
-            (shape, dtype), (wanted, wanted_dtype) = kind, inputs[key]
+        shape, dtype = self.schema[key]
+        got = tuple(value.shape[dims:])
+        if (got, value.dtype) != (shape, torch.from_numpy(np.empty(0, dtype)).dtype):
             raise ArgumentError(
                 f"the policy's next.{show(key)} does not fit the env's {show(key)}",
-                why=f"expected {wanted} {wanted_dtype} a step, got {shape} {dtype}",
+                why=f"expected {shape} {dtype} a step, got {got} {_name(value.dtype)}",
                 fix=f"Give the primer of {show(key)} that shape and dtype.",
             )
-        self.states.append(key)
 
-    def _check_action(self) -> None:
-        if ACTION not in self.live:
+    def _check_action(self, action: torch.Tensor | None, written: _Outputs) -> None:
+        if action is None:
             raise ArgumentError(
                 "the policy wrote no action",
-                why=f"it wrote {', '.join(map(show, self.live)) or 'nothing'} on a made-up observation",
+                why=f"it wrote {', '.join(map(show, written)) or 'nothing'}",
                 fix="Write the key 'action'.",
             )
-        shape, dtype = self.live[ACTION]
-        wanted, wanted_dtype = self.actions.stored
-        if shape != wanted:
+        shape, dtype = self.actions.stored
+        got = tuple(action.shape[1:])
+        if got != shape:
             raise ArgumentError(
                 "the policy's action does not fit the env",
-                why=f"expected shape {wanted} a step, got {shape}",
+                why=f"expected shape {shape} a step, got {got}",
                 fix="Discrete actions are one-hot unless the env has categorical_action_encoding=True."
                 if self.actions.kind == "discrete"
                 else None,
             )
-        if wanted_dtype.kind in "iub" and dtype.kind not in "iub":
-            raise ArgumentError("the policy's action does not fit the env", why=f"expected {wanted_dtype}, got {dtype}")
-        self.live[ACTION] = (wanted, wanted_dtype)
+        whole = not (action.is_floating_point() or action.is_complex())
+        if dtype.kind in "iub" and not whole and not self.actions.encoded:
+            raise ArgumentError(
+                "the policy's action does not fit the env", why=f"expected {dtype}, got {_name(action.dtype)}"
+            )
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundTensorDict(self, columns)
 
-    def in_background(self, whether: bool) -> None:
-        self.stream.shared = whether
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stream.load_state_dict(state)
+    def act_with(self, policy: Any) -> None:
+        self.policy = policy
 
 
 class _BoundTensorDict(Bound):
     def __init__(self, program: TensorDictProgram, columns: Columns) -> None:
         self.program, self.columns = program, columns
-        self.outputs = [
-            (key, [self._tensor(row) for row in columns.rows[key][: columns.steps]]) for key in program.live
-        ]
-        self.successors = [
-            (under_next(key), [self._tensor(row) for row in columns.rows[key][1:]]) for key in program.states
-        ]
+        self.rows = {key: [torch.from_numpy(row) for row in columns.rows[key]] for key in (ACTION, *program.kinds)}
         self.action_rows = columns.rows[ACTION]
         self.names: tuple[str, ...] | None = None  # at the top of what the policy wrote last, once they were looked at
-        self.nested = False
+        self.flat: list[Key] | None = None  # its outputs, where none of them is nested
+        self.inputs = [(key, columns.rows[key]) for key in program.inputs]
+        if not program.batch_size:  # rows of one env, as it sees them
+            self.inputs = [(key, [row.reshape(row.shape[1:]) for row in rows]) for key, rows in self.inputs]
+        self.nested = any(isinstance(key, tuple) for key in program.inputs)
+        self.choosing = set_interaction_type(program.setting.exploration)
+        self.asked = [name for name in END_FLAGS if program.asks is None or name in program.asks]  # flags of the root
 
-    def _tensor(self, row: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(row)
-        return tensor if self.program.batch_size else tensor[0]  # of a tensor, a number is a view too
+    def begin(self, noise, first, last) -> None:
+        self.names, self.first = None, first
+        shape = (last - first, *self.program.batch_size, 1)
+        self.no_flags = [(name, torch.zeros(shape, dtype=torch.bool).unbind(0)) for name in self.asked]
 
-    def _input(self, key: Key, t: int) -> torch.Tensor:
-        """A fresh alias of row t: a policy that keeps it keeps the memory from being used again."""
-        column = self.columns.data.get(key)
-        if column is None or key in self.program.copied:
-            return self._tensor(self.columns.rows[key][t].copy())
-        return self._tensor(column[:, t])
-
-    def begin(self, rng, first, last) -> None:
-        self.program.stream.enter(rng)
-        if self.nested:  # what lies inside is looked at once a batch
-            self.names = None
-
-    def release(self) -> None:
-        self.program.stream.leave()
-
-    def act(self, t: int):
+    def _root(self, t: int) -> TensorDictBase:
+        """The root of step t in memory of its own: what a policy does to it, or keeps of it, is its business."""
         program, place = self.program, self.program.placement
-        inputs = {key: self._input(key, t) for key in program.inputs}
-        td: TensorDictBase = TensorDict(inputs, program.batch_size)
+        size = program.batch_size
+        inputs: dict[Any, torch.Tensor] = {}
+        for key, rows in self.inputs:
+            inputs[key] = torch.from_numpy(rows[t].copy())
+        if program.flags is None:
+            for name, flags in self.no_flags:
+                inputs[name] = flags[t - self.first]
+        else:
+            inputs |= {key: value for key, value in program.flags().items() if key in self.asked}
+        self.shown = inputs.keys()
+        td: TensorDictBase = (
+            TensorDict(inputs, size) if self.nested
+            else TensorDict._new_unsafe(inputs, batch_size=size)  # without the constructor's look at each leaf
+        )  # fmt: skip
         if place.policy_is_elsewhere:
             if place.non_blocking and place.policy is not None and place.policy.type == "cuda":
                 td = td.pin_memory()
             td = td.to(place.policy, non_blocking=place.non_blocking)
             place.sync_policy()
-        with set_interaction_type(program.exploration):
-            out = call(program.policy, td, f"step {t} of the batch")
-        if (names := tuple(out.keys())) != self.names:
-            self._check_keys(out, t)
-            self.names, self.nested = names, not all(isinstance(value, torch.Tensor) for value in out.values())
-        for key, value in inputs.items():
-            if key not in program.copied and not value.is_inference() and value._version:  # it was written to
-                raise changed_input(key, t)
-        for key, rows in self.outputs:
-            take(key, out.get(key, None), rows[t], program.kinds[key], t)
-        for key, rows in self.successors:  # row t+1 of a lane that ends here is set to its default by the reset
-            take(key, out.get(key, None), rows[t], rows[t].dtype, t)
+        return td
+
+    def act(self, t: int):
+        program = self.program
+        given = self._root(t)
+        with self.choosing:
+            out = call(program.policy, given, f"step {t} of the batch", first=not program.tried)
+        program.tried = True
+        self.written = out = out.cpu() if program.placement.policy_is_elsewhere else out
+        outputs = self._outputs(out, t)
+        for key, kind in program.kinds.items():
+            take(key, outputs.get(key), self.rows[key][t], kind, t)
+        action = outputs[ACTION]
+        late: _Outputs = {}
+        if len(outputs) > len(program.kinds) + 1 or action.dtype is not program.action_dtype:
+            for key in [key for key in outputs if key not in program.kinds]:
+                value = outputs[key]
+                if as_tuple(key)[0] == NEXT:  # row t+1 of a lane that ends here is set to its default by the reset
+                    row = torch.from_numpy(self.columns.rows[unravel(as_tuple(key)[1:])][t + 1])
+                    take(key, value, row, row.dtype, t)
+                elif key != ACTION or value.dtype is not program.action_dtype:
+                    refuse_nan(key, value, t)
+                    late[key] = value
+        kinds = program.late.kinds
+        if late or kinds != {}:  # the first step decides which there are
+            if kinds is not None and (ACTION in late) != (ACTION in kinds):
+                kind = kinds[ACTION][1] if ACTION in kinds else program.action_dtype
+                raise changed_output(ACTION, action, self.rows[ACTION][t], kind, t)
+            program.late.write(t, late)
+        refuse_nan(ACTION, action, t)
+        self.rows[ACTION][t].copy_(action)
         return loop_action(program.actions, self.action_rows[t], t)
 
-    def _check_keys(self, out: TensorDictBase, t: int) -> None:
-        new = {unravel(key) for key in out.keys(True, True, is_leaf=is_leaf_nontensor)} - self.program.known
-        if new:
-            raise new_output(min(new, key=show), t)
+    def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
+        """A policy that nobody has tried shows in its first step what it carries."""
+        carried = self.program.carried
+        states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
+        rows = self.columns.rows
+        read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.program.inputs]
+        rewrites = {key for key, row in read if not torch.equal(out.get(key).reshape(row.shape), row)}
+        carried.learn(states, rewrites)
+
+    def _outputs(self, out: TensorDictBase, t: int) -> _Outputs:
+        """What the policy wrote; looked at with care when its names change, and once a batch."""
+        if self.flat is not None and tuple(out.keys()) == self.names:
+            values = {key: out.get(key) for key in self.flat}
+            return values if self.program.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}
+        found = self.program.outputs(out, self.shown)
+        self._check_states(out, found, t)
+        self.names = tuple(out.keys())
+        nested = any(isinstance(key, tuple) for key in found) or not all(
+            isinstance(value, torch.Tensor) for value in out.values()
+        )
+        self.flat = None if nested else list(found)
+        return found
 
     def end(self, first: int, last: int) -> None:
         for key in self.program.live:
@@ -226,8 +285,13 @@ class _BoundTensorDict(Bound):
                 )
 
 
-def _array_dtype(dtype: torch.dtype) -> np.dtype:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_numpy(dtype: torch.dtype) -> bool:
     try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
+        torch.empty(0, dtype=dtype).numpy()
     except TypeError:
-        return np.dtype(np.float32)
+        return False
+    return True

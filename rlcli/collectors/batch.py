@@ -1,0 +1,163 @@
+"""The memory of a batch: one contiguous column `[N, T, *shape]` per key, and the rows the loop writes into.
+
+```
+column   lane 0 | t0 t1 t2 .. |      rows[key][t] = column[:, t]   for t < T   (views, made once)
+         lane 1 | t0 t1 t2 .. |      rows[key][T] = carrier[key]   [N, *shape] shared by all batches
+```
+A key that nobody stores has two scratch rows used in turn, so what is stored is a choice of row list, never a branch in
+the loop.  Beside the columns lie the true successors of steps that ended an episode (`Finals`).
+
+Memory is bound once and used again (`BatchPool`): taken by who writes a batch, given back when it is written.  A batch
+that was given back is taken again only when no consumer holds a tensor of it, nor any view, graph or array made from
+one: what was handed out is never overwritten, and a consumer that drops its batches costs one or two of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from rlcli.keys import Key
+from rlcli.lanes.lanes import Schema
+
+SPARE = 2  # batches of one length, kept while a third is written
+
+
+@dataclass
+class Columns:
+    """Arrays of one batch.
+
+    Attributes
+    ----------
+    steps : int
+        T.
+    data : dict
+        Key -> array `[N, T, *shape]`; these go to the consumer.
+    rows : dict
+        Key -> list of T+1 arrays `[N, *shape]`; written by the loop.
+    """
+
+    steps: int
+    data: dict[Key, np.ndarray]
+    rows: dict[Key, list[np.ndarray]]
+
+    def __post_init__(self) -> None:
+        self._idle: list[int] = []
+
+    def settle(self) -> None:
+        """Remember how often each column is referenced while no consumer holds it."""
+        self._idle = [sys.getrefcount(array) for array in self.data.values()]
+
+    def free(self) -> bool:
+        """Whether no tensor that was handed out is alive, nor any view, graph or numpy array made from one."""
+        return [sys.getrefcount(array) for array in self.data.values()] == self._idle
+
+
+def allocate(
+    steps: int, lanes: int, live: Schema, stored: set[Key], once: Schema, carrier: dict[Key, np.ndarray]
+) -> Columns:
+    """Columns and rows for one batch.
+
+    Parameters
+    ----------
+    live : Schema
+        Keys that the loop writes row by row.
+    stored : set of keys
+        Those of `live` that the consumer gets; the others live in scratch rows.
+    once : Schema
+        Keys that are written as whole columns after the loop.
+    carrier : dict
+        Key -> `[N, *shape]`, the rows T.
+    """
+    data: dict[Key, np.ndarray] = {}
+    rows: dict[Key, list[np.ndarray]] = {}
+    for key, (shape, dtype) in live.items():
+        if key in stored:
+            column = np.empty((lanes, steps, *shape), dtype)
+            data[key] = column
+            rows[key] = [column[:, t] for t in range(steps)]
+        else:
+            pair = [np.empty((lanes, *shape), dtype) for _ in range(2)]
+            rows[key] = [pair[t % 2] for t in range(steps)]
+        rows[key].append(carrier[key])
+    for key, (shape, dtype) in once.items():
+        data[key] = np.empty((lanes, steps, *shape), dtype)
+    return Columns(steps, data, rows)
+
+
+class Finals:
+    """The true next observation of every step that ended an episode, kept before the reset overwrites it.
+
+    Copies of row t+1 of finished lanes, transforms applied.
+
+    Parameters
+    ----------
+    rows : dict
+        Key -> list of rows, for the observation keys.
+    """
+
+    def __init__(self, rows: dict[Key, list[np.ndarray]]) -> None:
+        self._rows = list(rows.items())
+        self.places: list[tuple[int, int]] = []
+        self.values: dict[Key, list[np.ndarray]] = {key: [] for key in rows}
+        self._stacked: dict[Key, np.ndarray] | None = None
+
+    def clear(self) -> None:
+        self.places = []
+        self.values = {key: [] for key, _ in self._rows}
+        self._stacked = None
+
+    def keep(self, t: int, lanes: Sequence[int]) -> None:
+        """Copy row t+1 of these lanes: the real successors of step t."""
+        self.places += zip(repeat(t), lanes, strict=False)
+        for key, rows in self._rows:
+            self.values[key].append(rows[t + 1].take(lanes, 0))  # a list as an index takes six times as long
+
+    def stacked(self) -> dict[Key, np.ndarray]:
+        """Key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
+        if self._stacked is None:
+            self._stacked = {key: np.concatenate(parts) for key, parts in self.values.items()} if self.places else {}
+        return self._stacked
+
+
+class HasColumns(Protocol):
+    """A batch's memory with what is bound to it."""
+
+    @property
+    def columns(self) -> Columns: ...
+
+
+Batch = TypeVar("Batch", bound=HasColumns)
+
+
+class BatchPool(Generic[Batch]):
+    """Batches of memory.
+
+    Parameters
+    ----------
+    make : callable
+        `steps -> batch`.
+    reuse : bool
+        Take the same memory whoever holds it: what was handed out before is overwritten.
+    """
+
+    def __init__(self, make: Callable[[int], Batch], *, reuse: bool = False) -> None:
+        self._make, self._reuse = make, reuse
+        self._idle: list[Batch] = []
+
+    def take(self, steps: int) -> Batch:
+        """Memory for so many steps that nobody holds; it is the caller's until it is given back."""
+        for i, batch in enumerate(self._idle):
+            if batch.columns.steps == steps and (self._reuse or batch.columns.free()):
+                return self._idle.pop(i)
+        self._idle = [batch for batch in self._idle if batch.columns.steps == steps][-SPARE:]
+        return self._make(steps)
+
+    def give_back(self, batch: Batch) -> None:
+        """The batch is written, or given up; what of it was handed out stays as it is."""
+        self._idle.append(batch)

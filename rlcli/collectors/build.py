@@ -1,0 +1,82 @@
+"""The collector of a run, the keys of its batches and the devices of its stages, from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import InteractionType
+
+from rlcli.collectors.collector import Collector
+from rlcli.collectors.devices import resolve
+from rlcli.config.installed import accelerator
+from rlcli.config.schemas import CollectConfig
+from rlcli.envs import EnvBase
+from rlcli.keys import Key, unravel
+from rlcli.modules import ActorCritic
+
+EXPLORATION = {
+    "random": InteractionType.RANDOM,
+    "mode": InteractionType.MODE,
+    "mean": InteractionType.MEAN,
+    "deterministic": InteractionType.DETERMINISTIC,
+}
+
+
+def build_collector(
+    cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
+) -> Collector:
+    """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
+    c, m, places = cfg.collector, cfg.memory, devices(cfg)
+    return Collector(
+        env, None if policy is None else policy.actor,
+        frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs,
+        delta_dtype=delta_of(cfg), on_overflow=m.on_overflow, keep_keys=keep_keys,
+        max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
+        reset_at_each_iter=c.reset_at_each_iter, split_trajs=c.split_trajs, set_truncated=c.set_truncated,
+        trajs_per_batch=c.trajs_per_batch, traj_format="cat" if c.trajs_per_batch else None,
+        deliver_leftovers=c.deliver_leftovers, track_traj_ids=c.track_traj_ids,
+        exploration_type=EXPLORATION[cfg.policy.exploration],
+        weights_swap=cfg.weights.swap,
+        env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
+        no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
+    )  # fmt: skip
+
+
+def keys_of(entries: Sequence[Any]) -> list[Key]:
+    """The keys that `memory.keep` spells."""
+    return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]
+
+
+def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
+    """Where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
+    d = cfg.device
+    kind = d.kind
+    if kind == "auto":
+        convolves = cfg.policy.kind == "cnn" or (cfg.policy.kind == "auto" and cfg.env.kind == "atari")
+        kind = "cuda" if torch.cuda.is_available() and convolves else "cpu"
+    here = None if kind == "cpu" else accelerator() if kind == "split" else kind
+    chosen = {
+        "env_device": d.env_device,
+        "policy_device": d.policy_device or here,
+        "storing_device": d.storing_device or (None if kind == "split" else here),
+        "train_device": d.train_device or here,
+    }
+    found = {name: resolve(device) for name, device in chosen.items()}
+    if found["storing_device"] is None and kind == "split":
+        found["storing_device"] = found["train_device"]  # the batch goes where it is learned from
+    for name in ("env_device", "storing_device"):
+        device = found[name]
+        found[name] = None if device is not None and device.type == "cpu" else device
+    return found
+
+
+def delta_of(cfg: CollectConfig) -> torch.dtype:
+    """What differences are kept in."""
+    return getattr(torch, cfg.memory.delta_dtype)
+
+
+def keeps_overflows(cfg: CollectConfig) -> bool:
+    """Whether next observations that no difference holds are kept whole."""
+    return cfg.memory.next_obs == "delta" and cfg.memory.on_overflow == "keep"

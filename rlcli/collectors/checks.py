@@ -1,0 +1,181 @@
+"""Whether what the env shows is finite, and within the bounds that it declares.
+
+What a batch stores as the env gave it is looked at when the loop is over, whole columns at once.  What no stored column
+shows as it was is looked at in the loop, before a transform that clips or scales would hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcli.collectors.batch import Finals
+from rlcli.errors import EnvError
+from rlcli.keys import Key, show
+from rlcli.lanes.contract import BatchStart, broken
+from rlcli.lanes.lanes import Lanes
+from rlcli.lanes.outcome import Outcome
+from rlcli.transforms import RowOp
+
+ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
+
+
+# ---- after the loop --------------------------------------------------------------------------------------------------
+def check_finite(
+    lanes: Lanes, data: dict[Key, np.ndarray], carrier: dict[Key, np.ndarray], finals: Finals, outcome: Outcome
+) -> None:
+    """Refuse observations that are not finite, wherever the batch holds them.
+
+    Raises
+    ------
+    EnvError
+        Naming lane, episode and step of the first.
+    """
+    for key in lanes.schema:
+        column, after = data.get(key), carrier.get(key)
+        if column is None or after is None or column.dtype.kind != "f":
+            continue
+        ends = finals.stacked().get(key, after[:0])
+        if all(np.isfinite(values).all() for values in (column, after, ends)):
+            continue
+        steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
+        found = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
+        found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
+        found += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
+        t, lane = min(found)
+        raise _not_finite(lanes, key, lane, (max(t, 0), outcome.ends))
+
+
+def check_bounds(
+    lanes: Lanes,
+    data: dict[Key, np.ndarray],
+    carrier: dict[Key, np.ndarray],
+    finals: Finals,
+    outcome: Outcome,
+    keys: list[Key],
+    *,
+    start: BatchStart,
+    fresh: np.ndarray,
+    waiting: bool,
+) -> None:
+    """Refuse or count observations outside their bounds: every row, reset and final observations among them.
+
+    Parameters
+    ----------
+    keys : list of keys
+        With bounds, and stored as the env gave them.
+    start : BatchStart
+        Where the lanes stood at row 0.
+    fresh : ndarray `[N]` of bool
+        The lanes whose row 0 was reset outside the loop; what the others show there was seen as the carrier.
+    waiting : bool
+        Whether the batch stopped at an end: the final observations are still in the carrier.
+
+    Raises
+    ------
+    EnvError
+        Naming env, lane, episode, steps and element of the first, unless the env counts them.
+    """
+    finished = {} if waiting or not keys else finals.stacked()
+    for key in keys:
+        interval, column, after = lanes.bounds.intervals[key], data[key], carrier[key]
+        ends = finished.get(key, after[:0])
+        if all(interval.holds(values) for values in (column, after, ends)):
+            continue
+        n, steps = column.shape[:2]
+        seen = np.concatenate([column.reshape(n * steps, *column.shape[2:]), after, ends])
+        over = {lane for _, lane, *_ in outcome.ends} if waiting else set()
+        times = [(t, True, lane) for lane in range(n) for t in range(steps)]
+        times += [(steps, lane not in over, lane) for lane in range(n)]
+        times += [] if waiting else [(t + 1, False, lane) for t, lane in finals.places]
+        new = np.array([t > 0 or bool(fresh[lane]) for t, _, lane in times])
+        chosen = [time for time, is_new in zip(times, new, strict=True) if is_new]
+        lanes.bounds.found(lanes, key, seen[new], chosen, start, outcome.ends)
+
+
+# ---- in the loop -----------------------------------------------------------------------------------------------------
+class FiniteRows(RowOp):
+    """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
+
+    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.lanes, self.rows = lanes, [(key, rows[key]) for key in keys]
+
+    def step(self, t: int) -> None:
+        for key, rows in self.rows:
+            if not np.isfinite(rows[t]).all():
+                lane = int(np.argwhere(~np.isfinite(rows[t]))[0][0])
+                raise _not_finite(self.lanes, key, lane)
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        self.step(t)
+
+
+class BoundedRows(RowOp):
+    """Refuses or counts what the env shows outside its bounds, kept aside in the loop and looked at after it.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    rows : dict
+        Key -> T + 1 arrays `[N, *shape]`, as the env writes them.
+    keys : list of keys
+        With bounds, and hidden by a transform or by what is stored.
+    """
+
+    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.lanes = lanes
+        large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
+        self.each = [(key, rows[key]) for key in large]
+        self.aside = [_Aside(key, rows[key]) for key in keys if key not in large]
+        self._copied = [(aside.rows, aside.kept) for aside in self.aside]
+        self.begin()
+
+    def begin(self) -> None:
+        self.start, self.last = BatchStart.of(self.lanes), 0
+        for aside in self.aside:
+            aside.resets = []
+
+    def step(self, t: int) -> None:
+        self.last = t
+        for rows, kept in self._copied:
+            kept[t] = rows[t]
+        for key, rows in self.each:
+            self._look(key, rows[t], [(t, False, lane) for lane in range(self.lanes.n)])
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        for aside in self.aside:
+            row = aside.rows[t]
+            aside.resets += [(t, lane, row[lane : lane + 1].copy()) for lane in lanes]
+        for key, rows in self.each:
+            self._look(key, rows[t][list(lanes)], [(t, True, lane) for lane in lanes])
+
+    def end(self) -> None:
+        for aside in self.aside:
+            shown = aside.kept[1 : self.last + 1]
+            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in aside.resets)])
+            if self.lanes.bounds.intervals[aside.key].holds(values):
+                continue
+            times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.lanes.n)]
+            self._look(aside.key, values, [*times, *((t, True, lane) for t, lane, _ in aside.resets)])
+
+    def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
+        if not self.lanes.bounds.intervals[key].holds(values):
+            self.lanes.bounds.found(self.lanes, key, values, times, self.start, self.lanes.outcome.ends)
+
+
+class _Aside:
+    """One key's copies: what each step gave, and what each reset gave."""
+
+    def __init__(self, key: Key, rows: list[np.ndarray]) -> None:
+        self.key, self.rows = key, rows
+        self.kept = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
+        self.resets: list[tuple[int, int, np.ndarray]] = []
+
+
+def _not_finite(lanes: Lanes, key: Key, lane: int, at: tuple[int, Sequence[tuple]] | None = None) -> EnvError:
+    return broken(
+        lanes, f"the env's {show(key)} is not finite", lane=lane, at=at,
+        expected="finite numbers", got="NaN or infinity",
+        fix="Show a number: 0 where there is nothing to say, and a flag beside it.",
+    )  # fmt: skip

@@ -1,0 +1,571 @@
+"""`Collector`: steps envs under a policy in this process and yields batches.
+
+Here is what happens batch by batch.  Which options exclude each other is in `options`, what they are turned into in
+`wiring`, what happens step by step in `loop`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+from torch import nn
+
+from rlcli.collectors.base import BaseCollector, Collected
+from rlcli.collectors.copies import NOT_COPIED, own_copy, own_device
+from rlcli.collectors.devices import one_device, place
+from rlcli.collectors.engine import Engine
+from rlcli.collectors.faces import Face, faces_of
+from rlcli.collectors.finish import assemble
+from rlcli.collectors.options import Device, Stepping, divided, next_steps, steps_of
+from rlcli.collectors.programs.torch_stream import TorchStream
+from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.trajectory_ids import TrajectoryPool
+from rlcli.collectors.weights import FollowedWeights, Source
+from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta, with_transforms
+from rlcli.data.next_obs import move
+from rlcli.envs import EnvBase
+from rlcli.envs.tensordict_lanes import array_face
+from rlcli.errors import ArgumentError, in_words
+from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
+from rlcli.lanes.bounds import Bounds
+
+
+class Collector(BaseCollector):
+    """Collects `frames_per_batch` frames at a time.
+
+    Parameters
+    ----------
+    create_env_fn : EnvBase or callable
+        An env, or what makes one.
+    policy : nn.Module, TensorDictModule or callable, optional
+        A callable takes the tensordict of a step and writes `action` to it; a module may also read observations, by the
+        names of its arguments.  What it writes beside is stored; what the env showed is stored as it was, even where
+        the policy overwrites it.  None means random actions.
+    policy_factory : callable, optional
+        Instead of `policy`: called once, it returns one.
+    frames_per_batch : int
+        Frames a batch, rounded up to whole steps of all envs.
+    total_frames : int
+        Frames until iteration ends, exact to one step of all envs; -1 never ends.
+    device, env_device, policy_device, storing_device : torch device, optional
+        Where stages run; `device` sets the other three.
+    devices : sequence of torch devices, optional
+        The same as `device`, as a list that names one device: several are for workers, and this collector has none.
+    next_obs : {"full", "compact", "exact", "delta"}, optional
+        How `("next", *observation)` is kept: stored; not stored; as a lazy tensor over the stored observations and the
+        few successors that are not among them (no value is lost); or as a difference of low precision (see
+        `NextObservationDelta`, which an env may bring with it).  `compact_obs=True` is `"compact"`.
+    delta_dtype : torch dtype
+        Of the differences of `next_obs="delta"`: float16, bfloat16 or int8.
+    on_overflow : {"raise", "keep"}
+        A row whose difference that dtype cannot hold: an error, or its next observation is kept as it is.
+    keep_keys : sequence of keys, optional
+        Store only these; an observation brings its next value, in the way that `next_obs` says.
+    max_frames_per_traj : int, optional
+        Truncate episodes after so many steps; adds a `StepCounter`.
+    init_random_frames : int
+        The first so many frames take random actions.
+    reset_at_each_iter : bool
+        Begin new episodes with every batch.
+    reset_when_done : bool
+        False ends a batch early, after the first step in which an env finished; that env is reset when the next batch
+        begins.
+    split_trajs : bool
+        Deliver padded trajectories with a mask (discouraged).
+    set_truncated : bool
+        Flag the last step of every batch truncated.
+    exploration_type : ExplorationType
+        RANDOM draws from the policy's distribution, MODE and DETERMINISTIC take its mode.
+    postproc : callable, optional
+        Batch -> batch, before it is delivered.
+    replay_buffer : optional
+        Batches are written there and None is yielded; `extend_buffer=False` writes step by step with `add`.
+    trajs_per_batch : int, optional
+        Deliver complete trajectories only, so many at a time.  `frames_per_batch` then says how often it is looked for
+        them.
+    traj_format : {"padded", "cat"}, optional
+        Their layout: `[trajs_per_batch, longest]` with a mask `("collector", "mask")` (the default), or end to end,
+        `[frames]`, as a buffer always gets them.
+    deliver_leftovers : bool
+        Deliver trajectories that `total_frames` or a reset from outside cuts short too, their last step flagged
+        truncated and done; the last delivery may be smaller.  Otherwise `trajectories` counts them
+        (`leftover_frames`, `dropped_frames`).
+    reuse_batch : bool
+        Overwrite the previous batch's memory with the next: fast, and dangerous for whoever still reads it.
+    track_traj_ids, track_policy_version : bool
+        Whether `("collector", "traj_ids")` and `("collector", "policy_version")` are in the batch.
+    update_at_each_batch : bool
+        Take over the policy's weights before every batch, where the collector works on a copy.  In the background they
+        are read in the middle of whatever the trainer does then: publish them instead.
+    weights_swap : {"rollout", "step"}
+        Where weights that are published while a batch is collected begin to act: with the next batch, or the next step.
+    no_cuda_sync : bool
+        Leave out explicit waits between devices.
+    filter_warnings_subprocess : bool
+        Hide the warnings of worker processes.  Accepted so that options can be handed from one collector to another:
+        this one works in the process it was made in, whose warnings it never filters, whatever is said here.
+    pre_collect_hook, post_collect_hook : callable, optional
+        Called before each batch, and with each batch; what they raise stops collection and reaches the caller.
+    trust_policy, use_buffers : bool, optional
+        Accepted so that options can be handed from one collector to another: policies are called as they are, and every
+        batch is one preallocated buffer.
+    seed : int, optional
+        Of envs and exploration; drawn from torch's global stream by default.  Random actions, and the noise of policies
+        that are taken apart, are functions of seed, lane and step; other policies draw from one stream, seeded with it.
+    episode_seeds : bool
+        Seed every episode on its own, not only the first of each lane.
+    first_lane, all_lanes : int, optional
+        Where the collector's envs are the lanes `first_lane ..` of a run of `all_lanes`: they get the seeds and noise
+        that they would have in one collector of them all.
+    auto_register_policy_transforms : bool
+        Add what a recurrent policy needs of its env where it is missing.  Row t holds the state that step t began with
+        and, under `next`, the one it wrote (never in `compact`; in `exact` once, gathered when read).  `keep_keys` that
+        name the state only store it at the root alone.
+
+    Attributes
+    ----------
+    env : EnvBase
+        What is stepped, with the transforms that options and policy asked for.
+    frames_per_batch, total_frames, init_random_frames
+        As above; each may be changed between two batches.
+
+    Raises
+    ------
+    ArgumentError
+        Options that do not fit together.
+    EnvError, NumericsError
+        While collecting: a broken step contract, a policy output that is not finite.
+    """
+
+    env: EnvBase
+    frames_per_batch: int
+    total_frames: int
+    init_random_frames: int
+
+    def __init__(
+        self,
+        create_env_fn: EnvMaker,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[[], Any] | None = None,
+        frames_per_batch: int = 200,
+        total_frames: int = -1,
+        device=None,
+        env_device=None,
+        policy_device=None,
+        storing_device=None,
+        devices=None,
+        next_obs: str | None = None,
+        compact_obs: bool = False,
+        delta_dtype: torch.dtype = torch.float16,
+        on_overflow: str = "raise",
+        keep_keys: Sequence[Key] | None = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = 0,
+        reset_at_each_iter: bool = False,
+        reset_when_done: bool = True,
+        split_trajs: bool = False,
+        set_truncated: bool = False,
+        exploration_type: InteractionType | None = InteractionType.RANDOM,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        trajs_per_batch: int | None = None,
+        traj_format: str | None = None,
+        deliver_leftovers: bool = False,
+        reuse_batch: bool = False,
+        track_traj_ids: bool = True,
+        track_policy_version: bool = False,
+        update_at_each_batch: bool = False,
+        weights_swap: str = "rollout",
+        no_cuda_sync: bool = False,
+        filter_warnings_subprocess: bool = True,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        trust_policy: bool | None = None,
+        use_buffers: bool | None = None,
+        auto_register_policy_transforms: bool = True,
+        create_env_kwargs: dict[str, Any] | None = None,
+        seed: int | None = None,
+        episode_seeds: bool = False,
+        first_lane: int = 0,
+        all_lanes: int | None = None,
+        traj_pool: TrajectoryPool | None = None,
+    ) -> None:
+        stepping, delivery = divided(locals())
+        super().__init__(delivery, delivery.trajectories(stepping))
+        self._prepare(stepping, delivery.storing_device)
+
+    def _prepare(self, s: Stepping, storing_device: Device) -> None:
+        """Env, policy and engine, from what a worker would be sent."""
+        self._stepping = s
+        self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
+        self.init_random_frames = s.init_random_frames or 0
+        self.reset_at_each_iter, self.set_truncated = s.reset_at_each_iter, s.set_truncated
+        # [N, T, 1] of the last batch, where transforms or `set_truncated` change what the env gave
+        self._raw_reward: np.ndarray | None = None
+        self._raw_done: np.ndarray | None = None
+        self.update_at_each_batch = s.update_at_each_batch
+        self.first_lane, self.all_lanes = s.first_lane, s.all_lanes
+        self._weights = FollowedWeights(s.weights_swap)
+        self._trained = self._acting = policy = s.make_policy()  # what acts may become a copy of what was given
+
+        with contextlib.ExitStack() as undo:
+            env = make_env(s.create_env_fn, s.create_env_kwargs)
+            if env is not s.create_env_fn:  # if anything fails, nobody else can close what was made here
+                undo.callback(env.close)
+            self.env = with_transforms(env, policy, s.max_frames_per_traj, s.auto_register_policy_transforms)
+            self.next_obs = s.next_obs_mode(delta_of(self.env) is not None)
+            self.env, self.delta = with_delta(self.env, self.next_obs, s.delta_dtype, s.on_overflow)
+            self.batched = bool(self.env.batch_size)
+            self.placement = place(
+                device=one_device(s.device, s.devices), env_device=s.env_device, policy_device=s.policy_device,
+                storing_device=storing_device, env_own=self.env.device, policy_own=own_device(policy),
+                no_cuda_sync=s.no_cuda_sync,
+            )  # fmt: skip
+            self.seed = _drawn_seed() if s.seed is None else s.seed
+            self.ids = s.traj_pool or TrajectoryPool()
+            self._face = array_face(self.env)
+            self.lanes = self._face[0]
+            s.check_lanes(self.lanes.n)
+            self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy)
+            self._looked = False  # at what the env shows
+            self._connect()
+            if s.seed is not None or not self.lanes.seeded:
+                self._seed_lanes(_drawn_seed() if s.seed is None else s.seed, s.episode_seeds)
+            undo.pop_all()
+
+    def _connect(self) -> None:
+        """What is stepped, put together from what the env is known to show."""
+        s = self._stepping
+        wired = wire(
+            self.env, self._face, self._acting, self.placement, s,
+            mode=self.next_obs, random_frames=self.init_random_frames,
+        )  # fmt: skip
+        self._weights.connect(self._trained, wired.own)
+        self._acting, self.policy = wired.own, wired.policy
+        self.is_copy = wired.own is not self._trained
+        adopting = self._weights.adopting if s.weights_swap == "step" else None
+        self.engine = Engine(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
+
+    # ---- iteration ---------------------------------------------------------------------------------------------
+    @property
+    def frames_in_batch(self) -> int:
+        """Frames of a full batch after rounding to whole steps of all envs."""
+        return steps_of(self.frames_per_batch, self.lanes.n) * self.lanes.n
+
+    def __len__(self) -> int:
+        """Batches of the whole run.
+
+        Raises
+        ------
+        TypeError
+            It has no end, or delivers trajectories, whose number nobody knows.
+        """
+        if self.total_frames < 0 or self.trajectories is not None:
+            raise TypeError("a collector without total_frames, or with trajs_per_batch, has no length")
+        return -(-self.total_frames // self.frames_in_batch)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def steps_left(self) -> int:
+        return next_steps(self.frames_per_batch, self.total_frames, self.lanes.n, self.frames)
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.trajectories is not None and self.trajectories.deliver_leftovers:
+            self.engine.begun = False  # what was open is delivered: should collecting go on, it goes on with new ones
+
+    def rollout(self, steps: int | None = None) -> TensorDictBase:
+        """Collect one raw batch; `deliver` makes of it what a consumer is to get.
+
+        Parameters
+        ----------
+        steps : int, optional
+            Steps per env; those of a full batch by default.
+        """
+        return self._stepped(steps_of(self.frames_per_batch, self.lanes.n) if steps is None else steps, False).batch
+
+    def _collect(self, steps: int, timed: bool) -> Collected:
+        if getattr(self.rollout, "__func__", None) is _ROLLOUT:
+            return self._stepped(steps, timed)
+        batch = self.rollout(steps)  # of a subclass, which may have made another batch of ours
+        own = {REWARD: self._raw_reward, DONE: self._raw_done}
+        reward, done = (_array(batch.get(key, None)) if x is None else x for key, x in own.items())
+        return Collected(batch, reward, done, None)
+
+    def _stepped(self, steps: int, timed: bool) -> Collected:
+        self._refuse_background()
+        if self.update_at_each_batch:
+            self.update_policy_weights_()
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        if self.reset_at_each_iter:
+            self.engine.begun = False
+        if steps < 1:
+            raise ArgumentError("a batch has at least one step", why=f"got {steps}")
+        self.stream.shared = self._thread is threading.current_thread()
+        left = max(0, self.init_random_frames - self.frames)
+        self._look(left)
+        self._weights.begin()
+        try:
+            filled = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)
+        finally:
+            self._weights.end()
+        columns, self._raw_reward = filled.columns, filled.raw_reward
+        done = self._flag_last_step(columns)
+        if POLICY_VERSION in columns:
+            columns[POLICY_VERSION][:] = self._weights.versions(*columns[POLICY_VERSION].shape)
+        batch = assemble(filled, batched=self.batched, delta=self.delta)
+        self.frames += batch.numel()
+        return Collected(self._stored_where_asked(batch), filled.reward, done, filled.seconds)
+
+    def _look(self, random_frames: int) -> None:
+        """Before the first batch: an env of the user's may show other than its specs say."""
+        if not self._looked:
+            with self.engine.drawing(random_frames):
+                differs = self.lanes.look()
+            if differs:
+                self._connect()
+        self._looked = True
+
+    def _flag_last_step(self, columns: dict[Key, np.ndarray]) -> np.ndarray | None:
+        """`set_truncated`; the ends as the env gave them."""
+        done = columns.get(DONE)
+        if not self.set_truncated:
+            return done
+        self._raw_done = None if done is None else done.copy()
+        for key in (TRUNCATED, DONE):
+            if key in columns:
+                columns[key][:, -1] = True
+        return self._raw_done
+
+    def _stored_where_asked(self, batch: TensorDictBase) -> TensorDictBase:
+        storing = self.placement.storing
+        if storing is not None and self.placement.storing_is_elsewhere:
+            batch = move(batch, storing, non_blocking=self.placement.non_blocking)
+            self.placement.sync_storage()
+        return batch
+
+    # ---- what there is to know -----------------------------------------------------------------------------------
+    @property
+    def schema(self) -> BatchSchema:
+        """What batches hold; once steps are taken, with what nobody declared and they wrote."""
+        return self.engine.schema
+
+    @property
+    def envs(self) -> int:
+        """How many envs are stepped together."""
+        return self.lanes.n
+
+    @property
+    def bounds(self) -> Bounds:
+        """What observations must stay within, and what was found outside."""
+        return self.lanes.bounds
+
+    def out_of_bounds(self) -> list[tuple[str, str, int]]:
+        return self.lanes.bounds.news()
+
+    def faces(self) -> list[Face]:
+        """Which parts run on columns and which on TensorDicts, and why: env, transforms, policy, noise.
+
+        An env of tensordicts is looked at before the first batch: what it shows then may change how its policy runs.
+        """
+        return faces_of(self.env, self.engine)
+
+    def figures(self) -> dict[str, Any]:
+        """For a closing report.
+
+        `out_of_bounds`: of each observation key that left its declared bounds how often, and the worst value; with
+        `next_obs="delta"`, `delta`: what rounding differences cost.
+        """
+        found: dict[str, Any] = {"out_of_bounds": self.lanes.bounds.figures()}
+        return found if self.delta is None else found | {"delta": self.delta.figures()}
+
+    # ---- episodes ----------------------------------------------------------------------------------------------
+    @property
+    def episodes(self) -> list[int]:
+        """The number of the episode that each env is in, or has just ended; -1 before the first."""
+        return list(self.lanes.episodes)
+
+    def limit_episodes(self, steps: int) -> bool:
+        """Truncate the episodes that begin from now on after so many steps; False where envs cannot be cut short."""
+        if self.lanes.resets_running_lanes:
+            self.lanes.limit_frames(steps)
+        return self.lanes.resets_running_lanes
+
+    def remember_episodes(self, longest: int) -> bool:
+        """Keep the actions of open episodes, so that `load_state_dict` can replay them.
+
+        Parameters
+        ----------
+        longest : int
+            Steps of the longest episode that is remembered; 0 remembers none.
+
+        Returns
+        -------
+        bool
+            False where replaying gives another episode, and nothing is remembered.
+        """
+        if not longest or not self.lanes.is_replayable():
+            return False
+        self.lanes.history_limit = longest
+        return True
+
+    # ---- in the background -------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Collect in a thread, writing to the replay buffer, until `async_shutdown` or the end of `with`.
+
+        From here on the policy that acts is a copy with tensors of its own, where it was not one before: what trains
+        the given module in place is not seen until `update_policy_weights_` publishes it, one whole version at a time.
+        `collector.policy` is that copy; what its modules keep beside tensors (counters, caches) is the copy's own too,
+        while functions see what they close over.  A policy that is no module, or cannot be copied (a warning says so),
+        goes on acting itself.  So does what an env, a transform or a hook works with: give it a copy of the trained
+        model and register both, `register_model(name, module, used)`; what is registered without `used`, or not at
+        all, is read while it is trained.
+        """
+        super().start()
+
+    def _part(self) -> None:
+        if isinstance(self._acting, nn.Module) and not self.is_copy:
+            given = self._acting
+            try:
+                self.policy, self._acting = own_copy((self.policy, given))
+            except NOT_COPIED as error:
+                warnings.warn(
+                    f"the policy acts on the very tensors that are trained: it cannot be copied ({in_words(error)})",
+                    stacklevel=4,
+                )
+            else:
+                self.is_copy = True
+                self.engine.program.act_with(self.policy)
+                self._weights.connect(given, self._acting)
+        self._weights.apart = True
+
+    # ---- weights, seeds, end -----------------------------------------------------------------------------------
+    def update_policy_weights_(self, policy: Source | None = None, *, model_id: str | None = None) -> None:
+        """Publish new weights, whole: what acts takes them over at once, or where `weights_swap` says.
+
+        At once between two batches, where no thread collects; nothing is copied where the collector uses the very
+        tensors that are trained.  Otherwise they are copied now, from any thread, and of several versions that wait
+        the newest counts.
+
+        Parameters
+        ----------
+        policy : nn.Module, TensorDict or mapping, optional
+            A module, `TensorDict.from_module` of one, or a `state_dict`; by default the policy that the collector was
+            made with.
+        model_id : str, optional
+            Update this registered model alone; by default the policy, and all registered models with it.
+        """
+        self._weights.publish(policy, model_id)
+
+    @property
+    def weights_swap(self) -> str:
+        """Where weights that are published while a batch is collected begin to act: "rollout" or "step"."""
+        return self._weights.swap
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy's weights were published; rows tell by which version their action was chosen."""
+        return self._weights.version
+
+    def register_model(self, name: str, module: nn.Module, used: nn.Module | None = None) -> None:
+        """Keep a further model in step: `update_policy_weights_` copies `module`'s weights into `used` as well.
+
+        Parameters
+        ----------
+        name : str
+            Of the model; registering it again replaces it.
+        module, used : nn.Module
+            What is trained, and the copy that an env, a transform or a hook works with; without one, they use
+            `module` itself, nothing needs copying, and in the background they read it while it is trained.
+        """
+        self._weights.register(name, module, used)
+
+    def reset(self) -> None:
+        """Begin the next batch with new episodes in all lanes."""
+        self._refuse_background()
+        self.engine.begun = False
+
+    def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
+        """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
+        self._refuse_background()
+        self.seed = seed
+        self.stream.reseed(self._stepping.process_seed(seed))
+        self.engine.reseed(seed)
+        self._seed_lanes(seed, episode_seeds)
+        self.engine.begun = False
+        return seed + 1
+
+    def _seed_lanes(self, seed: int, every_episode: bool) -> None:
+        s = self._stepping
+        self.lanes.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Between two batches, everything that decides the following ones (the policy's weights apart)."""
+        self._refuse_background()
+        state = {"frames": self.frames, "policy_version": self.policy_version, "engine": self.engine.state_dict()}
+        return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
+        """Continue where `state_dict` was taken; call `set_seed` with the run's seed first.
+
+        Returns
+        -------
+        list of int
+            The lanes whose env could not be brought back exactly: each begins a new episode, under a new id.
+        """
+        self._refuse_background()
+        if "lanes" in state["engine"]:  # before all other resets: the first one decides what is loaded into
+            self._look(0)
+        self.frames = int(state["frames"])
+        self._weights.restart_at(int(state["policy_version"]))
+        if self.trajectories is not None:
+            self.trajectories.load_state_dict(state["trajectories"], self.placement.storing)
+        return self.engine.load_state_dict(state["engine"], replay=replay)
+
+    def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
+        """Go on as if `frames` were collected, with new episodes in all lanes; what was open is given up.
+
+        Parameters
+        ----------
+        taken : iterable of int
+            Ids that no new trajectory may get, beside those that this collector has given.
+        episodes : iterable of int, one a lane
+            Numbers up to which no new episode may be counted: its seed follows from its number.
+        """
+        self._refuse_background()
+        self.frames = frames
+        self.engine.begun = False
+        for lane, number in enumerate(episodes):
+            self.lanes.episodes[lane] = max(self.lanes.episodes[lane], number)
+        self.ids.restart_at(max([self.ids.next_id - 1, *taken]) + 1)
+
+    def _close(self) -> None:
+        super()._close()
+        if not self.env.is_closed:
+            self.env.close()
+
+
+def _drawn_seed() -> int:
+    """A seed from torch's global stream, so that `torch.manual_seed` covers collectors too."""
+    return int(torch.randint(0, 2**62, ()))
+
+
+def _array(column: torch.Tensor | None) -> np.ndarray | None:
+    """A column of a batch `[N, T]` or `[T]`, as `[N, T, 1]`."""
+    return None if column is None else column.detach().cpu().numpy().reshape(-1, *column.shape[-2:])
+
+
+_ROLLOUT = Collector.rollout  # a subclass may have another

@@ -1,0 +1,143 @@
+"""Which parts of a collector run on columns and which on TensorDicts, and why: what `rlcli show --faces` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlcli.collectors.engine import Engine
+from rlcli.collectors.programs import RandomProgram, TensorDictProgram
+from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.collectors.states import transforms_of
+from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
+from rlcli.envs.base import own_stepping
+from rlcli.keys import show
+from rlcli.modules.stages import Stage
+from rlcli.transforms import Transform
+
+OURS = "its class and methods are rlcli's own"
+IN_STEP = "TensorDicts, in the env's own step"
+TORCH = "the collector's torch stream, one for all envs"
+LANES = "a stream of each lane's own, from the run's seed"
+
+
+@dataclass(frozen=True)
+class Face:
+    """How one part of a collector runs.
+
+    Attributes
+    ----------
+    part : {"env", "transform", "policy", "noise"}
+    name : str
+        Its class, or of a stage what it reads and writes.
+    runs : str
+        On columns or TensorDicts, and when; of noise, whose stream it is drawn from.
+    why : str
+    """
+
+    part: str
+    name: str
+    runs: str
+    why: str
+
+
+def faces_of(env: EnvBase, engine: Engine) -> list[Face]:
+    """The faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
+    return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
+
+
+def _env(env: EnvBase, engine: Engine) -> Face:
+    base = env
+    while isinstance(base, TransformedEnv) and not own_stepping(base):
+        base = base.base_env
+    if not engine.lanes.on_tensordicts:
+        return Face("env", engine.lanes.name, "columns", OURS)
+    name = getattr(getattr(base, "lanes", None), "name", type(base).__name__)
+    return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or OURS)
+
+
+def _odd_env(env: EnvBase) -> str:
+    """Why an env has no face of arrays; nothing where it has one."""
+    lanes = getattr(env, "lanes", None)
+    if isinstance(env, SerialEnv) and lanes is None:
+        inner = env.envs[0]
+        return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
+    if lanes is None:
+        return f"{type(env).__name__} is written on tensordicts"
+    own = own_stepping(env)
+    return f"{type(env).__name__} has its own {', '.join(own)}" if own else ""
+
+
+def _odd_transform(env: EnvBase) -> str:
+    """Which transforms have no columns; nothing where all have."""
+    odd = list(dict.fromkeys(type(t).__name__ for t in transforms_of(env) if not t.has_columns))
+    return f"{' and '.join(odd)} on it may read what any other part writes" if odd else ""
+
+
+def _transforms(env: EnvBase, engine: Engine) -> Iterator[Face]:
+    faces = engine.faces
+    for transform in transforms_of(env):
+        name = type(transform).__name__
+        if transform in faces.inside:
+            yield Face("transform", name, "columns, in the loop", _in_the_loop(transform))
+        elif transform in faces.after:
+            yield Face("transform", name, "columns, after the batch", "nothing in the loop uses what it writes")
+        elif transform.has_columns:
+            yield Face("transform", name, IN_STEP, "the env, or a transform beside it, is stepped so")
+        else:
+            own = ", ".join(transform.own_methods) or "part"
+            yield Face("transform", name, IN_STEP, f"rows know nothing of its own {own}")
+
+
+def _in_the_loop(transform: Transform) -> str:
+    if transform.ends_episodes:
+        return "it ends episodes"
+    if not transform.has_batch_pass:
+        return "it has no pass over whole batches"
+    return "the policy, or a transform in the loop, uses what it reads or writes"
+
+
+def _policy(engine: Engine) -> Iterator[Face]:
+    program = engine.program
+    if isinstance(program, TensorDictProgram):
+        yield Face("policy", _class(program.policy), "TensorDicts, as it is, once a step", program.why)
+    elif isinstance(program, LoweredProgram):
+        for stage, layers in zip(program.stages, program.layers, strict=True):
+            if layers is not None:
+                yield Face("policy", _stage(stage), "columns, replayed", "plain layers: the same products on rows")
+            elif stage.scale is not None:
+                yield Face("policy", _stage(stage), "columns, once a batch", "it is the same at every step")
+            else:
+                yield Face("policy", _stage(stage), "columns, called", f"{_class(stage.module)} is no stack of layers")
+        family = type(program.draw.family).__name__.removesuffix("Family")
+        keys = ", ".join(map(show, program.draw.param_keys))
+        drawn = "the mode is taken" if program.draw.mode else "drawn in numpy"
+        yield Face("policy", f"{family} of {keys}", f"columns, {drawn}", "a distribution that rlcli knows")
+    else:
+        yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
+
+
+def _noise(engine: Engine) -> Iterator[Face]:
+    """Where random numbers come from, a line a stream."""
+    program = engine.program
+    unknown = ["the env"] if engine.lanes.on_tensordicts else []
+    if isinstance(program, TensorDictProgram):
+        unknown.insert(0, "the policy")
+    elif program.draws_from_torch:
+        unknown.insert(0, "the policy's called stages")
+    drawn = isinstance(program, RandomProgram) or (isinstance(program, LoweredProgram) and not program.draw.mode)
+    if drawn:
+        what = "random actions" if isinstance(program, RandomProgram) else "the policy's draws"
+        yield Face("noise", what, LANES, "it is known how much is drawn")
+    if unknown:
+        yield Face("noise", " and ".join(unknown), TORCH, "nobody knows what is drawn there")
+    if not drawn and not unknown:
+        yield Face("noise", "none", "none", "the mode is taken")
+
+
+def _stage(stage: Stage) -> str:
+    return f"{', '.join(map(show, stage.in_keys))} -> {', '.join(map(show, stage.out_keys))}"
+
+
+def _class(part: object) -> str:
+    return getattr(part, "__qualname__", None) or type(part).__name__

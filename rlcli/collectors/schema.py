@@ -1,0 +1,289 @@
+"""What a batch holds, key by key: worked out once from the parts that write it, and read by all who need to know.
+
+The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  Which keys
+the consumer asked for (`Kept`) decides what of it is stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import (
+    DONE,
+    END_FLAGS,
+    POLICY_VERSION,
+    REWARD,
+    TERMINATED,
+    TRAJ_IDS,
+    TRUNCATED,
+    Key,
+    as_tuple,
+    show,
+    under_next,
+    unravel,
+)
+from rlcli.lanes.lanes import Schema
+from rlcli.transforms import Faces
+from rlcli.transforms.base import RAW
+
+ROW, BATCH, PASS, LATE = "row", "batch", "pass", "late"
+HOST, POLICY = "host", "policy"
+MODES = ("full", "compact", "exact", "delta")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Whether the consumer gets a key.
+
+    Attributes
+    ----------
+    keys : frozenset of keys, optional
+        Those that were asked for; None asks for everything but what lies under the name of raw rows.
+    awaited : frozenset of keys
+        Those of them that no part has declared: the first step is to show them.
+    """
+
+    keys: frozenset[Key] | None = None
+    awaited: frozenset[Key] = frozenset()
+
+    def __call__(self, key: Key) -> bool:
+        return as_tuple(key)[0] != RAW if self.keys is None else unravel(key) in self.keys
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of a batch.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of a row of one env.
+    dtype : numpy dtype, or torch dtype of a late entry
+    stored : bool
+        Whether the consumer gets it.
+    next_stored : bool
+        Whether the consumer gets `("next", key)` too, as far as the mode keeps it.
+    written : {"row", "batch", "pass", "late"}
+        When: by the loop, row by row; once a batch, when its loop is over; by a transform's pass after that, which
+        brings its own arrays; or, beside all that was planned, by steps that are taken as they come.
+    rows : {"host", "policy"}
+        Where its rows live while they are written: in arrays of the host, or in a tensor on the policy's device.
+    """
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: np.dtype | torch.dtype
+    stored: bool
+    next_stored: bool = False
+    written: str = ROW
+    rows: str = HOST
+
+
+@dataclass(frozen=True)
+class BatchSchema:
+    """What batches `[lanes, T]` of one collector hold.
+
+    Attributes
+    ----------
+    lanes : int
+        Envs that are stepped together.
+    mode : str
+        How next observations are kept: `full`, `compact`, `exact` or `delta`.
+    kept : Kept
+        Which keys the consumer asked for; says it of keys that nobody declared, too.
+    entries : tuple of Entry
+        What memory is made for, and what passes add.
+    observations : tuple of keys
+        Those whose next row, t+1, is the true successor: it is kept where an episode ends.
+    late : tuple of Entry
+        What steps were seen to write beside; one takes the place of the entry with its key.
+    """
+
+    lanes: int
+    mode: str
+    kept: Kept
+    entries: tuple[Entry, ...]
+    observations: tuple[Key, ...]
+    late: tuple[Entry, ...] = ()
+
+    def __getstate__(self) -> dict:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # and nothing cached
+
+    def written(self, when: str) -> Schema:
+        """Key -> (shape, dtype) of the entries that are written then."""
+        return {entry.key: (entry.shape, entry.dtype) for entry in self.entries if entry.written == when}  # type: ignore[misc]
+
+    @cached_property
+    def delivered(self) -> dict[Key, Entry]:
+        """Root entries that the consumer gets, by key."""
+        found = {entry.key: entry for entry in (*self.entries, *self.late)}
+        return {key: entry for key, entry in found.items() if entry.stored}
+
+    @cached_property
+    def successors(self) -> list[Key]:
+        """Observations whose next value the consumer gets, in some form."""
+        found = {entry.key for entry in self.entries if entry.next_stored and entry.stored}
+        return [] if self.mode == "compact" else [key for key in self.observations if key in found]
+
+    @cached_property
+    def copies(self) -> dict[Key, Entry]:
+        """Entries that passes write under `next` as well, by that key; `compact` drops those copies."""
+        return {under_next(entry.key): entry for entry in self.entries if entry.written == PASS and entry.next_stored}
+
+    @cached_property
+    def _answers(self) -> dict[Key, bool]:
+        planned = {entry.key: entry.stored for entry in self.entries}
+        kept = self.mode != "compact"
+        return planned | {under_next(e.key): kept and e.next_stored for e in self.entries if e.written == PASS}
+
+    def delivers(self, key: Key) -> bool:
+        """Whether the consumer gets a column of this key."""
+        known = self._answers.get(key)
+        return self.kept(key) if known is None else known
+
+    def with_late(self, columns: Mapping[Key, torch.Tensor]) -> BatchSchema:
+        """The schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
+        known = {entry.key for entry in self.late}
+        new = [
+            Entry(key, tuple(column.shape[2:]), column.dtype, self.delivers(key), written=LATE)
+            for key, column in columns.items()
+            if key not in known
+        ]
+        return dataclasses.replace(self, late=(*self.late, *new)) if new else self
+
+    def without_next(self, keys: Set[Key]) -> BatchSchema:
+        """The schema of batches in which these observations have no next value; itself where it is."""
+        if keys.isdisjoint(self.observations):
+            return self
+        entries = (dataclasses.replace(e, next_stored=e.next_stored and e.key not in keys) for e in self.entries)
+        rest = tuple(key for key in self.observations if key not in keys)
+        return dataclasses.replace(self, entries=tuple(entries), observations=rest)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{show(entry.key)} {entry.shape} {entry.dtype} {entry.written}{'' if entry.stored else ', not stored'}"
+            for entry in (*self.entries, *self.late)
+        )
+
+
+def schema_of(
+    lanes: int,
+    faces: Faces,
+    rows: Schema,
+    once: Schema,
+    kept: Kept,
+    *,
+    mode: str,
+    track_ids: bool,
+    track_version: bool,
+) -> BatchSchema:
+    """The schema of batches that these parts write.
+
+    Parameters
+    ----------
+    rows : Schema
+        What the policy writes row by row.
+    once : Schema
+        What policy and random actions write once a batch.
+    track_ids, track_version : bool
+        Whether batches may hold trajectory ids and the policy's version.
+    """
+    live: Schema = {**faces.rows, **rows}
+    columns: Schema = {**once, **always(track_ids, track_version)}
+    read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
+    if REWARD in faces.needs:
+        read_later.add(REWARD)
+    observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]
+
+    def entry(key: Key, kind: tuple[tuple[int, ...], np.dtype], written: str, follows: Iterable[Key]) -> Entry:
+        return Entry(key, *kind, kept(key), key in follows and kept(under_next(key)), written)
+
+    entries = [
+        *(entry(key, kind, ROW, observations) for key, kind in live.items()),
+        *(
+            entry(key, kind, BATCH, ())
+            for key, kind in columns.items()
+            if key not in live and (kept(key) or key in read_later)
+        ),
+        *(entry(key, kind, PASS, faces.columns) for key, kind in faces.columns.items()),
+    ]
+    return BatchSchema(lanes, mode, kept, tuple(entries), tuple(observations))
+
+
+def always(track_ids: bool = True, track_version: bool = True) -> Schema:
+    """Columns every batch may hold, beside observations and what the policy writes."""
+    flag, number = ((1,), np.dtype(np.bool_)), ((), np.dtype(np.int64))
+    columns: Schema = {REWARD: ((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
+    columns |= {name: flag for name in END_FLAGS}
+    if track_ids:
+        columns[TRAJ_IDS] = number
+    if track_version:
+        columns[POLICY_VERSION] = number
+    return columns
+
+
+def keeper(
+    keep_keys: Sequence[Key] | None,
+    observations: list[Key],
+    known: Iterable[Key],
+    states: Sequence[Key] = (),
+    *,
+    late: bool = False,
+) -> Kept:
+    """What `keep_keys` asks for.
+
+    Parameters
+    ----------
+    keep_keys : sequence of keys, optional
+        All of them by default.
+    observations : list of keys
+        Their next values are kept over the stored observations, so these must be kept as well.
+    known : iterable of keys
+        Every key that a batch of this collector may hold.
+    states : sequence of keys
+        The observation keys whose next value the policy writes: a list of keys that names only the state itself does
+        not store that value a second time.
+    late : bool
+        Whether steps may write keys that nobody has declared.
+
+    Raises
+    ------
+    ArgumentError
+        A key that no batch will hold (the nearest is named), or a next observation without its observation.
+    """
+    if keep_keys is None:
+        return Kept()
+    kept = {unravel(key) for key in keep_keys}
+    legal = {show(key): key for key in map(unravel, known)}
+    awaited = {key for key in kept if show(key) not in legal}
+    if not late:
+        refuse_unknown(awaited, legal)
+    for key in observations:
+        if under_next(key) in kept and unravel(key) not in kept:
+            raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
+    kept |= {under_next(key) for key in observations if unravel(key) in kept and key not in states}
+    return Kept(frozenset(kept), frozenset(awaited))
+
+
+def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
+    """Refuse keys to keep that no batch holds; the nearest of `names` is told.
+
+    Raises
+    ------
+    ArgumentError
+        There is one.
+    """
+    known = list(names)
+    for key in keys:
+        near = difflib.get_close_matches(show(key), known, n=1)
+        raise ArgumentError(
+            f"keep_keys names {show(key)}, which no batch holds", fix=f"Did you mean {near[0]}?" if near else None
+        )

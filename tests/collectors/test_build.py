@@ -1,0 +1,24 @@
+"""The collector from a configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.algorithms.policy import build_policy
+from rlcli.collectors.build import build_collector
+from rlcli.config.compose import configure
+from rlcli.envs.build import build_env
+from rlcli.errors import ConfigError
+
+
+@pytest.mark.parametrize(("words", "swap"), [([], "rollout"), (["weights.swap=step"], "step")])
+def test_weights_are_swapped_where_the_configuration_says(words, swap):
+    cfg = configure("train", words)
+    env = build_env(cfg.env)
+    with build_collector(cfg, env, build_policy(cfg, env), None) as collector:
+        assert collector.weights_swap == swap
+
+
+def test_another_place_to_swap_them_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout \| step"):
+        configure("train", ["weights.swap=batch"])

@@ -1,0 +1,150 @@
+"""The options of a collector in two parts: what a worker needs can be sent to it, or says what cannot."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from functools import partial
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from worlds import Counter
+
+from rlcli.collectors import Collector
+from rlcli.collectors.options import Delivery, Stepping, divided
+from rlcli.collectors.trajectory_ids import TrajectoryPool
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError
+
+IGNORED = {"filter_warnings_subprocess", "trust_policy", "use_buffers"}  # accepted, and without meaning here
+
+
+def make_env(lanes: int = 2) -> SerialEnv:
+    return SerialEnv(lanes, partial(counter))
+
+
+def counter() -> GymEnv:
+    return GymEnv(Counter())
+
+
+def make_policy() -> TensorDictModule:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Softmax(-1))
+    return TensorDictModule(net, ["observation"], ["action"])
+
+
+def stepping(**options) -> Stepping:
+    given = {"create_env_fn": make_env, "create_env_kwargs": {"lanes": 3}, "frames_per_batch": 12, "seed": 1}
+    return Stepping(**given | options)
+
+
+def batch_of(sent: bytes) -> list:
+    """What a worker collects with the options that it was sent."""
+    torch.set_num_threads(1)
+    collector = Collector(**vars(pickle.loads(sent)))
+    batch = collector.rollout()
+    return [(key, batch[key].tolist()) for key in sorted(batch.keys(True, True), key=str)]
+
+
+# ---- one option, one part ----------------------------------------------------------------------------------------
+def test_every_option_belongs_to_one_part_and_has_one_default():
+    signature = {name: p.default for name, p in inspect.signature(Collector).parameters.items() if name not in IGNORED}
+    parts = [{field.name: field.default for field in fields(part)} for part in (Stepping, Delivery)]
+    assert not parts[0].keys() & parts[1].keys() and parts[0].keys() | parts[1].keys() == signature.keys()
+    without = {"create_env_fn"}
+    assert {k: v for k, v in (parts[0] | parts[1]).items() if k not in without} == {
+        k: v for k, v in signature.items() if k not in without
+    }
+
+
+def test_both_parts_are_values():
+    found = divided({"create_env_fn": make_env, "seed": 4, "split_trajs": True, "trust_policy": True})
+    assert found == (Stepping(create_env_fn=make_env, seed=4), Delivery(split_trajs=True))
+    for part in found:
+        with pytest.raises(FrozenInstanceError):
+            part.seed = 5
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """A spawned process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
+# ---- sent to a worker --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"policy_factory": make_policy, "next_obs": "exact"},
+        {"policy": make_policy(), "keep_keys": ["observation", "action", ("next", "reward")], "max_frames_per_traj": 4},
+    ],
+    ids=["random", "factory", "policy"],
+)
+def test_a_spawned_process_steps_with_what_it_is_sent(options, worker):
+    here = stepping(**options)
+    sent = here.pickled()
+    assert worker.apply(batch_of, (sent,)) == batch_of(sent)
+
+
+def local_function():
+    def make():
+        return counter()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"create_env_fn": lambda: counter()}, "create_env_fn cannot be sent.*it is a lambda.*a module defines"),
+        ({"create_env_fn": local_function()}, "create_env_fn cannot.*function local_function.*partial"),
+        ({"create_env_kwargs": {"lanes": lambda: 3}}, "create_env_kwargs cannot.*it is a dict.*pickle.dumps"),
+        ({"policy": lambda td: td}, "policy cannot.*it is a lambda.*policy_factory="),
+        ({"policy_factory": lambda: None}, "policy_factory cannot.*it is a lambda.*a module defines"),
+        ({"traj_pool": TrajectoryPool()}, "traj_pool cannot.*Leave it out"),
+        ({"keep_keys": (key for key in ["action"])}, "keep_keys cannot.*it is a generator.*pickle.dumps"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else next(iter(x)),
+)
+def test_what_cannot_be_sent_is_refused_by_its_name(options, sentence):
+    with pytest.raises(ArgumentError, match="(?s)" + sentence):
+        stepping(**options).pickled()
+
+
+def test_every_member_is_named():
+    for field in fields(Stepping):
+        held = object.__new__(Stepping)
+        values = {other.name: None for other in fields(Stepping)} | {field.name: lambda: None}
+        for name, value in values.items():
+            object.__setattr__(held, name, value)
+        with pytest.raises(ArgumentError, match=f"^{field.name} cannot be sent"):
+            held.pickled()
+
+
+# ---- refused before anything is made -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"policy": make_policy(), "policy_factory": make_policy}, "two ways to give one policy"),
+        ({"frames_per_batch": 0}, "frames_per_batch must be at least 1"),
+        ({"next_obs": "full", "compact_obs": True}, "contradict each other"),
+    ],
+)
+def test_stepping_refuses_what_contradicts_itself(options, sentence):
+    with pytest.raises(ArgumentError, match=sentence):
+        stepping(**options)
+    with pytest.raises(ArgumentError, match=sentence):
+        Collector(make_env, **options)
+
+
+def test_delivery_refuses_what_stepping_does_not_give():
+    with pytest.raises(ArgumentError, match="split_trajs=True needs track_traj_ids=True"):
+        Delivery(split_trajs=True).trajectories(stepping(track_traj_ids=False))
+    assert Delivery(trajs_per_batch=2).trajectories(stepping()).per_batch == 2
+    assert Delivery().trajectories(stepping()) is None
