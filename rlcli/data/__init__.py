@@ -1,12 +1,14 @@
 """Batches and buffers: how next observations are kept, where rows lie, how they are drawn, and what goes to disk."""
 
-from rlcli.data.buffers import (
+from rlcli.data.buffer import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from rlcli.data.collected import SegmentReader, SegmentWriter, open_segments, verify_segments
+from rlcli.data.files.tensors import allow_batches
 from rlcli.data.next_obs import Rows, full_next_obs
 from rlcli.data.samplers import (
     PrioritizedSampler,
@@ -16,8 +18,6 @@ from rlcli.data.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from rlcli.data.saved_batches import allow_batches
-from rlcli.data.segments import SegmentReader, SegmentWriter, open_segments, verify_segments
 from rlcli.data.split_trajectories import split_trajectories
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage
 from rlcli.data.stored import open_buffer

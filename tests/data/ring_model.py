@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.data.next_obs import Rows
-from rlcli.kernels.index import layout
+from rlcli.kernels import index as layout
 
 
 class Trajectory:
@@ -180,11 +180,11 @@ def compare(ring, model):
 
 def check(ring):
     """The invariants that hold after every write, whatever was written."""
-    index = ring.index
-    runs, lanes, trajs, scalars = index._runs, index._lanes, index._trajs, index._scalars
-    mask, cursor, base = runs.shape[2] - 1, index.cursor, index.base
+    arrays = ring.index.arrays
+    runs, lanes, trajs, scalars = arrays.runs, arrays.lanes, arrays.trajs, arrays.scalars
+    mask, cursor, base = runs.shape[2] - 1, arrays.cursor, arrays.base
     slots, parked = [], set()
-    for lane in range(index.width):
+    for lane in range(arrays.space.lanes):
         numbers = np.arange(*lanes[:, lane])
         mine = runs[:, lane, numbers & mask]
         if not cursor:
@@ -211,10 +211,10 @@ def check(ring):
             if ring.exact and end == cursor - 1:
                 assert where >= 0  # 2
         step = np.arange(base, cursor)
-        rows = step % index.steps * index.width + lane
-        flags = (index._bits[rows >> 3] >> (rows & 7)) & 1
+        rows = step % arrays.space.steps * arrays.space.lanes + lane
+        flags = (arrays.bits[rows >> 3] >> (rows & 7)) & 1
         assert (flags == np.isin(step, ends)).all()
-    assert len(slots) == len(set(slots)) == index.slots_in_use and sorted(slots) == index.used_slots().tolist()  # 5
+    assert len(slots) == len(set(slots)) == arrays.slots_in_use and sorted(slots) == arrays.used_slots().tolist()  # 5
     live = [t for t in range(scalars[layout.TRAJ_HIGH]) if trajs[layout.STATE, t] != layout.FREE]
     assert len(live) == scalars[layout.TRAJ_LIVE]
     for traj in live:  # 6
@@ -230,8 +230,8 @@ def check(ring):
             name = (int(lane), int(trajs[layout.ID, traj]))
             assert name not in parked
             parked.add(name)
-            assert traj in index._hashed
-    assert len(parked) == scalars[layout.HASHED] == (index._hashed >= 0).sum()
+            assert traj in arrays.hashed
+    assert len(parked) == scalars[layout.HASHED] == (arrays.hashed >= 0).sum()
     if not ring.exact and scalars[layout.KNOWN]:  # in `full` only open trajectories wait for their successor
         open_ones = [t for t in live if trajs[layout.STATE, t] in (layout.OPEN, layout.PARKED)]
         assert len(slots) == len(open_ones)

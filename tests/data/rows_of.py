@@ -30,11 +30,6 @@ def fields() -> dict:
     return fields_of(columns(1, 0))
 
 
-def write_wrapped(storage, cursor: int, new: dict) -> None:
-    """As the ring does: the first row comes after the last."""
-    storage.write(cursor % storage.capacity, new)
-
-
 def same(a, b) -> bool:
     """Same keys in the same order, same bits."""
     return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)

@@ -1,6 +1,7 @@
-"""The arrays of a trajectory index: how they grow, are changed by hand, saved and brought back.
+"""The arrays of a trajectory index: how they grow, are changed by hand, saved, checked and brought back.
 
-What stands in them is said in `rlcli.kernels.index.layout`; the compiled passes there fill and read them.
+What stands in them is said in `rlcli.kernels.index`; the compiled passes there fill and read them, and follow what a
+saved state says without asking: so it is looked at first.
 """
 
 from __future__ import annotations
@@ -10,62 +11,99 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlcli.data.index.saved import check
+from rlcli.data.files.tensors import between, tensor
+from rlcli.data.ring.space import RingSpace
 from rlcli.errors import ArgumentError
-from rlcli.kernels.index import layout
-from rlcli.kernels.index.layout import CURSOR, EXACT, HAS_IDS, KNOWN, LANES, STEPS
+from rlcli.kernels import index as layout
+from rlcli.kernels.index import CURSOR, EXACT, HAS_IDS, KNOWN, LANES, STEPS
+from rlcli.typed import MOST, Misfit, record
 
 if TYPE_CHECKING:
-    from rlcli.data.next_obs.side_pool import SidePool
+    from rlcli.data.next_obs.pairs import SidePool
+
+
+_STATE = record(
+    scalars=tensor(torch.int64, layout.SCALARS),
+    lanes=tensor(torch.int64, 2, None),
+    runs=tensor(torch.int64, 5, None),
+    trajs=tensor(torch.int64, 5, None),
+)
 
 
 class IndexArrays:
-    """See the module; parameters and attributes as `TrajectoryIndex`."""
+    """See the module.
+
+    Parameters
+    ----------
+    steps, lanes, has_ids, pool, exact
+        As `TrajectoryIndex`.
+
+    Attributes
+    ----------
+    space : RingSpace
+        Of the rows.
+    version : int
+        Counts changes; what was derived from the arrays holds while it is the same.
+    scalars, lanes, runs, trajs, hashed, slots, bits : arrays
+        See `rlcli.kernels.index`; others after the next `grow`.
+    notes : uint8 array
+        What a pass found in a batch for the next pass.
+    """
 
     def __init__(
         self, steps: int, lanes: int = 1, *, has_ids: bool = False, pool: SidePool | None = None, exact: bool = False
     ):
-        self.steps, self.width = steps, lanes
+        self.space = RingSpace(steps, lanes)
         self.pool, self.version = pool, 0
-        self._scalars = np.zeros(layout.SCALARS, np.int64)
-        self._scalars[[STEPS, LANES, KNOWN, EXACT, HAS_IDS]] = steps, lanes, pool is not None, exact, has_ids
-        self._scalars[layout.TRAJ_FREE] = -1
-        self._lanes = np.zeros((2, lanes), np.int64)
-        self._runs = np.zeros((5, lanes, 16), np.int64)
-        self._trajs = np.zeros((5, 16), np.int64)
-        self._hashed = np.full(32, -1, np.int64)
-        self._slots = np.empty(0, np.int64)
-        self._bits = np.zeros(-(-steps * lanes // 8), np.uint8)
-        self._notes = np.empty(0, np.uint8)
+        self.scalars = np.zeros(layout.SCALARS, np.int64)
+        self.scalars[[STEPS, LANES, KNOWN, EXACT, HAS_IDS]] = steps, lanes, pool is not None, exact, has_ids
+        self.scalars[layout.TRAJ_FREE] = -1
+        self.lanes = np.zeros((2, lanes), np.int64)
+        self.runs = np.zeros((5, lanes, 16), np.int64)
+        self.trajs = np.zeros((5, 16), np.int64)
+        self.hashed = np.full(32, -1, np.int64)
+        self.slots = np.empty(0, np.int64)
+        self.bits = np.zeros(-(-steps * lanes // 8), np.uint8)
+        self.notes = np.empty(0, np.uint8)
         if pool is not None:
             self._grow_pool(lanes + 1)
 
     @property
     def cursor(self) -> int:
         """The step that is written next."""
-        return int(self._scalars[CURSOR])
+        return int(self.scalars[CURSOR])
 
     @property
     def base(self) -> int:
         """The oldest live step."""
-        return max(0, self.cursor - self.steps)
+        return self.space.base(self.cursor)
 
     def __len__(self) -> int:
-        return (self.cursor - self.base) * self.width
+        return (self.cursor - self.base) * self.space.lanes
 
     @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
+    def passed(self) -> tuple[np.ndarray, ...]:
         """What compiled passes that write take first; others after the next `grow`."""
-        return self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits
+        return self.scalars, self.runs, self.lanes, self.trajs, self.hashed, self.slots, self.bits
+
+    @property
+    def of_rows(self) -> tuple[np.ndarray, ...]:
+        """What passes that go along rows take first."""
+        return self.scalars, self.runs, self.lanes, self.bits
+
+    @property
+    def of_trajectories(self) -> tuple[np.ndarray, ...]:
+        """What passes that ask whose rows are take first."""
+        return self.scalars, self.runs, self.lanes, self.trajs
 
     @property
     def slots_in_use(self) -> int:
-        return int(self._scalars[layout.SLOT_HIGH] - self._scalars[layout.SLOT_FREE])
+        return int(self.scalars[layout.SLOT_HIGH] - self.scalars[layout.SLOT_FREE])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays, the side pool apart."""
-        arrays = (self._runs, self._trajs, self._hashed, self._slots, self._bits, self._notes, self._lanes)
+        arrays = (self.runs, self.trajs, self.hashed, self.slots, self.bits, self.notes, self.lanes)
         return sum(array.nbytes for array in arrays)
 
     # ---- growing -----------------------------------------------------------------------------------------------------
@@ -73,95 +111,95 @@ class IndexArrays:
         """Make room for the runs that were asked for last."""
         from rlcli.kernels.index.table import park_again
 
-        need = int(self._scalars[layout.NEED_RUNS])
-        held = self._lanes[layout.TAIL] - self._lanes[layout.HEAD]
-        room = self._runs.shape[2]
+        need = int(self.scalars[layout.NEED_RUNS])
+        held = self.lanes[layout.TAIL] - self.lanes[layout.HEAD]
+        room = self.runs.shape[2]
         if (wanted := _power(int(held.max()) + need)) > room:
-            runs = np.zeros((5, self.width, wanted), np.int64)
-            for lane in range(self.width):
-                numbers = np.arange(self._lanes[layout.HEAD, lane], self._lanes[layout.TAIL, lane])
-                runs[:, lane, numbers & (wanted - 1)] = self._runs[:, lane, numbers & (room - 1)]
-            self._runs = runs
-        if (wanted := int(self._scalars[layout.TRAJ_LIVE]) + need) > self._trajs.shape[1]:
-            trajs = np.zeros((5, max(wanted, self._trajs.shape[1] * 5 // 4)), np.int64)
-            trajs[:, : self._trajs.shape[1]] = self._trajs
-            self._trajs = trajs
-        if (wanted := _power(2 * (int(self._scalars[layout.HASHED]) + need))) > len(self._hashed):
-            self._hashed = np.full(wanted, -1, np.int64)
-            park_again(self._scalars, self._trajs, self._hashed)
-        if self.pool is not None and (wanted := self.slots_in_use + need + self.width) > len(self._slots):
-            self._grow_pool(max(wanted, len(self._slots) * 5 // 4))
+            runs = np.zeros((5, self.space.lanes, wanted), np.int64)
+            for lane in range(self.space.lanes):
+                numbers = np.arange(self.lanes[layout.HEAD, lane], self.lanes[layout.TAIL, lane])
+                runs[:, lane, numbers & (wanted - 1)] = self.runs[:, lane, numbers & (room - 1)]
+            self.runs = runs
+        if (wanted := int(self.scalars[layout.TRAJ_LIVE]) + need) > self.trajs.shape[1]:
+            trajs = np.zeros((5, max(wanted, self.trajs.shape[1] * 5 // 4)), np.int64)
+            trajs[:, : self.trajs.shape[1]] = self.trajs
+            self.trajs = trajs
+        if (wanted := _power(2 * (int(self.scalars[layout.HASHED]) + need))) > len(self.hashed):
+            self.hashed = np.full(wanted, -1, np.int64)
+            park_again(self.scalars, self.trajs, self.hashed)
+        if self.pool is not None and (wanted := self.slots_in_use + need + self.space.lanes) > len(self.slots):
+            self._grow_pool(max(wanted, len(self.slots) * 5 // 4))
 
     def _grow_pool(self, slots: int) -> None:
         assert self.pool is not None
-        larger = np.concatenate((self._slots, np.empty(slots - len(self._slots), np.int64)))
+        larger = np.concatenate((self.slots, np.empty(slots - len(self.slots), np.int64)))
         self.pool.grow(slots)
-        self._slots = larger
-        self._scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
+        self.slots = larger
+        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
 
     def find_pool(self) -> None:
         """After the arrays were copied: note where the copied pool lies."""
         if self.pool is not None:
-            self._scalars[layout.POOL] = self.pool.address
+            self.scalars[layout.POOL] = self.pool.address
 
     # ---- for `remark`, where rows are stored already -----------------------------------------------------------
     def begin(self, other: IndexArrays) -> None:
         """Begin, empty, at the oldest live row of another index."""
-        self._scalars[CURSOR] = other.base
+        self.scalars[CURSOR] = other.base
 
     def part(self, rows: np.ndarray, length: int) -> None:
         """Let these rows of the batch ``[lanes, length]`` that was prepared last begin trajectories."""
-        notes = self._notes[: length * self.width]
+        notes = self.notes[: length * self.space.lanes]
         notes[rows] &= ~np.uint8(layout.GOES | layout.PLAIN_ROW)
-        inner = notes.reshape(self.width, length)[:, 1:]
-        self._scalars[layout.NEED_RUNS] = self.width + np.count_nonzero(inner & layout.PLAIN_ROW == 0)
+        inner = notes.reshape(self.space.lanes, length)[:, 1:]
+        self.scalars[layout.NEED_RUNS] = self.space.lanes + np.count_nonzero(inner & layout.PLAIN_ROW == 0)
         self.grow()
 
     def finish(self, other: IndexArrays) -> None:
         """Go on where another index stands; without ids what is closed there stays so."""
-        self._scalars[layout.MANY] = other._scalars[layout.MANY]
+        self.scalars[layout.MANY] = other.scalars[layout.MANY]
         self.version = other.version + 1
-        if self._scalars[HAS_IDS]:
+        if self.scalars[HAS_IDS]:
             return
-        for lane in range(self.width):
-            run, state = self._newest(lane), other._trajs[layout.STATE, other._newest(lane)[layout.TRAJ]]
-            if state != layout.OPEN and self._trajs[layout.STATE, run[layout.TRAJ]] == layout.OPEN:
-                self._trajs[layout.STATE, run[layout.TRAJ]] = layout.CLOSED
-                if not self._scalars[EXACT]:
+        for lane in range(self.space.lanes):
+            run, state = self._newest(lane), other.trajs[layout.STATE, other._newest(lane)[layout.TRAJ]]
+            if state != layout.OPEN and self.trajs[layout.STATE, run[layout.TRAJ]] == layout.OPEN:
+                self.trajs[layout.STATE, run[layout.TRAJ]] = layout.CLOSED
+                if not self.scalars[EXACT]:
                     self.give_slot(int(run[layout.WHERE]))
                     run[layout.WHERE] = layout.BELOW
 
     def _newest(self, lane: int) -> np.ndarray:
         """The newest run of a lane; not a copy."""
-        return self._runs[:, lane, (self._lanes[layout.TAIL, lane] - 1) & (self._runs.shape[2] - 1)]
+        return self.runs[:, lane, (self.lanes[layout.TAIL, lane] - 1) & (self.runs.shape[2] - 1)]
 
     # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
     def reserve(self, rows: int) -> None:
         """Room for so many rows to be cut out: each leaves two runs more, and three next observations in slots."""
-        self._scalars[layout.NEED_RUNS] = 3 * rows
+        self.scalars[layout.NEED_RUNS] = 3 * rows
         self.grow()
 
     def new_traj(self, traj_id: int, lane: int) -> int:
         """The number of a new trajectory, whose runs the caller sets."""
         from rlcli.kernels.index.table import new_traj
 
-        self._scalars[layout.NEED_RUNS] = 1
+        self.scalars[layout.NEED_RUNS] = 1
         self.grow()
-        return int(new_traj(self._scalars, self._trajs, traj_id, lane, 0))
+        return int(new_traj(self.scalars, self.trajs, traj_id, lane, 0))
 
     def end_traj(self, traj: int) -> None:
         """Forget a trajectory that has no run any more."""
-        self._trajs[layout.STATE, traj], self._trajs[layout.FIRST, traj] = layout.FREE, self._scalars[layout.TRAJ_FREE]
-        self._scalars[layout.TRAJ_FREE] = traj
-        self._scalars[layout.TRAJ_LIVE] -= 1
+        self.trajs[layout.STATE, traj], self.trajs[layout.FIRST, traj] = layout.FREE, self.scalars[layout.TRAJ_FREE]
+        self.scalars[layout.TRAJ_FREE] = traj
+        self.scalars[layout.TRAJ_LIVE] -= 1
 
     def slot_of(self, packed: np.ndarray | None) -> int:
         """A slot of the side pool with these bytes."""
         from rlcli.kernels.index.table import new_slot
 
-        self._scalars[layout.NEED_RUNS] = 1
+        self.scalars[layout.NEED_RUNS] = 1
         self.grow()
-        slot = int(new_slot(self._scalars, self._slots))
+        slot = int(new_slot(self.scalars, self.slots))
         assert self.pool is not None and packed is not None
         self.pool.memory[slot] = packed
         return slot
@@ -171,36 +209,36 @@ class IndexArrays:
         from rlcli.kernels.index.table import free_slot
 
         if slot >= 0:
-            free_slot(self._scalars, self._slots, slot)
+            free_slot(self.scalars, self.slots, slot)
 
     def need_runs(self, count: int) -> None:
         """Room for this many runs in every lane."""
-        held = int((self._lanes[layout.TAIL] - self._lanes[layout.HEAD]).max())
-        self._scalars[layout.NEED_RUNS] = max(0, count - held)
+        held = int((self.lanes[layout.TAIL] - self.lanes[layout.HEAD]).max())
+        self.scalars[layout.NEED_RUNS] = max(0, count - held)
         self.grow()
 
     def refresh(self) -> None:
         """Derive bits and parked trajectories anew from runs and states."""
         from rlcli.kernels.index.table import park_again
 
-        self._bits[:] = 0
-        for lane in range(self.width):
-            at = np.arange(*self._lanes[:, lane]) & (self._runs.shape[2] - 1)
-            rows = self._runs[layout.END, lane, at] % self.steps * self.width + lane
-            np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
-        wanted = _power(2 * (int(self._scalars[layout.HASHED]) + 1))
-        if wanted > len(self._hashed):
-            self._hashed = np.empty(wanted, np.int64)
-        self._hashed[:] = -1
-        park_again(self._scalars, self._trajs, self._hashed)
+        self.bits[:] = 0
+        for lane in range(self.space.lanes):
+            at = np.arange(*self.lanes[:, lane]) & (self.runs.shape[2] - 1)
+            rows = np.asarray(self.space.row(self.runs[layout.END, lane, at], lane))
+            np.bitwise_or.at(self.bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
+        wanted = _power(2 * (int(self.scalars[layout.HASHED]) + 1))
+        if wanted > len(self.hashed):
+            self.hashed = np.empty(wanted, np.int64)
+        self.hashed[:] = -1
+        park_again(self.scalars, self.trajs, self.hashed)
         self.version += 1
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Numbers and tensors that say all of it; slots are renumbered from 0 on (see `used_slots`)."""
-        scalars, order = self._scalars.copy(), self.used_slots()
-        runs = [self._runs[:, lane, np.arange(*self._lanes[:, lane]) & (self._runs.shape[2] - 1)]
-                for lane in range(self.width)]  # fmt: skip
+        scalars, order = self.scalars.copy(), self.used_slots()
+        runs = [self.runs[:, lane, np.arange(*self.lanes[:, lane]) & (self.runs.shape[2] - 1)]
+                for lane in range(self.space.lanes)]  # fmt: skip
         listed = np.concatenate(runs, 1)
         new = np.full(int(scalars[layout.SLOT_HIGH]), -1, np.int64)
         new[order] = np.arange(len(order))
@@ -210,15 +248,15 @@ class IndexArrays:
         scalars[layout.SLOT_HIGH] = len(order)
         return {
             "scalars": torch.from_numpy(scalars),
-            "lanes": torch.from_numpy(self._lanes.copy()),
+            "lanes": torch.from_numpy(self.lanes.copy()),
             "runs": torch.from_numpy(listed),
-            "trajs": torch.from_numpy(self._trajs[:, : scalars[layout.TRAJ_HIGH]].copy()),
+            "trajs": torch.from_numpy(self.trajs[:, : scalars[layout.TRAJ_HIGH]].copy()),
         }
 
     def used_slots(self) -> np.ndarray:
         """Slots of the side pool that hold something, ascending."""
-        free = np.zeros(int(self._scalars[layout.SLOT_HIGH]), bool)
-        free[self._slots[: self._scalars[layout.SLOT_FREE]]] = True
+        free = np.zeros(int(self.scalars[layout.SLOT_HIGH]), bool)
+        free[self.slots[: self.scalars[layout.SLOT_FREE]]] = True
         return np.flatnonzero(~free)
 
     def load_state_dict(self, state: dict[str, Any], *, slots: int | None = None) -> None:
@@ -236,34 +274,108 @@ class IndexArrays:
         Misfit
             Its numbers lead nowhere: nobody wrote them who kept an index.
         """
-        check(state, self.width, slots)
+        check_state(state, self.space.lanes, slots)
         scalars = state["scalars"].numpy().copy()
         for name, at in (
             ("steps", STEPS), ("lanes", LANES), ("next observations known", KNOWN), ("exact", EXACT), ("ids", HAS_IDS)
         ):  # fmt: skip
-            if scalars[at] != self._scalars[at]:
+            if scalars[at] != self.scalars[at]:
                 raise ArgumentError(
-                    "this index is of another ring", where=name, why=f"expected {self._scalars[at]}, got {scalars[at]}"
+                    "this index is of another ring", where=name, why=f"expected {self.scalars[at]}, got {scalars[at]}"
                 )
-        pool = self._scalars[[layout.POOL, layout.SLOT_WIDTH]].copy()
-        self._scalars, self._lanes = scalars, state["lanes"].numpy().copy()
-        self._scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool
+        pool = self.scalars[[layout.POOL, layout.SLOT_WIDTH]].copy()
+        self.scalars, self.lanes = scalars, state["lanes"].numpy().copy()
+        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool
         listed, taken = state["runs"].numpy(), 0
-        sizes = self._lanes[layout.TAIL] - self._lanes[layout.HEAD]
-        self._runs = np.zeros((5, self.width, _power(int(sizes.max()))), np.int64)
+        sizes = self.lanes[layout.TAIL] - self.lanes[layout.HEAD]
+        self.runs = np.zeros((5, self.space.lanes, _power(int(sizes.max()))), np.int64)
         for lane, size in enumerate(sizes.tolist()):
-            numbers = np.arange(*self._lanes[:, lane]) & (self._runs.shape[2] - 1)
-            self._runs[:, lane, numbers] = listed[:, taken : taken + size]
+            numbers = np.arange(*self.lanes[:, lane]) & (self.runs.shape[2] - 1)
+            self.runs[:, lane, numbers] = listed[:, taken : taken + size]
             taken += size
         trajs = state["trajs"].numpy()
-        self._trajs = np.zeros((5, max(16, trajs.shape[1])), np.int64)
-        self._trajs[:, : trajs.shape[1]] = trajs
+        self.trajs = np.zeros((5, max(16, trajs.shape[1])), np.int64)
+        self.trajs[:, : trajs.shape[1]] = trajs
         if self.pool is not None:
-            self._slots = np.empty(0, np.int64)
-            self._grow_pool(int(scalars[layout.SLOT_HIGH]) + self.width + 1)
+            self.slots = np.empty(0, np.int64)
+            self._grow_pool(int(scalars[layout.SLOT_HIGH]) + self.space.lanes + 1)
         self.refresh()
 
 
 def _power(least: int) -> int:
     """The smallest power of two from 16 on that is not below."""
     return 1 << max(4, (least - 1).bit_length())
+
+
+# ---- a saved state -------------------------------------------------------------------------------------------------
+def check_state(state: Any, lanes: int, slots: int | None = None) -> None:
+    """Refuse a state that is none of an index of so many lanes.
+
+    Parameters
+    ----------
+    slots : int, optional
+        Of the side pool.
+
+    Raises
+    ------
+    Misfit
+        Its numbers lead nowhere.
+    """
+    _STATE(state)
+    scalars, ends, runs, trajs = (state[name].numpy() for name in ("scalars", "lanes", "runs", "trajs"))
+    between(state["scalars"], -1, MOST, "scalars")
+    high, cursor, used = (int(scalars[at]) for at in (layout.TRAJ_HIGH, layout.CURSOR, layout.SLOT_HIGH))
+    if scalars[layout.STEPS] < 1 or cursor < 0 or high != trajs.shape[1] or scalars[layout.SLOT_FREE]:
+        raise Misfit(
+            f"cursor {cursor}, {scalars[layout.STEPS]} steps, {high} of {trajs.shape[1]} trajectories", "index"
+        )
+    if slots is not None and used != slots:
+        raise Misfit(f"{used} slots are in use, and there are {slots}")
+    between(state["lanes"], 0, MOST, "lanes")
+    sizes = ends[layout.TAIL] - ends[layout.HEAD]
+    if ends.shape[1] != lanes or (sizes < 0).any() or sizes.sum() != runs.shape[1] or (sizes > 0).any() != (cursor > 0):
+        raise Misfit(f"{runs.shape[1]} runs in lanes {sizes.tolist()[:9]}, {lanes} lanes and cursor {cursor}", "lanes")
+    between(state["runs"][layout.POS], 0, MOST, "runs")
+    between(state["runs"][layout.TRAJ], 0, high - 1, "runs")
+    between(state["runs"][layout.WHERE], layout.LINKED, used - 1, "runs")
+    held = runs[layout.WHERE][runs[layout.WHERE] >= 0]
+    if len(np.unique(held)) < len(held):
+        raise Misfit("two runs have the same slot", "runs")
+    base, taken = max(0, cursor - int(scalars[layout.STEPS])), 0
+    for lane, size in enumerate(sizes.tolist()):
+        _check_lane(runs[:, taken : taken + size], int(ends[layout.HEAD, lane]), base, cursor)
+        taken += size
+    _check_trajectories(trajs, ends, scalars)
+
+
+def _check_lane(runs: np.ndarray, head: int, base: int, cursor: int) -> None:
+    """Runs ascend from the oldest live step to the newest, and each goes on in a later one or nowhere."""
+    if cursor == 0:
+        return
+    last, following = runs[layout.END], runs[layout.NXT]
+    if not len(last) or last[0] < base or last[-1] != cursor - 1 or (np.diff(last) <= 0).any():
+        raise Misfit(f"runs end at {last[:9].tolist()}, and steps {base} to {cursor} are live", "runs")
+    numbers = np.arange(head, head + len(last))
+    if not ((following == -1) | ((following > numbers) & (following <= numbers[-1]))).all():
+        raise Misfit("a run goes on in one that is not after it", "runs")
+
+
+def _check_trajectories(trajs: np.ndarray, ends: np.ndarray, scalars: np.ndarray) -> None:
+    """Each begins and ends in a run of its lane; the freed ones are one chain."""
+    state, lane = trajs[layout.STATE], trajs[layout.LANE]
+    live = state != layout.FREE
+    if ((state < layout.FREE) | (state > layout.PARKED)).any() or live.sum() != scalars[layout.TRAJ_LIVE]:
+        raise Misfit(f"{live.sum()} are live, {scalars[layout.TRAJ_LIVE]} were counted", "trajs")
+    if (lane[live] < 0).any() or (lane[live] >= ends.shape[1]).any():
+        raise Misfit("one is in no lane", "trajs")
+    low, high = ends[layout.HEAD, lane[live]], ends[layout.TAIL, lane[live]]
+    for at in (layout.FIRST, layout.LAST):
+        if ((trajs[at, live] < low) | (trajs[at, live] >= high)).any():
+            raise Misfit("one begins or ends in a run that is not there", "trajs")
+    free, seen = int(scalars[layout.TRAJ_FREE]), 0
+    while free >= 0:
+        if free >= len(state) or live[free] or seen >= len(state):
+            raise Misfit("freed ones are no chain", "trajs")
+        free, seen = int(trajs[layout.FIRST, free]), seen + 1
+    if seen != len(state) - live.sum():
+        raise Misfit(f"{seen} of {len(state) - live.sum()} freed ones are in the chain", "trajs")

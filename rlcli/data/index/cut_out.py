@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlcli.kernels.index import layout
+from rlcli.kernels import index as layout
 
 if TYPE_CHECKING:
-    from rlcli.data.index.trajectory_index import TrajectoryIndex
+    from rlcli.data.index.arrays import IndexArrays
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class _Run:
 
 
 def cut_out(
-    index: TrajectoryIndex, rows: np.ndarray, ids: np.ndarray, ends: np.ndarray,
+    arrays: IndexArrays, rows: np.ndarray, ids: np.ndarray, ends: np.ndarray,
     before: np.ndarray | None, after: np.ndarray | None,
 ) -> None:  # fmt: skip
     """Make each of these rows a trajectory of its own.
@@ -47,23 +47,23 @@ def cut_out(
     before, after : uint8 array ``[N, bytes]``, optional
         The old observations and the new next observations, packed as in the side pool.
     """
-    steps = index.base + (rows // index.width - index.base) % index.steps
-    lanes = rows % index.width
+    steps = arrays.space.steps_of(rows, arrays.cursor)
+    lanes = rows % arrays.space.lanes
     for lane in np.unique(lanes).tolist():
         mine = np.flatnonzero(lanes == lane)
-        runs = _taken_apart(index, lane)
+        runs = _taken_apart(arrays, lane)
         for i in mine[np.argsort(steps[mine])].tolist():
             old = None if before is None else before[i]
             new = None if after is None else after[i]
-            _cut(index, lane, runs, int(steps[i]), int(ids[i]) if len(ids) else 0, bool(ends[i]), old, new)
-        _put_back(index, lane, runs)
-    index.refresh()
+            _cut(arrays, lane, runs, int(steps[i]), int(ids[i]) if len(ids) else 0, bool(ends[i]), old, new)
+        _put_back(arrays, lane, runs)
+    arrays.refresh()
 
 
-def _taken_apart(index: TrajectoryIndex, lane: int) -> list[_Run]:
-    head, tail = index._lanes[:, lane].tolist()
-    listed = index._runs[:, lane, np.arange(head, tail) & (index._runs.shape[2] - 1)].T.tolist()
-    runs, first = [], index.base
+def _taken_apart(arrays: IndexArrays, lane: int) -> list[_Run]:
+    head, tail = arrays.lanes[:, lane].tolist()
+    listed = arrays.runs[:, lane, np.arange(head, tail) & (arrays.runs.shape[2] - 1)].T.tolist()
+    runs, first = [], arrays.base
     for end, pos, traj, _, where in listed:
         runs.append(_Run(first, end, pos, traj, where))
         first = end + 1
@@ -75,46 +75,46 @@ def _taken_apart(index: TrajectoryIndex, lane: int) -> list[_Run]:
 
 
 def _cut(
-    index: TrajectoryIndex, lane: int, runs: list[_Run], step: int, traj_id: int, end: bool,
+    arrays: IndexArrays, lane: int, runs: list[_Run], step: int, traj_id: int, end: bool,
     before: np.ndarray | None, after: np.ndarray | None,
 ) -> None:  # fmt: skip
     at = bisect_left(runs, step, key=lambda run: run.end)
-    run, exact, newest = runs[at], bool(index._scalars[layout.EXACT]), step == index.cursor - 1
+    run, exact, newest = runs[at], bool(arrays.scalars[layout.EXACT]), step == arrays.cursor - 1
     left = None
     if step > run.first:
         left = _Run(run.first, step - 1, run.pos - (run.end - step + 1), run.traj, layout.BELOW, run.above)
         if run.above:
             run.above.below = left
     head = left or run.above  # the last part that stays
-    _let_go(index, [left] if left else [run.above, runs[at - 1] if at else None], run, before if exact else None)
+    _let_go(arrays, [left] if left else [run.above, runs[at - 1] if at else None], run, before if exact else None)
     rest = run if step < run.end else run.below
-    traj, state = run.traj, int(index._trajs[layout.STATE, run.traj])
+    traj, state = run.traj, int(arrays.trajs[layout.STATE, run.traj])
     if head is not None:
-        index._trajs[layout.STATE, traj] = layout.CLOSED
+        arrays.trajs[layout.STATE, traj] = layout.CLOSED
     if rest is None and head is None:
-        index.end_traj(traj)
+        arrays.end_traj(traj)
     elif rest is not None and head is not None:  # what comes after is a trajectory of its own, open if that one was
-        number = index.new_traj(int(index._trajs[layout.ID, traj]), lane)
-        index._trajs[layout.STATE, number] = state
+        number = arrays.new_traj(int(arrays.trajs[layout.ID, traj]), lane)
+        arrays.trajs[layout.STATE, number] = state
         later: _Run | None = rest
         while later is not None:
             later.traj, later = number, later.below
     if rest is not None:
         rest.above = None
-    own = index.new_traj(traj_id, lane)
+    own = arrays.new_traj(traj_id, lane)
     open_end = newest and not end
-    index._trajs[layout.STATE, own] = layout.OPEN if open_end else layout.CLOSED
+    arrays.trajs[layout.STATE, own] = layout.OPEN if open_end else layout.CLOSED
     cut = _Run(step, step, 0, own, layout.BELOW)
     if after is not None and (exact or open_end):
-        cut.where = index.slot_of(after)
+        cut.where = arrays.slot_of(after)
     if rest is run:
         run.first = step + 1
     else:
-        index.give_slot(run.where)
+        arrays.give_slot(run.where)
     runs[at : at + 1] = [piece for piece in (left, cut, run if rest is run else None) if piece is not None]
 
 
-def _let_go(index: TrajectoryIndex, readers: list[_Run | None], run: _Run, before: np.ndarray | None) -> None:
+def _let_go(arrays: IndexArrays, readers: list[_Run | None], run: _Run, before: np.ndarray | None) -> None:
     """Runs end before a row that changes: what they read from it moves into slots."""
     for reader in readers:
         if reader is None:
@@ -123,17 +123,17 @@ def _let_go(index: TrajectoryIndex, readers: list[_Run | None], run: _Run, befor
         if reader.below is run:
             reader.below = None
         if reads and reader.where < 0:
-            reader.where = layout.BELOW if before is None else index.slot_of(before)
+            reader.where = layout.BELOW if before is None else arrays.slot_of(before)
 
 
-def _put_back(index: TrajectoryIndex, lane: int, runs: list[_Run]) -> None:
-    index.need_runs(len(runs))
+def _put_back(arrays: IndexArrays, lane: int, runs: list[_Run]) -> None:
+    arrays.need_runs(len(runs))
     number = {id(run): i for i, run in enumerate(runs)}
-    index._lanes[:, lane] = 0, len(runs)
+    arrays.lanes[:, lane] = 0, len(runs)
     seen: set[int] = set()
     for i, run in enumerate(runs):
-        index._runs[:, lane, i] = run.end, run.pos, run.traj, number[id(run.below)] if run.below else -1, run.where
+        arrays.runs[:, lane, i] = run.end, run.pos, run.traj, number[id(run.below)] if run.below else -1, run.where
         if run.traj not in seen:
-            index._trajs[layout.FIRST, run.traj] = i
+            arrays.trajs[layout.FIRST, run.traj] = i
             seen.add(run.traj)
-        index._trajs[layout.LAST, run.traj] = i
+        arrays.trajs[layout.LAST, run.traj] = i

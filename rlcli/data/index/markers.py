@@ -69,6 +69,11 @@ class Markers:
     def __bool__(self) -> bool:
         return self.traj_key is not None or bool(self.end_keys)
 
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All of them."""
+        return self.end_keys if self.traj_key is None else (*self.end_keys, self.traj_key)
+
     def read(self, columns: Mapping[Key, Tensor], count: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids, int64 ``[count]`` (empty without them), and ends, bool ``[count]``.
 
@@ -77,7 +82,7 @@ class Markers:
         ArgumentError
             They are not one whole number, or one flag, a row.
         """
-        for key in (*self.end_keys, *(() if self.traj_key is None else (self.traj_key,))):
+        for key in self.keys:
             _need_one_a_row(key, columns[key], count)
         ids = np.empty(0, np.int64)
         if self.traj_key is not None:

@@ -11,18 +11,23 @@ another trajectory are read, never followed.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.data.index.drawing import RandomStream, Slices, check_request
 from rlcli.errors import ArgumentError
-from rlcli.kernels.index import layout
-from rlcli.kernels.index.layout import EXACT, HAS_IDS
+from rlcli.kernels import index as layout
+from rlcli.kernels.index import EXACT, HAS_IDS
+
+if TYPE_CHECKING:
+    from rlcli.data.next_obs.pairs import SidePool
 
 _NO_TABLE = np.empty(0, np.int64)
 
 
-class TrajectoryIndex(IndexArrays):
+class TrajectoryIndex:
     """See the module.
 
     Parameters
@@ -38,13 +43,35 @@ class TrajectoryIndex(IndexArrays):
 
     Attributes
     ----------
-    version : int
-        Counts changes; what was derived from the index holds while it is the same.
-    paired, loose : int
+    arrays : IndexArrays
+        All that it knows.
+    paired, unfollowed : int
         Of the last write in `exact`: rows above another one of their lane, and how many of those it does not follow.
     """
 
-    _table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
+    def __init__(
+        self, steps: int, lanes: int = 1, *, has_ids: bool = False, pool: SidePool | None = None, exact: bool = False
+    ):
+        self.arrays = IndexArrays(steps, lanes, has_ids=has_ids, pool=pool, exact=exact)
+        self._table: tuple[tuple | None, np.ndarray, np.ndarray] = (None, _NO_TABLE, _NO_TABLE)
+
+    @property
+    def cursor(self) -> int:
+        """The step that is written next."""
+        return self.arrays.cursor
+
+    @property
+    def base(self) -> int:
+        """The oldest live step."""
+        return self.arrays.base
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def version(self) -> int:
+        """Counts changes; what was derived from the index holds while it is the same."""
+        return self.arrays.version
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def prepare(
@@ -67,11 +94,12 @@ class TrajectoryIndex(IndexArrays):
         """
         from rlcli.kernels.index.write import compare, fits
 
-        if len(self._notes) < len(done):
-            self._notes = np.empty(len(done), np.uint8)
-        compare(self._scalars, pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop, self._notes)
-        if not fits(self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots):
-            self.grow()
+        arrays = self.arrays
+        if len(arrays.notes) < len(done):
+            arrays.notes = np.empty(len(done), np.uint8)
+        compare(arrays.scalars, pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop, arrays.notes)
+        if not fits(*arrays.passed[:-1]):
+            arrays.grow()
 
     def record(
         self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
@@ -81,18 +109,18 @@ class TrajectoryIndex(IndexArrays):
         from rlcli.kernels.index.write import record
 
         record(
-            self._scalars, self._runs, self._lanes, self._trajs, self._hashed, self._slots, self._bits, self._notes,
+            *self.arrays.passed, self.arrays.notes,
             pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop,
         )  # fmt: skip
-        self.version += 1
+        self.arrays.version += 1
 
     @property
     def paired(self) -> int:
-        return int(self._scalars[layout.PAIRED])
+        return int(self.arrays.scalars[layout.PAIRED])
 
     @property
-    def loose(self) -> int:
-        return int(self._scalars[layout.LOOSE])
+    def unfollowed(self) -> int:
+        return int(self.arrays.scalars[layout.UNFOLLOWED])
 
     def cut(self, *, named: bool = False, lanes: np.ndarray | None = None) -> None:
         """What is written next goes on with no trajectory that has no id; with `named`, with none at all.
@@ -104,18 +132,19 @@ class TrajectoryIndex(IndexArrays):
         """
         from rlcli.kernels.index.read import cut_nameless
 
-        chosen = np.ones(self.width, bool) if lanes is None else lanes
-        cut_nameless(self._scalars, self._runs, self._trajs, self._slots, chosen)
-        if not named or not self._scalars[HAS_IDS]:
+        arrays = self.arrays
+        chosen = np.ones(arrays.space.lanes, bool) if lanes is None else lanes
+        cut_nameless(arrays.scalars, arrays.runs, arrays.trajs, arrays.slots, chosen)
+        if not named or not arrays.scalars[HAS_IDS]:
             return
-        states = self._trajs[layout.STATE]
+        states = arrays.trajs[layout.STATE]
         for traj in np.flatnonzero((states == layout.OPEN) | (states == layout.PARKED)).tolist():
             states[traj] = layout.CLOSED
-            lane, at = self._trajs[layout.LANE, traj], self._trajs[layout.LAST, traj] & (self._runs.shape[2] - 1)
-            if not self._scalars[EXACT]:
-                self.give_slot(int(self._runs[layout.WHERE, lane, at]))
-                self._runs[layout.WHERE, lane, at] = layout.BELOW
-        self.refresh()
+            lane, at = arrays.trajs[layout.LANE, traj], arrays.trajs[layout.LAST, traj] & (arrays.runs.shape[2] - 1)
+            if not arrays.scalars[EXACT]:
+                arrays.give_slot(int(arrays.runs[layout.WHERE, lane, at]))
+                arrays.runs[layout.WHERE, lane, at] = layout.BELOW
+        arrays.refresh()
 
     # ---- rows --------------------------------------------------------------------------------------------------
     def successors(self, rows: np.ndarray) -> np.ndarray:
@@ -123,7 +152,7 @@ class TrajectoryIndex(IndexArrays):
         from rlcli.kernels.index.read import successors
 
         out = np.empty(len(rows), np.int64)
-        successors(self._scalars, self._runs, self._lanes, self._bits, rows, out)
+        successors(*self.arrays.of_rows, rows, out)
         return out
 
     def is_end(self, rows: np.ndarray) -> np.ndarray:
@@ -135,16 +164,16 @@ class TrajectoryIndex(IndexArrays):
         from rlcli.kernels.index.read import next_places
 
         out = np.empty(len(rows), np.int64)
-        return out, next_places(self._scalars, self._runs, self._lanes, self._bits, rows, out)
+        return out, next_places(*self.arrays.of_rows, rows, out)
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Each row's trajectory id, int64; where rows carry no ids, a number that no two stored trajectories share."""
-        if not self._scalars[HAS_IDS]:
+        if not self.arrays.scalars[HAS_IDS]:
             return self.numbers(rows)
-        from rlcli.kernels.index.ids import ids_of
+        from rlcli.kernels.index.read import ids_of
 
         out = np.empty(len(rows), np.int64)
-        ids_of(self._scalars, self._runs, self._lanes, self._trajs, rows, out)
+        ids_of(*self.arrays.of_trajectories, rows, out)
         return out
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
@@ -159,7 +188,7 @@ class TrajectoryIndex(IndexArrays):
         from rlcli.kernels.index.read import whose
 
         out = np.empty((3, len(rows)), np.int64)
-        whose(self._scalars, self._runs, self._lanes, self._trajs, rows, out[0], out[1], out[2])
+        whose(*self.arrays.of_trajectories, rows, out[0], out[1], out[2])
         return out[0], out[1], out[2]
 
     def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -177,14 +206,14 @@ class TrajectoryIndex(IndexArrays):
         if n < 1:
             raise ArgumentError("a walk has at least one step", why=f"got {n}")
         path, steps = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
-        walk(self._scalars, self._runs, self._lanes, self._bits, rows, path, steps)
+        walk(*self.arrays.of_rows, rows, path, steps)
         return path, steps
 
     # ---- trajectories ------------------------------------------------------------------------------------------
     @property
     def count(self) -> int:
         """Stored trajectories, of which at least one row is live."""
-        return int(self._scalars[layout.TRAJ_LIVE])
+        return int(self.arrays.scalars[layout.TRAJ_LIVE])
 
     def trajectories(self) -> dict[str, np.ndarray]:
         """All stored trajectories, oldest row first.
@@ -197,20 +226,20 @@ class TrajectoryIndex(IndexArrays):
         """
         from rlcli.kernels.index.read import lengths
 
-        high = int(self._scalars[layout.TRAJ_HIGH])
+        high = int(self.arrays.scalars[layout.TRAJ_HIGH])
         found = np.zeros((high, 3), np.int64)
-        lengths(self._scalars, self._runs, self._lanes, self._trajs, found)
+        lengths(*self.arrays.of_trajectories, found)
         numbers = np.flatnonzero(found[:, 0])
-        first = (found[numbers, 2] // self.width - self.base) % self.steps
+        first = self.arrays.space.steps_of(found[numbers, 2], self.cursor)
         numbers = numbers[np.lexsort((found[numbers, 2], first))]
         return {
-            "id": self._trajs[layout.ID, numbers] if self._scalars[HAS_IDS] else numbers,
+            "id": self.arrays.trajs[layout.ID, numbers] if self.arrays.scalars[HAS_IDS] else numbers,
             "number": numbers,
             "length": found[numbers, 0],
             "position": found[numbers, 1],
             "row": found[numbers, 2],
-            "lane": self._trajs[layout.LANE, numbers],
-            "closed": self._trajs[layout.STATE, numbers] == layout.CLOSED,
+            "lane": self.arrays.trajs[layout.LANE, numbers],
+            "closed": self.arrays.trajs[layout.STATE, numbers] == layout.CLOSED,
         }
 
     def draw(
@@ -251,7 +280,7 @@ class TrajectoryIndex(IndexArrays):
         numbers = weights = _NO_TABLE
         while True:
             written = draw(
-                self._scalars, self._runs, self._lanes, self._trajs, self._bits, random.state, count, slice_len,
+                *self.arrays.of_trajectories, self.arrays.bits, random.state, count, slice_len,
                 least, left, right, by_rows, numbers, weights, rows, sizes, fails,
             )  # fmt: skip
             if written >= 0:
@@ -264,17 +293,20 @@ class TrajectoryIndex(IndexArrays):
 
         asked = (self.version, least, both, by_rows)
         if self._table[0] != asked:
-            high = int(self._scalars[layout.TRAJ_HIGH])
+            high = int(self.arrays.scalars[layout.TRAJ_HIGH])
             numbers, weights = np.empty(high, np.int64), np.empty(high, np.int64)
             n = eligible(
-                self._scalars, self._runs, self._lanes, self._trajs, least, both, by_rows, numbers, weights
+                *self.arrays.of_trajectories, least, both, by_rows, numbers, weights
             )  # fmt: skip
             self._table = (asked, numbers[:n], weights[:n])
         if not len(self._table[1]):
-            longest = int(self.trajectories()["length"].max())
-            raise ArgumentError(
-                f"no stored trajectory has {least} rows, as many as a slice",
-                why=f"the longest of {self.count} has {longest}",
-                fix="Collect more, take shorter slices, or set sampler.strict_length=false (strict_length=False).",
-            )
+            raise self.too_short(least)
         return self._table[1], self._table[2]
+
+    def too_short(self, least: int) -> ArgumentError:
+        """The error where no trajectory has so many rows."""
+        return ArgumentError(
+            f"no stored trajectory has {least} rows, as many as a slice",
+            why=f"the longest of {self.count} has {int(self.trajectories()['length'].max())}",
+            fix="Collect more, take shorter slices, or set sampler.strict_length=false (strict_length=False).",
+        )

@@ -1,7 +1,14 @@
-"""Observations and next observations of a batch, laid out for the pass that compares them by their bytes."""
+"""Observations and their next ones as a ring sees them: compared by their bytes, and what no stored row stands for.
+
+`Pairs` lays a batch out for the pass that compares; `SidePool` keeps the next observations that no row can stand for,
+one packed row of all keys a slot (which slots are in use is the index's affair); `Unfollowed` warns where these are
+so many that `exact` saves little.
+"""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,6 +20,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 
 _NO_INDEX = np.empty(0, np.int32)
+_FEW = 100  # rows of which nothing can be said
 
 
 def observation_keys(fields: Mapping[Key, Field]) -> list[Key]:
@@ -114,3 +122,98 @@ def _flat(column: Tensor, count: int, field: Field) -> Tensor:
 def _on_cpu(column: Tensor) -> Tensor:
     column = column if column.device.type == "cpu" else column.cpu()
     return column if column.is_contiguous() else column.contiguous()
+
+
+class SidePool:
+    """Slots of packed observations in plain memory.
+
+    Parameters
+    ----------
+    fields : dict of key to Field
+        Observation keys.
+
+    Attributes
+    ----------
+    widths, offsets : int64 array ``[K]``
+        Bytes of a key, and where it begins in a slot.
+    slot_width : int
+        Bytes of a slot.
+    """
+
+    def __init__(self, fields: Mapping[Key, Field]) -> None:
+        self.fields = dict(fields)
+        self.widths = np.array([field.width for field in self.fields.values()], np.int64)
+        self.offsets = np.concatenate(([0], np.cumsum(self.widths)[:-1])).astype(np.int64)[: len(self.widths)]
+        self.slot_width = int(self.widths.sum())
+        self.memory = np.empty((0, self.slot_width), np.uint8)
+
+    @property
+    def address(self) -> int:
+        return self.memory.ctypes.data
+
+    def grow(self, slots: int) -> None:
+        """Room for at least this many slots; those that are there keep their number."""
+        memory = np.empty((slots, self.slot_width), np.uint8)
+        memory[: len(self.memory)] = self.memory
+        self.memory = memory
+
+    def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
+        """Rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
+        parts = [bytes_of(columns[key]) for key in self.fields]
+        return torch.cat(parts, 1).numpy() if parts else np.empty((0, 0), np.uint8)
+
+    def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
+        from rlcli.kernels.index import read
+
+        keys = list(self.fields)
+        chosen = [keys.index(key) for key in columns]
+        if all(column.device.type == "cpu" for column in columns.values()):
+            targets = np.array([column.data_ptr() for column in columns.values()], np.int64)
+            read.patch(places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets)
+            return
+        at = np.flatnonzero(places < 0)
+        for k, (key, column) in zip(chosen, columns.items(), strict=True):
+            rows = self.memory[-1 - places[at], self.offsets[k] : self.offsets[k] + self.widths[k]]
+            values = torch.from_numpy(np.ascontiguousarray(rows)).view(self.fields[key].dtype)
+            column[torch.from_numpy(at).to(column.device)] = values.view(len(at), *self.fields[key].shape).to(
+                column.device
+            )
+
+
+def bytes_of(column: Tensor) -> Tensor:
+    """The bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
+    plain = column.detach().cpu().reshape(len(column), math.prod(column.shape[1:])).contiguous()
+    if plain.numel():
+        return plain.view(torch.uint8).view(len(column), -1)
+    return plain.new_empty((len(column), plain.shape[1] * plain.element_size()), dtype=torch.uint8)
+
+
+class Unfollowed:
+    """Counts the rows that the row below does not follow, until it warns, once.
+
+    Attributes
+    ----------
+    warned : bool
+        The warning was given.
+    """
+
+    def __init__(self) -> None:
+        self.warned, self._rows, self._paired = False, 0, 0
+
+    def count(self, rows: int, paired: int, shape: Sequence[int]) -> None:
+        """Note a write of `paired` rows above another one of their lane, `rows` of which it does not follow."""
+        self._rows, self._paired = self._rows + rows, self._paired + paired
+        if self._paired < _FEW:
+            return
+        if 4 * self._rows > self._paired:
+            self.warned = True
+            warnings.warn(
+                f"{self._rows} of {self._paired} rows are not followed by their own next observation (the last batch "
+                f"was {list(shape)}): these are kept apart, exactly, but cost what next_obs=full costs. Store batches "
+                "as they were collected, time last and not shuffled (batch.reshape(-1) of [envs, time] is fine), and "
+                "transform observations in the env or when sampling. Very short episodes are better kept with "
+                "next_obs=full.",
+                stacklevel=4,
+            )
+        self._rows = self._paired = 0

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.side_pool import bytes_of
 from rlcli.keys import NEXT, Key, as_tuple, unravel
 from rlcli.transforms.delta_codec import KEPT
 
@@ -77,6 +77,12 @@ class SparseColumns:
     @property
     def keys(self) -> tuple[Key, ...]:
         return tuple(self._few)
+
+    def copy(self) -> SparseColumns:
+        """The same columns; what is put into one is not in the other."""
+        made = SparseColumns()
+        made._few = dict(self._few)
+        return made
 
     @property
     def nbytes(self) -> int:

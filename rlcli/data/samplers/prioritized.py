@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.samplers.sampler import Draw, Sampler, are_live, need_size, uniform
+from rlcli.data.samplers.sampler import Draw, Sampler, need_size, uniform
 from rlcli.errors import ArgumentError
-from rlcli.kernels.sum_tree import SumTree
+from rlcli.kernels.sum_tree.tree import SumTree
 
 if TYPE_CHECKING:
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
 WEIGHT = "priority_weight"
 _LARGEST = 1e290  # p^alpha: the sum of as many as fit in memory is finite still
@@ -145,7 +145,7 @@ class PrioritizedSampler(Sampler):
 
     def extended(self, ring: Ring, count: int) -> None:
         last, base = ring.cursor * ring.lanes, ring.base * ring.lanes
-        self._fill(ring, max(self._base, last - ring.steps * ring.lanes), base, 0.0)  # evicted and not written again
+        self._fill(ring, max(self._base, last - ring.space.size), base, 0.0)  # evicted and not written again
         self._fill(ring, max(last - count, base), last, self.default_priority)
         self._base = base
 
@@ -154,7 +154,7 @@ class PrioritizedSampler(Sampler):
 
     def _fill(self, ring: Ring, first: int, last: int, value: float) -> None:
         """One priority for the writes `[first, last)`."""
-        size = ring.steps * ring.lanes
+        size = ring.space.size
         if last > first:
             start = first % size
             stop = start + last - first
@@ -178,7 +178,7 @@ class PrioritizedSampler(Sampler):
             A priority is negative or not finite, or there are not as many as rows; nothing was changed.
         """
         values = self._values(rows, priority)
-        live = are_live(ring, rows)
+        live = ring.space.are_live(rows, ring.cursor)
         if not live.all():
             rows, values = rows[live], values[live]
         if len(rows):

@@ -13,12 +13,11 @@ import torch
 
 from rlcli.data.samplers.prioritized import WEIGHT, PrioritizedSampler
 from rlcli.data.samplers.sampler import Draw, live_rows
-from rlcli.data.samplers.slice_sampler import SliceSampler
-from rlcli.errors import ArgumentError
+from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.keys import Key
 
 if TYPE_CHECKING:
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
 TRIES = 8
 
@@ -48,9 +47,7 @@ class PrioritizedSliceSampler(SliceSampler):
         max_priority_within_buffer: bool = False,
         **slices: Any,
     ) -> None:
-        for name in ("span", "weighting"):
-            if name in slices:
-                raise ArgumentError(f"{type(self).__name__} takes no {name}", fix="Use SliceSampler, or leave it out.")
+        need_no_span(type(self), slices)
         super().__init__(**slices)
         self.priorities = PrioritizedSampler(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
         self.priorities.random = self.random
@@ -101,12 +98,7 @@ class PrioritizedSliceSampler(SliceSampler):
         stop[table["number"]] = table["position"] + table["length"]
         legal = rows[stop[ring.index.numbers(rows)] - ring.index.positions(rows) >= length]
         if not len(legal):
-            longest = int(table["length"].max())
-            raise ArgumentError(
-                f"no stored trajectory has {length} rows, as many as a slice",
-                why=f"the longest of {ring.index.count} has {longest}",
-                fix="Collect more, take shorter slices, or set sampler.strict_length=false (strict_length=False).",
-            )
+            raise ring.index.too_short(length)
         return self.priorities.draw_among(legal, count)
 
     def extended(self, ring: Ring, count: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlcli.data.samplers.sampler import Draw, Sampler, written_rows
+from rlcli.data.samplers.sampler import Draw, Sampler
 
 if TYPE_CHECKING:
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
 
 class RandomSampler(Sampler):
@@ -20,4 +20,4 @@ class RandomSampler(Sampler):
     """
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
-        return Draw(written_rows(ring, ring.base * ring.lanes + self.random.integers(len(ring), batch_size)))
+        return Draw((ring.base * ring.lanes + self.random.integers(len(ring), batch_size)) % ring.space.size)

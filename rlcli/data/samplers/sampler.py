@@ -17,7 +17,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
 if TYPE_CHECKING:
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
 
 @dataclass(slots=True)
@@ -42,7 +42,25 @@ class Draw:
 
 
 class Sampler:
-    """Base of all samplers.
+    """Base of all samplers; one of your own is a class in one file.
+
+    ```
+    class Newest(Sampler):
+        def sample(self, ring, batch_size):
+            return Draw(live_rows(ring)[-batch_size:])
+    ```
+    It has to offer `sample`, which names live rows by number; the buffer looks at them before it reads them. The rest
+    is there to be overridden:
+
+    - chance: numbers come from `random`, so that seeds, checkpoints and draws that nobody took are covered;
+    - memory of earlier draws: attributes named in `moves`, bound anew and never changed in place; `state_dict` and
+      `load_state_dict` carry them, `restart` and `empty` forget them;
+    - writes: `extended` and `overwritten` follow them, `bind` meets the ring and may refuse it;
+    - priorities: `has_priorities`, `check_priority`, `update_priority`;
+    - a batch of its own form: `Draw.lengths` for slices, `Draw.columns` beside the rows, `mark` for what was read;
+      `batch_size`, `ragged` and `ran_out` say how many rows a draw gives.
+
+    `rlcli.register_sampler` gives it a name in a configuration.
 
     Parameters
     ----------
@@ -92,6 +110,9 @@ class Sampler:
             raise ArgumentError(
                 "a sampler belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
             )
+
+    def belong_to(self, ring: Ring) -> None:
+        """Serve this ring alone from now on: its buffer is made, and has refused nothing."""
         self._bound = weakref.ref(ring)
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
@@ -143,11 +164,11 @@ class Sampler:
         """
         mine = self.state_dict().keys()
         if state.keys() != mine:
-            told = (("lacks", mine - state.keys()), ("holds", state.keys() - mine))
+            other = (("lacks", mine - state.keys()), ("holds", state.keys() - mine))
             raise ArgumentError(
                 "this state is of another sampler",
                 where=type(self).__name__,
-                why="; ".join(f"it {word} {', '.join(sorted(keys))}" for word, keys in told if keys),
+                why="; ".join(f"it {word} {', '.join(sorted(keys))}" for word, keys in other if keys),
                 fix="Make the buffer with the sampler that it was saved with, or open its rows alone: "
                 "rlcli.data.open_buffer(folder, sampler=...).",
             )
@@ -156,18 +177,7 @@ class Sampler:
 
 def live_rows(ring: Ring) -> np.ndarray:
     """Row numbers of everything stored, oldest step first, int64 ``[len(ring)]``."""
-    return written_rows(ring, np.arange(ring.base * ring.lanes, ring.cursor * ring.lanes))
-
-
-def written_rows(ring: Ring, writes: np.ndarray) -> np.ndarray:
-    """Where writes number `step * lanes + lane`, counted from the first one on, lie."""
-    return writes % (ring.steps * ring.lanes)
-
-
-def are_live(ring: Ring, rows: np.ndarray) -> np.ndarray:
-    """Which of these row numbers hold data, bool ``[N]``."""
-    size = ring.steps * ring.lanes
-    return (rows >= 0) & (rows < size) & ((rows - ring.base * ring.lanes) % size < len(ring))
+    return ring.space.live_rows(ring.cursor)
 
 
 def is_ours(sampler: Sampler) -> bool:
@@ -189,7 +199,7 @@ def need_live(ring: Ring, draw: Draw) -> None:
             "a sampler chooses rows by their numbers, int64 [M]", why=f"got {rows.dtype} {list(rows.shape)}"
         )
     draw.rows = np.ascontiguousarray(rows, np.int64)
-    dead = ~are_live(ring, draw.rows)
+    dead = ~ring.space.are_live(draw.rows, ring.cursor)
     if dead.any():
         raise ArgumentError(
             "a sampler chose rows that are not stored",

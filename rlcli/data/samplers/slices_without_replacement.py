@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rlcli.data.files.tensors import between, tensor
 from rlcli.data.samplers.sampler import live_rows, shuffled
-from rlcli.data.samplers.slice_sampler import SliceSampler
-from rlcli.data.typed_tensors import between, tensor
+from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.typed import MOST, Misfit
 
 if TYPE_CHECKING:
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
 
 class SliceSamplerWithoutReplacement(SliceSampler):
@@ -47,9 +47,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     moves = ("_rows", "_starts", "_sizes", "_length", "_writes", "ran_out")
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
-        for name in ("span", "weighting"):
-            if name in slices:
-                raise ArgumentError(f"{type(self).__name__} takes no {name}", fix="Use SliceSampler, or leave it out.")
+        need_no_span(type(self), slices)
         super().__init__(**slices)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._loaded = False  # rows of a file, which nobody has looked at yet
@@ -62,7 +60,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return super().ragged or not self.drop_last
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._loaded and len(self._rows) and self._rows.max() >= ring.steps * ring.lanes:
+        if self._loaded and len(self._rows) and self._rows.max() >= ring.space.size:
             why = f"row {self._rows.max()} would be drawn"
             raise DamagedDataError("this state is of a sampler of another buffer", why=why)
         self._loaded = False

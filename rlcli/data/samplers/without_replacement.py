@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlcli.data.samplers.sampler import Draw, Sampler, shuffled, written_rows
-from rlcli.data.typed_tensors import between, tensor
+from rlcli.data.files.tensors import between, tensor
+from rlcli.data.samplers.sampler import Draw, Sampler, shuffled
 from rlcli.errors import ArgumentError
 from rlcli.typed import MOST
 
 if TYPE_CHECKING:
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -67,7 +67,7 @@ class SamplerWithoutReplacement(Sampler):
         self.ran_out = len(self._left) < (batch_size if self.drop_last else 1)
         if self.ran_out:
             self._left = self._left[:0]
-        return Draw(written_rows(ring, drawn))
+        return Draw(drawn % ring.space.size)
 
     def restart(self) -> None:
         self._left, self.ran_out = self._left[:0], False

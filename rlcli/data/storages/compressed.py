@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
-from rlcli.data.storages.frame_column import FrameColumn
-from rlcli.data.storages.storage import Storage
-from rlcli.data.storages.tensor import Again, LazyTensorStorage, exchange
+from rlcli.data.storages.frame_column import FrameColumn, pack_frames
+from rlcli.data.storages.storage import Again, State, Storage
+from rlcli.data.storages.tensor import LazyTensorStorage, exchange
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
@@ -73,9 +73,10 @@ class CompressedStorage(Storage):
         self.fields, self.capacity, self._written = dict(fields), capacity, 0
 
     def exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray]
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
+        state: State | None = None,
     ) -> None:  # fmt: skip
-        """See `LazyTensorStorage.exchange`; frames that stay are not read."""
+        """See `Storage.exchange`; frames that stay are not read."""
         made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
         exchange(self, made, fields, kept, again, parts)
         frames = self.frames | made.frames
@@ -83,12 +84,12 @@ class CompressedStorage(Storage):
         self._plain.take_in({key: field for key, field in fields.items() if key not in self.frames}, made._plain)
         self.fields = dict(fields)
 
-    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
-        count = len(next(iter(columns.values())))
-        self._frames_to(np.arange(start, start + count) % self.capacity, columns)
+    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
+        rows = np.arange(number, number + len(next(iter(columns.values())))) % self.capacity
+        self._frames_to(rows, columns)
         if self._plain.fields:
-            self._plain.write(start, {key: columns[key] for key in self._plain.fields})
-        self._written = max(self._written, min(start + count, self.capacity))
+            self._plain.write(number, {key: columns[key] for key in self._plain.fields})
+        self._written = max(self._written, int(rows.max(initial=-1)) + 1)
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         if any(key in self.frames for key in columns):
@@ -124,11 +125,15 @@ class CompressedStorage(Storage):
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}
 
     def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
-        if key not in self.frames or self.device.type != "cpu":
+        own = type(self).gather is not CompressedStorage.gather  # of a subclass: nobody knows what it changes
+        if own or key not in self.frames or self.device.type != "cpu":
             return False
         self._check(rows)
         self.frames[key].read_to(rows, targets)
         return True
+
+    def packed(self, key: Key, column: Tensor) -> bytes | None:
+        return pack_frames(column, self.lanes) if key in self.frames else None
 
     def _check(self, rows: np.ndarray) -> None:
         if len(rows) and (rows.max() >= self._written or rows.min() < 0):

@@ -6,23 +6,25 @@ lanes 2, longest 3    row      0   2   4   6   8  ...      p a patch on the fram
                       lane 1   k   p   K   p   p           K a key frame in LZ4: too little is as in the background
 ```
 Frames are found through a book of 16 bytes each. A row that is written over first gives the frame after it, which
-was told from it, a key of its own. Where codes lie is `code_memory`'s affair.
+was coded against it, a key of its own. Where codes lie is `code_memory`'s affair.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from rlcli.config.installed import install
 from rlcli.data.fields import Field
-from rlcli.data.storages.backgrounds import Backgrounds
 from rlcli.data.storages.code_memory import CodeMemory
 from rlcli.errors import DamagedDataError, ResourceError
 
 _PIECE, _PLACE, _LENGTH, _DEPTH = range(4)
 _NOTHING = -1  # the length of a frame that was never written; that of one without changes is 0
+_SHARED = 16  # keys that a background must have served before a lane gets another
 
 
 class FrameColumn:
@@ -37,7 +39,7 @@ class FrameColumn:
     longest : int
         Patches between a frame and its key, at most.
     backgrounds : bool
-        Whether keys may be told from backgrounds; without, codes stand for themselves.
+        Whether keys may be coded against backgrounds; without, codes stand for themselves.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class FrameColumn:
         return tails
 
     def _release(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Forget rows; the frames after them, which can no longer be told from them, are given back in full."""
+        """Forget rows; the frames after them, which were coded against them, are given back in full."""
         after = np.unique((rows + self.lanes) % self.capacity)
         after = after[after < self.book.shape[1]]
         after = after[self.book[_DEPTH, after] > 0]
@@ -135,14 +137,14 @@ class FrameColumn:
         self._forget(np.concatenate([rows, after]))
         for row in after.tolist():
             step, depth = (row + self.lanes) % self.capacity, 1
-            while self._told_from_before(step) and step not in rows and step not in after:
+            while self._is_patch(step) and step not in rows and step not in after:
                 self.book[_DEPTH, step] = depth
                 step, depth = (step + self.lanes) % self.capacity, depth + 1
         self.book[_DEPTH, after] = 0
         self._tail_rows[np.isin(self._tail_rows, rows)] = -1
         return None if frames is None else (after, frames)
 
-    def _told_from_before(self, row: int) -> bool:
+    def _is_patch(self, row: int) -> bool:
         return row < self.book.shape[1] and bool(self.book[_DEPTH, row] > 0)
 
     def _forget(self, rows: np.ndarray) -> None:
@@ -202,13 +204,115 @@ class FrameColumn:
             self.book = book
 
 
+class Backgrounds:
+    """Frames that many key frames are coded against: a lane gets another when its keys no longer look like its own.
+
+    Parameters
+    ----------
+    lanes : int
+
+    Attributes
+    ----------
+    addresses : int64 array
+        Of every background, by number.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.addresses = np.zeros(0, np.int64)
+        self._frames: list[np.ndarray | None] = []
+        self._live: list[int] = []  # keys that are coded against each
+        self._of_lane = np.full(lanes, -1)
+        self._served = np.zeros(lanes, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that a lane or a key needs."""
+        return sum(frame.nbytes for frame in self._frames if frame is not None)
+
+    def address(self, lane: int) -> int:
+        """Of the lane's background; 0 while it has none."""
+        number = int(self._of_lane[lane])
+        return int(self.addresses[number]) if number >= 0 else 0
+
+    def may_change(self, lane: int) -> bool:
+        """Whether the lane has none, or one that has served long enough."""
+        return self._of_lane[lane] < 0 or bool(self._served[lane] >= _SHARED)
+
+    def change(self, lane: int, frame: np.ndarray) -> None:
+        """Make a copy of a frame the lane's background."""
+        before = int(self._of_lane[lane])
+        free = [number for number, held in enumerate(self._frames) if held is None]
+        if not free:
+            self._frames.append(None)
+            self._live.append(0)
+            self.addresses = np.append(self.addresses, 0)
+        number = free[0] if free else len(self._frames) - 1
+        self._frames[number] = held = frame.copy()
+        self.addresses[number] = held.ctypes.data
+        self._of_lane[lane], self._served[lane] = number, 0
+        if before >= 0:
+            self._give_up(before)
+
+    def serve(self, lane: int, coded: bool) -> int:
+        """Count a key of the lane, coded against its background or not; the background's number, or -1."""
+        self._served[lane] += 1
+        if not coded:
+            return -1
+        number = int(self._of_lane[lane])
+        self._live[number] += 1
+        return number
+
+    def release(self, numbers: np.ndarray) -> None:
+        """Keys that were coded against these backgrounds, int ``[N]``, are gone."""
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+            self._live[number] -= int(count)
+            self._give_up(int(number))
+
+    def _give_up(self, number: int) -> None:
+        if not self._live[number] and number not in self._of_lane:
+            self._frames[number] = None
+
+
+def pack_frames(frames: Tensor, lanes: int) -> bytes:
+    """Frames `[N, *F]` as one string of bytes, for files: each as what changed since the frame before it in its lane.
+
+    ```
+    lengths int32 [N] | depths uint8 [N] | codes, one after another
+    ```
+    """
+    column = FrameColumn(Field.of(frames), len(frames), lanes, 15, backgrounds=False)
+    column.write(np.arange(len(frames)), frames.cpu().contiguous())
+    _, _, length, depth = column.book
+    codes = (column.codes.code(*where) for where in column.book[:3].T.tolist())
+    return b"".join([length.tobytes(), depth.astype(np.uint8).tobytes(), *(code.tobytes() for code in codes)])
+
+
+def unpack_frames(data: np.ndarray, field: Field, count: int, lanes: int) -> Tensor:
+    """The inverse of `pack_frames`.
+
+    Raises
+    ------
+    ValueError
+        It is not what `pack_frames` gives for frames of this field.
+    """
+    head = 5 * count
+    length = data[: 4 * count].view(np.int32).astype(np.int64)
+    depth = data[4 * count : head].astype(np.int64)
+    whole = len(data) >= head and (length >= 0).all() and head + length.sum() == len(data)
+    if not whole or (depth * lanes > np.arange(count)).any():
+        raise ValueError("frames are packed in another way")
+    book = np.stack([np.zeros(count), np.cumsum(length) - length, length, depth]).astype(np.int32)
+    codes = CodeMemory.of(np.ascontiguousarray(data[head:]))
+    return FrameColumn.of(field, lanes, codes, book).read(np.arange(count))
+
+
 def _lz4() -> Any:
     try:
         import lz4.block
     except ImportError as error:
         raise ResourceError(
             "compressed storage needs the lz4 package",
-            fix='Install it: pip install "rlcli[compressed]", or use storage=tensor.',
+            fix=f"Install it: {install('compressed')}, or use storage=tensor.",
         ) from error
 
     def compress(frame: np.ndarray) -> bytes:
@@ -217,6 +321,7 @@ def _lz4() -> Any:
     return compress
 
 
+@cache
 def _kernels() -> Any:
     from rlcli.kernels.frames import cpu  # loads the compiler, which takes half a second
 

@@ -52,7 +52,7 @@ class ListStorage(Storage):
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         _refuse()
 
-    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         _refuse()
 
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:

@@ -12,44 +12,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
-from rlcli.data.map_file import map_file
-from rlcli.data.storages.storage import Storage
+from rlcli.data.files.parts import Part
+from rlcli.data.files.tensors import map_file
+from rlcli.data.storages.segment import numbers_of
+from rlcli.data.storages.storage import Saved, Storage
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key, show
 
 MAPPED = 8192  # files at a time; a process may have some 65,000 mappings
-
-
-class Part(NamedTuple):
-    """Consecutive rows in a file.
-
-    Attributes
-    ----------
-    path : Path
-    size : int
-        Bytes of the file.
-    first, rows : int
-        The number of its first row, and how many there are.
-    offsets : dict of key to int
-        Where in the file the columns of these rows begin.
-    lanes : int
-        More than 1: the rows lie lane after lane, though they are numbered step after step.
-    """
-
-    path: Path
-    size: int
-    first: int
-    rows: int
-    offsets: Mapping[Key, int]
-    lanes: int = 1
 
 
 class MappedStorage(Storage):
@@ -64,7 +43,7 @@ class MappedStorage(Storage):
     capacity : int, optional
         Of the ring that the rows were numbered in.
     state : dict, optional
-        That of the ring; `rlcli.data.dumps.resume` takes it over.
+        That of the ring, for whoever takes the rows over.
     where : Path or str
         For sentences.
     """
@@ -81,14 +60,14 @@ class MappedStorage(Storage):
     ) -> None:
         super().__init__(max_size, ndim=ndim)
         self.fields, self.capacity = dict(fields or {}), capacity or max_size
-        self.ring_state, self.where = state, str(where)
+        self._state, self.where = state, str(where)
         self._taken_over = False
         self._drop()
 
     def _drop(self) -> None:
         self.parts: list[Part] = []
         self.amended: dict[Key, np.ndarray] = {}
-        self._known = 0  # rows that the ring above was told of
+        self._known = 0  # rows that the ring above knows of
         self._shapes = np.empty((0, 3), np.int64)
         self._columns = np.empty((0, 0), np.int64)
         self._maps: dict[int, Tensor] = {}
@@ -99,9 +78,12 @@ class MappedStorage(Storage):
         return self.parts[-1].first + self.parts[-1].rows if self.parts else 0
 
     @property
-    def span(self) -> tuple[int, int]:
-        """The number of the oldest row, and one past that of the newest."""
-        return (self.parts[0].first if self.parts else 0), self.total
+    def first(self) -> int:
+        """The oldest row's number."""
+        return self.parts[0].first if self.parts else 0
+
+    def saved(self) -> Saved | None:
+        return None if self._state is None else Saved(self._state, (self.first, self.total))
 
     def attach(self, parts: Sequence[Part], amended: Mapping[Key, np.ndarray] | None = None) -> None:
         """Say where the rows are, oldest first, each part going on where the one before it ends.
@@ -143,7 +125,7 @@ class MappedStorage(Storage):
         for start in range(0, len(rows), MAPPED):  # a block names at most so many files
             block = slice(start, start + MAPPED)
             self._map_all(parts[block])
-            _kernels().gather(
+            _kernels().gather_parts(
                 numbers[block], parts[block], self._shapes, self._columns, at, widths, targets + start * widths
             )
         for key in self.amended.keys() & set(order):
@@ -152,11 +134,10 @@ class MappedStorage(Storage):
 
     def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of rows, and the parts they are in."""
-        newest = self.total - 1
-        numbers = newest - (newest - np.asarray(rows, np.int64)) % self.capacity
-        oldest = self.parts[0].first if self.parts else 0
-        if not self.parts or numbers.min() < oldest or rows.min() < 0 or rows.max() >= self.capacity:
-            raise ArgumentError("a row was never written", where=self.where, why=f"{newest + 1 - oldest} are stored")
+        numbers = numbers_of(np.asarray(rows, np.int64), self.first, self.total, self.capacity)
+        if numbers.min() < 0:
+            why = f"{self.total - self.first} are stored"
+            raise ArgumentError("a row was never written", where=self.where, why=why)
         return numbers, np.searchsorted(self._shapes[:, 0], numbers, "right") - 1
 
     def _locate(self) -> None:
@@ -198,10 +179,10 @@ class MappedStorage(Storage):
             raise ResourceError("cannot map a file of rows", where=str(part.path), why=str(error)) from error
 
     # ---- writing -----------------------------------------------------------------------------------------------
-    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         """Rows that are here already are taken note of, in order; others are refused."""
         count = len(next(iter(columns.values())))
-        if start != self._known or start + count > self.total or self.ring_state is not None:
+        if number != self._known or number + count > self.total or self._state is not None:
             self.need_writable()
         self._known += count
 
@@ -214,9 +195,11 @@ class MappedStorage(Storage):
             fix="Copy them: open_buffer(path, max_size=N) gives a buffer in memory that can be extended.",
         )  # fmt: skip
 
+    def exchange(self, *_: Any) -> NoReturn:
+        self.need_writable()
+
     @contextlib.contextmanager
     def taking_over(self) -> Iterator[None]:
-        """While a ring takes its state over, which begins with a `clear`."""
         self._taken_over = True
         try:
             yield
@@ -226,13 +209,12 @@ class MappedStorage(Storage):
     def clear(self) -> None:
         """Let go of the files, which stay as they are."""
         if not self._taken_over:
-            self.fields, self.capacity, self.ring_state = {}, self.max_size, None
+            self.fields, self.capacity, self._state = {}, self.max_size, None
             self._drop()
 
     @property
     def nbytes(self) -> int:
-        rows = self.total - self.parts[0].first if self.parts else 0
-        return rows * sum(field.width for field in self.fields.values())
+        return (self.total - self.first) * sum(field.width for field in self.fields.values())
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "folder": self.where, "files": len(self.parts)}
@@ -242,7 +224,8 @@ def _damaged(path: Path, why: str) -> DamagedDataError:
     return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it from a copy.")
 
 
+@cache
 def _kernels() -> Any:
-    from rlcli.kernels.segments import parts  # loads the compiler, which takes half a second
+    from rlcli.kernels.segments import cpu  # loads the compiler, which takes half a second
 
-    return parts
+    return cpu

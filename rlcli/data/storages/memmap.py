@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.disk import Disk
 from rlcli.data.fields import Field
+from rlcli.data.files.disk import Disk
+from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
     JOURNAL,
     Committed,
@@ -39,14 +40,10 @@ from rlcli.data.storages.row_journal import (
     states,
     unnamed,
 )
-from rlcli.data.storages.segment import Piece, Segment, files_in, newest_version, rows_for
-from rlcli.data.storages.segment_copies import Again, copied
-from rlcli.data.storages.segment_table import SegmentTable
-from rlcli.data.storages.storage import Storage
+from rlcli.data.storages.segment import Piece, Segment, SegmentTable, files_in, newest_version, numbers_of
+from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
-
-State = Callable[[], list[bytes | memoryview]]
 
 
 class LazyMemmapStorage(Storage):
@@ -70,9 +67,9 @@ class LazyMemmapStorage(Storage):
     Attributes
     ----------
     first, total : int
-        Live and dead steps are numbered ``[0, total)``; ``[first, total)`` are here.
+        Rows ``[first, total)`` are here, by number.
     acknowledged : int
-        Steps before this number survive a crash.
+        Rows before this number survive a crash.
 
     Raises
     ------
@@ -96,6 +93,7 @@ class LazyMemmapStorage(Storage):
         super().__init__(max_size, ndim=ndim, device=device)
         self.kept = scratch_dir is not None
         self.folder = Path(scratch_dir) if scratch_dir is not None else Path(tempfile.mkdtemp(prefix="rlcli-rows-"))
+        self.where = str(self.folder)
         if not self.kept:
             self._folder_goes = weakref.finalize(self, _remove_empty, self.folder)
         self.disk, self.commit_seconds = disk or Disk(), commit_seconds
@@ -105,7 +103,7 @@ class LazyMemmapStorage(Storage):
             if not resume:
                 raise ResourceError(
                     "the folder holds rows already",
-                    where=str(self.folder),
+                    where=self.where,
                     fix="Choose another scratch_dir, or go on with it (resume=True).",
                 )
             self._open()
@@ -125,7 +123,7 @@ class LazyMemmapStorage(Storage):
                 return
             raise ResourceError(
                 "the storage holds rows that this buffer does not know",
-                where=str(self.folder),
+                where=self.where,
                 why=f"{self.total - self.first} rows of an earlier process",
                 fix="Go on with them (resume(buffer.ring)), or empty the buffer.",
             )
@@ -152,58 +150,62 @@ class LazyMemmapStorage(Storage):
         self._table = SegmentTable(self.fields, rows, capacity + self._spare)
 
     # ---- writing -----------------------------------------------------------------------------------------------
-    def begin(self, number: int) -> None:
-        """The first step that is written will have this number; only while nothing is stored."""
-        if self.total != self.first:
-            raise ArgumentError("rows are stored already", where="begin", why=f"steps up to {self.total}")
-        self.first = self.total = self.acknowledged = number
-
-    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
+    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
         count = len(next(iter(columns.values())))
-        back = (self.total - start) % self.capacity
-        if self.total == self.first and back:  # nothing is stored yet: begin where the owner begins
-            self.begin(self.total + self.capacity - back)
-            back = 0
-        if back and self.total - back < self.first:
-            raise ArgumentError("rows are written in order", why=f"row {start}, next is {self.total % self.capacity}")
-        old = min(back, count)
+        if self.total == self.first:  # nothing is stored yet: begin where the owner begins
+            self.first = self.total = self.acknowledged = number
+        if not self.first <= number <= self.total:
+            raise ArgumentError("rows are written in order", why=f"row {number}, next is {self.total}")
+        old = min(self.total - number, count)
         self._reserve(count - old)
         if old:
-            rows = np.arange(start, start + old) % self.capacity
-            self.scatter(rows, {key: column[:old] for key, column in columns.items()})
+            self._write_over(np.arange(number, number + old), {key: column[:old] for key, column in columns.items()})
             columns = {key: column[old:] for key, column in columns.items()}
         if count > old:
             self._table.put(self.total, columns, count - old)
             self.total += count - old
+
+    def take_back(self, number: int) -> None:
+        self.total = number
 
     def _reserve(self, count: int) -> None:
         """Have the files that the next `count` steps need."""
         rows = self.segment_rows
         for number in range(self.total // rows, -(-(self.total + count) // rows)):
             if number not in self._table.segments:
-                self._add(Segment.made(self.folder, number, 0, self._table.layout, self.disk))
+                self._add(Segment.made(self.folder, number, 0, self._table.layout, self.disk, named=self.kept))
 
     def ready(self, rows: np.ndarray) -> None:
-        at = self._numbers(rows)
-        for number in np.unique(at[at < self.acknowledged] // self.segment_rows).tolist():
+        self._make_ready(self._stored(rows))
+
+    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        self._write_over(self._stored(rows), columns)
+
+    def _stored(self, rows: np.ndarray) -> np.ndarray:
+        numbers = self._numbers(rows)
+        if len(numbers) and numbers.min() < 0:
+            why = f"row {rows[numbers.argmin()]}"
+            raise ArgumentError("a row that was never written cannot be written over", why=why)
+        return numbers
+
+    def _write_over(self, numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        self._make_ready(numbers)
+        self._table.scatter(numbers, columns)
+
+    def _make_ready(self, numbers: np.ndarray) -> None:
+        for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
             if number not in self._made and number not in self._rewritten:
                 self._rewrite(number)
 
-    def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        self.ready(rows)
-        self._table.scatter(self._numbers(rows), columns)
-
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
-        at = _kernels().numbers(rows, self.total, self.capacity)
-        if len(at) and at.min() < self.first:
-            raise ArgumentError("a row that was never written cannot be written over", why=f"row {rows[at.argmin()]}")
-        return at
+        """Of rows; -1 where nothing is."""
+        return numbers_of(rows, self.first, self.total, self.capacity)
 
     def _rewrite(self, number: int) -> None:
         """Give a segment a new version, because what is acknowledged must not change."""
         old = self._table.segments[number]
         version = newest_version(self.folder, number) + 1  # what the disk would not take away stays a while
-        new = Segment.made(self.folder, number, version, self._table.layout, self.disk)
+        new = Segment.made(self.folder, number, version, self._table.layout, self.disk, named=self.kept)
         new.bytes[:] = old.bytes
         self._add(new)
         self._rewritten[number] = old
@@ -212,32 +214,16 @@ class LazyMemmapStorage(Storage):
         self._table.add(segment)
         if self.kept:
             self._made.add(segment.number)
-        else:
-            segment.path.unlink()  # the mapping stays, and the space is free however this process ends
 
-    def lay_out_anew(self, fields: Mapping[Key, Field], again: Again, state: State | None = None) -> None:
-        """Give all rows other columns: they are written to new files, and one record switches to them.
-
-        Whatever happens on the way, the rows are there as before or as they are to be.
-
-        Parameters
-        ----------
-        again : callable
-            From the numbers of steps, int64 ``[N]``, and their columns to columns ``[N, *F]`` of the new fields.
-        state : callable, optional
-            As for `commit`: of an owner that knows the new fields.
-
-        Raises
-        ------
-        ResourceError
-            The disk refuses; nothing has changed.
-        """
+    def exchange(
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
+        state: State | None = None,
+    ) -> None:  # fmt: skip
+        """See `Storage.exchange`: all columns are written to new files, and one record switches to them."""
         first = max(self.first, self.total - self.capacity)
         new = SegmentTable(fields, self.segment_rows, self.capacity + self._spare)
         try:
-            for segment in copied(self._table, new, first, self.total, again, self.folder, self.disk):
-                if not self.kept:
-                    segment.path.unlink()
+            self._table.copy_to(new, first, self.total, again, self.folder, self.disk, named=self.kept)
             pieces = self._pieces(new, first)
             if self._journal is not None:
                 for segment in new.segments.values():
@@ -269,13 +255,7 @@ class LazyMemmapStorage(Storage):
         return waited >= self.commit_seconds or self.total + count - self.acknowledged >= self._spare
 
     def commit(self, state: State | None = None) -> None:
-        """Acknowledge all that was written; drop the segments that nobody needs any more.
-
-        Raises
-        ------
-        ResourceError
-            The disk refuses. The rows are stored, and not yet acknowledged.
-        """
+        """Acknowledge all that was written; drop the segments that nobody needs any more."""
         if not self.fields:
             return
         if self._journal is not None:
@@ -312,25 +292,33 @@ class LazyMemmapStorage(Storage):
 
     @contextlib.contextmanager
     def taking_over(self) -> Iterator[None]:
-        """While a ring takes over the rows of an earlier process: its `clear` and `declare` keep them."""
         self._taken_over = True
         try:
             yield
         finally:
             self._taken_over = False
 
-    def saved_state(self) -> bytes | None:
-        """The state that was kept with the last commit."""
+    def saved(self) -> Saved | None:
+        if not self.fields:
+            return None
         state = self._journal.committed.state if self._journal is not None else None
-        return None if state is None else (self.folder / state_name(state[0])).read_bytes()
+        if state is None:
+            raise DamagedDataError(
+                "nothing to go on with", why="no state of a buffer was committed with these rows", fix="Load a dump."
+            )
+        content = (self.folder / state_name(state[0])).read_bytes()
+        return Saved(decode_state(content, self.where), (self.first, self.total))
+
+    def private(self) -> str | None:
+        if type(self) is not LazyMemmapStorage or self.device.type != "cpu":
+            return super().private()
+        return "rows in a scratch_dir are journalled by the process that writes them" if self.kept else None
 
     @property
     def segment_rows(self) -> int:
-        """Rows of a segment."""
         return self._table.rows
 
     def full_segments(self) -> dict[int, Segment]:
-        """Committed segments that will never change, by number: a dump may link to them."""
         if not self.kept:
             return {}
         found = self._table.segments.items()
@@ -380,7 +368,7 @@ class LazyMemmapStorage(Storage):
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        out = self._table.gather(rows, self.total, self.capacity, keys)
+        out = self._table.gather(self._numbers(rows), keys)
         if out is None:
             raise ArgumentError("a row was never written", why=f"{self.total - self.first} steps are stored")
         if self.device.type == "cpu":
@@ -420,7 +408,7 @@ class LazyMemmapStorage(Storage):
     def facts(self) -> dict[str, Any]:
         return {
             **super().facts(),
-            "folder": str(self.folder) if self.kept else "temporary",
+            "folder": self.where if self.kept else "temporary",
             "acknowledged": self.acknowledged if self.kept else None,
         }
 
@@ -428,9 +416,3 @@ class LazyMemmapStorage(Storage):
 def _remove_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-
-
-def _kernels() -> Any:
-    from rlcli.kernels.segments import cpu  # loads the compiler, which takes half a second
-
-    return cpu

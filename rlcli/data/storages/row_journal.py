@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.disk import STAMP, Disk, Stamp, stamp_of
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
-from rlcli.data.journal import Journal, records, scan
+from rlcli.data.files.disk import STAMP, Disk, Stamp, stamp_of
+from rlcli.data.files.journal import Journal, records, scan
 from rlcli.data.storages.segment import Layout, Piece, Segment, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
@@ -342,13 +342,6 @@ def unfinished(folder: Path | str) -> list[str]:
     found = [] if said.closed else [f"{path}: the writer did not finish; rows after the last commit are lost"]
     found += [f"{path}: a torn record of {said.torn} bytes is left out"] if said.torn else []
     return found + [f"{left}: no commit names it" for left in unnamed(path.parent, said)]
-
-
-def verify_rows(folder: Path | str) -> list[str]:
-    """One sentence for everything in a storage's folder that is not as it was committed; never raises for it."""
-    damaged = [f"{path}: {why}" for path, why in check_rows(folder) if why]
-    whole = not any(JOURNAL in line for line in damaged)
-    return damaged + (unfinished(folder) if whole else [])
 
 
 def _taken(folder: Path) -> ResourceError:

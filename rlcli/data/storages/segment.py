@@ -1,11 +1,14 @@
-"""One piece of a storage on disk: a file that holds consecutive steps, mapped into memory.
+"""Files of consecutive steps, mapped into memory, and the table of them: what moves the bytes of a storage on disk.
 
 ```
+number   0   1   2   3 | 4   5   6   7 ...     steps are numbered from the first write on; a segment holds S of them
+segment  ------ 0 -----|------ 1 -----          table[segment mod its length] = where it is mapped
+
 rows-00000003.0.bin     steps 3 * S .. 4 * S - 1, version 0
 | column 0: S rows | column 1: S rows | ...        raw bytes, in the order of the fields
 ```
-A step is written once. What must change afterwards goes into a new file with the next version, so that whoever still
-names the old one (a dump, the last commit) finds what it names.
+What of it is durable is `memmap`'s affair. A step is written once. What must change afterwards goes into a new file
+with the next version, so that whoever still names the old one (a dump, the last commit) finds what it names.
 """
 
 from __future__ import annotations
@@ -13,19 +16,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from rlcli.data.disk import Disk, digest_of
 from rlcli.data.fields import Field
-from rlcli.data.map_file import map_file
+from rlcli.data.files.disk import Disk, digest_of
+from rlcli.data.files.tensors import map_file
+from rlcli.data.storages.storage import Again, contiguous
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.keys import Key
 
 SUFFIX = ".bin"
+_NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
 
 
 class Layout(NamedTuple):
@@ -66,14 +73,6 @@ class Piece(NamedTuple):
     digest: str
 
 
-def rows_for(row_bytes: int, capacity: int) -> int:
-    """Rows of a segment, a power of two: about 4 MiB, at most a sixteenth of the ring, never over 16,384 files."""
-    by_size = 1 << max((4 << 20) // max(row_bytes, 1), 1).bit_length() - 1
-    by_ring = max(16, 1 << (-(-capacity // 16) - 1).bit_length())
-    by_count = 1 << (-(-capacity // 16384) - 1).bit_length()
-    return max(min(by_size, by_ring), by_count)
-
-
 class Segment:
     """A mapped file.
 
@@ -93,7 +92,7 @@ class Segment:
         self.number, self.version, self.layout = number, version, layout
         self.path = folder / name_of(number, version)
         self.pieces: list[Piece] = []
-        self.whole: str | None = None  # the checksum of the file when it is full, once somebody asked for it
+        self._whole: str | None = None
         size = self.path.stat().st_size
         if size != layout.size:
             raise DamagedDataError(
@@ -110,16 +109,24 @@ class Segment:
         self.address = self._memory.data_ptr()
 
     @classmethod
-    def made(cls, folder: Path, number: int, version: int, layout: Layout, disk: Disk) -> Segment:
-        """A new file, every byte of it reserved."""
+    def made(
+        cls, folder: Path, number: int, version: int, layout: Layout, disk: Disk, *, named: bool = True
+    ) -> Segment:  # fmt: skip
+        """A new file, every byte of it reserved.
+
+        Without a name it stays mapped, and its space is free however this process ends.
+        """
         path = folder / name_of(number, version)
         disk.reserve_file(path, layout.size)
         try:
-            return cls(folder, number, version, layout)
+            segment = cls(folder, number, version, layout)
         except BaseException:
             with contextlib.suppress(ResourceError):  # the first error is the one to report
                 disk.remove(path)
             raise
+        if not named:
+            path.unlink()
+        return segment
 
     def part(self, start: int, stop: int) -> list[memoryview]:
         """Rows `[start, stop)`, a view a column."""
@@ -131,9 +138,20 @@ class Segment:
         return Piece(start, stop, digest_of(*self.part(start, stop)))
 
     @property
+    def rows(self) -> int:
+        """Rows that it has room for."""
+        return self.layout.rows
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the file."""
         return self.layout.size
+
+    def checksum(self) -> str:
+        """Of the whole file, which is full."""
+        if self._whole is None:
+            self._whole = digest_of(memoryview(self.bytes))  # type: ignore[arg-type]
+        return self._whole
 
     @property
     def stop(self) -> int:
@@ -147,6 +165,114 @@ class Segment:
                 rows = self.number * self.layout.rows
                 return f"rows {rows + piece.start} to {rows + piece.stop - 1} were altered"
         return None
+
+
+class SegmentTable:
+    """The segments that are mapped now, and rows in them.
+
+    Parameters
+    ----------
+    fields : dict of key to Field
+    rows : int
+        Of a segment, a power of two.
+    most : int
+        Rows that are mapped at a time, about.
+
+    Attributes
+    ----------
+    segments : dict of int to Segment
+        By number.
+    """
+
+    def __init__(self, fields: Mapping[Key, Field], rows: int, most: int) -> None:
+        self.fields, self.layout = dict(fields), Layout.of(fields, rows)
+        self.segments: dict[int, Segment] = {}
+        self._places = {key: i for i, key in enumerate(self.fields)}
+        self._addresses = np.zeros(2 << (-(-most // rows) + 2).bit_length(), np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a segment."""
+        return self.layout.rows
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.segments) * self.layout.size
+
+    def add(self, segment: Segment) -> None:
+        """Map a segment, in place of one of its number if there is one."""
+        if segment.number >= min(self.segments, default=0) + len(self._addresses):
+            self._addresses = np.zeros(2 * len(self._addresses), np.int64)
+            for other in self.segments.values():
+                self._addresses[other.number % len(self._addresses)] = other.address
+        self.segments[segment.number] = segment
+        self._addresses[segment.number % len(self._addresses)] = segment.address
+
+    def pop_below(self, number: int) -> list[Segment]:
+        """The segments of which every step is below a number; they are no longer in the table."""
+        gone = [n for n in self.segments if (n + 1) * self.rows <= number]
+        for n in gone:
+            self._addresses[n % len(self._addresses)] = 0
+        return [self.segments.pop(n) for n in gone]
+
+    def put(self, number: int, columns: Mapping[Key, Tensor], count: int) -> None:
+        """Write steps `[number, number + count)`, whose segments are here."""
+        held, sources = contiguous(columns, self.fields)
+        layout = self.layout
+        _kernels().put(self._addresses, layout.shift, number, count, layout.offsets, layout.widths, sources)
+        del held
+
+    def scatter(self, numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+        """Write single steps, int64 ``[N]``, of some of the keys."""
+        held, sources = contiguous(columns, columns)
+        offsets, widths = self._of(columns)
+        _kernels().scatter(self._addresses, self.layout.shift, numbers, offsets, widths, sources)
+        del held
+
+    def gather(self, numbers: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor] | None:
+        """New columns of steps int64 ``[N]``; None if one is negative, or not here."""
+        chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
+        out = {key: field.empty(len(numbers)) for key, field in chosen.items()}
+        targets = np.array([column.data_ptr() for column in out.values()], np.int64)
+        offsets, widths = (self.layout.offsets, self.layout.widths) if keys is None else self._of(chosen)
+        whole = _kernels().gather(self._addresses, self.layout.shift, numbers, offsets, widths, targets)
+        return out if whole else None
+
+    def copy_to(
+        self, other: SegmentTable, first: int, stop: int, again: Again, folder: Path, disk: Disk, *, named: bool
+    ) -> None:  # fmt: skip
+        """Write the steps `[first, stop)` into new files of another table, of as many rows a segment.
+
+        Parameters
+        ----------
+        again : callable
+            Gives the other's columns.
+
+        Raises
+        ------
+        ResourceError
+            The disk has no room; nothing was written that this table knows of, and the other knows what was.
+        """
+        rows, numbers = self.rows, range(first // self.rows, -(-stop // self.rows))
+        disk.require(folder, other.layout.size * len(numbers))
+        for number in numbers:
+            version = newest_version(folder, number) + 1
+            other.add(Segment.made(folder, number, version, other.layout, disk, named=named))
+            steps = np.arange(max(first, number * rows), min(stop, (number + 1) * rows))
+            columns = self.gather(steps)
+            assert columns is not None
+            other.put(int(steps[0]), again(steps, columns), len(steps))
+
+    def _of(self, keys: Iterable[Key]) -> tuple[np.ndarray, np.ndarray]:
+        places = [self._places[key] for key in keys]
+        return self.layout.offsets[places], self.layout.widths[places]
+
+
+def numbers_of(rows: np.ndarray, first: int, total: int, capacity: int) -> np.ndarray:
+    """Which of the numbers `[first, total)` was written last to each row, int64 ``[N]``; -1 where none was."""
+    out = np.empty(len(rows), np.int64)
+    _kernels().numbers(rows, first, total, capacity, out)
+    return out
 
 
 def name_of(number: int, version: int) -> str:
@@ -164,4 +290,8 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(Path(e.path) for e in os.scandir(folder) if _NAME.fullmatch(e.name))
 
 
-_NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
+@cache
+def _kernels() -> Any:
+    from rlcli.kernels.segments import cpu  # loads the compiler, which takes half a second
+
+    return cpu

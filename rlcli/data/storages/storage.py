@@ -1,8 +1,9 @@
-"""The face all storages share: columns of rows, addressed by row number.
+"""The face all storages share: columns of rows, written in the order of their numbers and read by row.
 
 ```
-rows      0 1 2 3 ... capacity - 1
-columns   observation [capacity, 4]   action [capacity, 2]   ("next", "reward") [capacity, 1] ...
+number    0 1 2 3 ... c-1 | c c+1 ...     counted from the first row that was ever written: never wraps
+row       0 1 2 3 ... c-1 | 0  1  ...     number modulo the capacity c: what was written to it last is read
+columns   observation [c, 4]   action [c, 2]   ("next", "reward") [c, 1] ...
 ```
 A storage knows bytes, not time: which row is the oldest, what a trajectory is and where a next observation lies is
 the buffer's affair.
@@ -10,9 +11,11 @@ the buffer's affair.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +25,52 @@ from rlcli.data.fields import Field
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
+State = Callable[[], list[bytes | memoryview]]
+"""The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
+Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
+"""From the numbers of rows, int64 ``[N]``, and their columns to other columns of theirs."""
+
+
+class Memory(NamedTuple):
+    """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
+
+    Attributes
+    ----------
+    addresses : dict of key to int
+        Valid until the next `declare` or `exchange`.
+    written : int64 array ``[1]``
+        Rows from row 0 on that may hold something; kept by whoever writes.
+    """
+
+    addresses: dict[Key, int]
+    written: np.ndarray
+
+
+class Saved(NamedTuple):
+    """What another process left: the state of the ring over these rows; their first number, and one past the last."""
+
+    state: Mapping[str, Any]
+    span: tuple[int, int]
+
+
+class FullFile(Protocol):
+    """A file of rows that will never change: whoever saves the rows may link to it."""
+
+    path: Path
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def checksum(self) -> str: ...
+
 
 class Storage(ABC):
     """Rows on some memory.
+
+    A storage of your own is a subclass that has `declare`, `write`, `scatter`, `gather`, `clear` and `nbytes`; all else
+    has an answer here that is right for rows which end with the process, and is overridden for what a storage can do
+    better. `write` and `scatter` copy; whatever they raise, rows that could be read before can be read after it.
 
     Parameters
     ----------
@@ -33,20 +79,25 @@ class Storage(ABC):
     ndim : int
         Batch dims of what is stored: 1 is flat; 2 and 3 keep env (and worker) dims, time last in a batch.
     device : torch device
-        Where rows lie and are read to.
+        Where rows are read to.
 
     Attributes
     ----------
     fields : dict of key to Field
         Empty until `declare`.
+    capacity : int
+        Rows that are kept, from 0 on.
     lanes : int
-        Rows between a step and the next of its lane; told by the ring before `declare`.
+        Rows between a step and the next of its lane; set by the ring before `declare`.
     kept : bool
         Rows outlive this process once they are committed.
+    where : str
+        The folder they lie in, if they do.
     """
 
     lanes = 1
     kept = False
+    where = ""
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
@@ -57,15 +108,17 @@ class Storage(ABC):
         self.capacity = max_size
         self.fields: dict[Key, Field] = {}
 
+    # ---- what every storage has ----------------------------------------------------------------------------------
     @abstractmethod
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
-        """Fix the columns, once, before the first write; `capacity` <= `max_size` is a whole number of steps."""
+        """Fix `fields` and `capacity`, before the first write and after a `clear`; at most `max_size` rows."""
 
     @abstractmethod
-    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
-        """Rows from `start` on, the first row after the last, from columns `[N, *F]` that fit the fields.
+    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
+        """Rows from `number` on, from columns `[N, *F]` of all fields, N at most the capacity.
 
-        N is at most the capacity. All of it is written or, if there is no room, nothing that was readable changes.
+        The first number may be any; then each write goes on where the one before it ended, or further up, where rows
+        were taken back. All of it is written or, if there is no room, nothing that was readable changes.
 
         Raises
         ------
@@ -75,10 +128,28 @@ class Storage(ABC):
 
     @abstractmethod
     def scatter(self, rows: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
-        """Single rows, int64 `[N]`, from columns `[N, *F]`; of a row given twice the last counts.
+        """Single rows that are stored, int64 `[N]`, from columns `[N, *F]` of all or some fields.
 
-        `columns` may hold some of the keys only.
+        Of a row given twice the last counts.
         """
+
+    @abstractmethod
+    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        """New columns `[N, *F]` of rows int64 `[N]`, each key gathered once; all keys by default."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Give the memory back and forget the fields."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that hold rows now, in memory or on disk."""
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+    def need_writable(self) -> None:
+        """Refuse, before anything changes, what a storage that is only read could not take."""
+        return
 
     def ready(self, rows: np.ndarray) -> None:
         """Make it sure that `scatter` to these rows, int64 `[N]`, will not be refused; nothing that is read changes.
@@ -90,16 +161,44 @@ class Storage(ABC):
         """
         return
 
-    @abstractmethod
-    def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        """New columns `[N, *F]` of rows int64 `[N]`, each key gathered once; all keys by default."""
-
-    def need_writable(self) -> None:
-        """Refuse, before anything changes, what a storage that is only read could not take."""
+    def take_back(self, number: int) -> None:
+        """Rows from this number on, which were written last and not committed, never were."""
         return
 
-    def address(self, key: Key) -> int | None:
-        """Where a column begins, if its rows lie in plain memory one after another; valid until the next `declare`."""
+    def exchange(
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
+        state: State | None = None,
+    ) -> None:  # fmt: skip
+        """Hold other columns of all rows; whatever fails on the way changes nothing.
+
+        Parameters
+        ----------
+        kept : collection of keys
+            Of columns that stay as they are; `again` need not be asked for them.
+        again : callable
+            Gives the columns that come.
+        parts : iterable of int64 arrays
+            The numbers of all rows that are stored, in order, some at a time.
+        state : callable, optional
+            Of an owner that knows the new fields, for a storage that commits.
+
+        Raises
+        ------
+        ResourceError, MemoryError
+            There is no room.
+        """
+        numbers = np.concatenate([np.empty(0, np.int64), *parts])
+        before, old = self.fields, self.gather(numbers % self.capacity) if len(numbers) else {}
+        new = old | again(numbers, old) if len(numbers) else {}
+        try:
+            _refill(self, fields, numbers, new)
+        except BaseException:
+            _refill(self, before, numbers, old)
+            raise
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+    def memory(self) -> Memory | None:
+        """Where columns lie, if rows are in plain memory just as they were given, one after another."""
         return None
 
     def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
@@ -110,17 +209,17 @@ class Storage(ABC):
         """
         return False
 
+    def private(self) -> str | None:
+        """Why other processes cannot be given such rows; None if they can."""
+        return f"{type(self).__name__} on {self.device} lies where one process alone can read it"
+
+    # ---- what survives this process --------------------------------------------------------------------------------
     def due(self, count: int = 0) -> bool:
         """Whether the owner is to call `commit` after a write of `count` rows more."""
         return False
 
-    def commit(self, state: Callable[[], list[bytes | memoryview]] | None = None) -> None:
+    def commit(self, state: State | None = None) -> None:
         """Acknowledge all that was written, where there is somebody to come back to it.
-
-        Parameters
-        ----------
-        state : callable, optional
-            Gives the content of a file from which the owner can go on with these rows.
 
         Raises
         ------
@@ -129,15 +228,71 @@ class Storage(ABC):
         """
         return
 
-    @abstractmethod
-    def clear(self) -> None:
-        """Give the memory back and forget the fields."""
+    def close(self, state: State | None = None) -> None:
+        """Commit, and let another process go on with the rows; without one they are gone."""
+        self.clear()
 
+    def saved(self) -> Saved | None:
+        """What another process left here for a ring to go on with, if anything.
+
+        Raises
+        ------
+        DamagedDataError
+            Rows are there, and no state of a ring with them.
+        """
+        return None
+
+    @contextlib.contextmanager
+    def taking_over(self) -> Iterator[None]:
+        """While a ring takes over what was `saved`: its `clear` and `declare` keep the rows."""
+        yield
+
+    # ---- rows in files of others -----------------------------------------------------------------------------------
     @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes that hold rows now, in memory or on disk."""
+    def segment_rows(self) -> int:
+        """Rows of a file, where these rows are saved in files: a power of two."""
+        return rows_for(sum(field.width for field in self.fields.values()), self.capacity)
+
+    def full_segments(self) -> Mapping[int, FullFile]:
+        """Committed files that will never change, each with `segment_rows` rows, by the number of the file."""
+        return {}
+
+    def packed(self, key: Key, column: Tensor) -> bytes | None:
+        """A column of consecutive rows, in the order of their numbers, as packed frames; None: it is saved as it is."""
+        return None
 
     def facts(self) -> dict[str, Any]:
         """What a person should know of it: kind, place, bytes."""
         return {"kind": type(self).__name__, "device": str(self.device), "bytes": self.nbytes}
+
+
+def _refill(storage: Storage, fields: Mapping[Key, Field], numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
+    capacity = storage.capacity
+    storage.clear()
+    storage.declare(fields, capacity)
+    if len(numbers):
+        storage.write(int(numbers[0]), {key: columns[key] for key in fields})
+
+
+def rows_for(row_bytes: int, capacity: int) -> int:
+    """Rows of a file, a power of two: about 4 MiB, at most a sixteenth of the ring, never over 16,384 files."""
+    by_size = 1 << max((4 << 20) // max(row_bytes, 1), 1).bit_length() - 1
+    by_ring = max(16, 1 << (-(-capacity // 16) - 1).bit_length())
+    by_count = 1 << (-(-capacity // 16384) - 1).bit_length()
+    return max(min(by_size, by_ring), by_count)
+
+
+# ---- columns as the compiled passes take them ------------------------------------------------------------------------
+def by_row(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
+    """The columns in CPU memory, each row in one piece; where they begin, and bytes between rows."""
+    held = [columns[key] for key in order]
+    held = [c if c.is_cpu and (c.is_contiguous() or c[0].is_contiguous()) else c.cpu().contiguous() for c in held]
+    apart = np.array([c.stride(0) * c.element_size() for c in held], np.int64)
+    return held, np.array([column.data_ptr() for column in held], np.int64), apart
+
+
+def contiguous(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray]:
+    """The columns in contiguous CPU memory, in this order, and their addresses."""
+    held = [columns[key] for key in order]
+    held = [c if c.is_cpu and c.is_contiguous() else c.cpu().contiguous() for c in held]
+    return held, np.array([column.data_ptr() for column in held], np.int64)

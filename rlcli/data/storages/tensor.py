@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,10 @@ from torch import Tensor
 
 from rlcli.data.fields import Field
 from rlcli.data.storages.sample_memory import sample_memory
-from rlcli.data.storages.storage import Storage
+from rlcli.data.storages.storage import Again, Memory, State, Storage, by_row, contiguous
 from rlcli.errors import ResourceError
 from rlcli.keys import Key
 
-Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
 
 
@@ -37,12 +37,13 @@ class LazyTensorStorage(Storage):
     Attributes
     ----------
     written : int64 array ``[1]``
-        Rows from the first one on that may hold something; kept by whoever writes them, by their addresses too.
+        See `Memory`.
     """
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         super().__init__(max_size, ndim=ndim, device=device)
         self._columns: dict[Key, Tensor] = {}
+        self._memory: Memory | None = None
         self.written = np.zeros(1, np.int64)
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
@@ -56,20 +57,15 @@ class LazyTensorStorage(Storage):
         self._addresses = np.array([column.data_ptr() for column in self._columns.values()], np.int64)
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
+        self._memory = None
+        if type(self) is LazyTensorStorage and self.device.type == "cpu":  # of a subclass nobody knows what it changes
+            self._memory = Memory(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
     def exchange(
-        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray]
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
+        state: State | None = None,
     ) -> None:  # fmt: skip
-        """Hold other columns. Those that are `kept` stay where they are; the others are made one after another beside
-        the old ones, so that whatever fails on the way changes nothing.
-
-        Parameters
-        ----------
-        again : callable
-            From some rows, int64 ``[N]``, and the columns of theirs that go to the columns that come.
-        parts : iterable of int64 arrays
-            All rows that hold something, some at a time.
-        """
+        """See `Storage.exchange`: columns that come are made, part by part, beside those that go."""
         made = LazyTensorStorage(self.max_size)
         exchange(self, made, fields, kept, again, parts)
         self.take_in(fields, made)
@@ -97,8 +93,8 @@ class LazyTensorStorage(Storage):
         return torch.frombuffer(memory, dtype=field.dtype).view(self.capacity, *field.shape)
 
     # ---- writing -----------------------------------------------------------------------------------------------
-    def write(self, start: int, columns: Mapping[Key, Tensor]) -> None:
-        count = len(next(iter(columns.values())))
+    def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
+        count, start = len(next(iter(columns.values()))), number % self.capacity
         fit = min(count, self.capacity - start)  # the others begin at the first row
         if self.device.type == "cpu":
             held, addresses, apart = by_row(columns, self.fields)
@@ -156,11 +152,14 @@ class LazyTensorStorage(Storage):
         """The live column `[capacity, *F]` (on a GPU: as far as it has grown). Not a copy."""
         return self._columns[key]
 
-    def address(self, key: Key) -> int | None:
-        return self._columns[key].data_ptr() if self.device.type == "cpu" else None
+    def memory(self) -> Memory | None:
+        return self._memory
+
+    def private(self) -> str | None:
+        return None if type(self) is LazyTensorStorage and self.device.type == "cpu" else super().private()
 
     def clear(self) -> None:
-        self.fields, self._columns, self.capacity = {}, {}, self.max_size
+        self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size
         self.written[0] = 0
 
     @property
@@ -178,26 +177,13 @@ def exchange(
     new = {key: field for key, field in fields.items() if key not in kept}
     made.lanes = old.lanes
     made.declare(new, old.capacity)
-    for rows in parts:
-        columns = again(rows, old.gather(rows, gone))
+    for numbers in parts:
+        rows = numbers % old.capacity
+        columns = again(numbers, old.gather(rows, gone))
         made.scatter(rows, {key: columns[key] for key in new})
 
 
-def by_row(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
-    """The columns in CPU memory, each row in one piece; where they begin, and bytes between rows."""
-    held = [columns[key] for key in order]
-    held = [c if c.is_cpu and (c.is_contiguous() or c[0].is_contiguous()) else c.cpu().contiguous() for c in held]
-    apart = np.array([c.stride(0) * c.element_size() for c in held], np.int64)
-    return held, np.array([column.data_ptr() for column in held], np.int64), apart
-
-
-def contiguous(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray]:
-    """The columns in contiguous CPU memory, in this order, and their addresses."""
-    held = [columns[key] for key in order]
-    held = [c if c.is_cpu and c.is_contiguous() else c.cpu().contiguous() for c in held]
-    return held, np.array([column.data_ptr() for column in held], np.int64)
-
-
+@cache
 def _kernels() -> Any:
     from rlcli.kernels.rows import cpu  # loads the compiler, which takes half a second
 

@@ -5,7 +5,7 @@ is changed.
 """
 
 from rlcli.data.stored.copies import copy_rows
-from rlcli.data.stored.frames import holds_differences
+from rlcli.data.stored.mapped import holds_differences
 from rlcli.data.stored.opening import open_buffer
 from rlcli.data.stored.places import Place, find, places
 

@@ -1,6 +1,6 @@
 """The newest rows of one buffer, written into another: what lay in one trajectory there does here, and nothing else.
 
-A trajectory that stops without an end flag (its ids told so, or it was cut) is cut in the copy as well: ids may not
+A trajectory that stops without an end flag (by its ids, or because it was cut) is cut in the copy as well: ids may not
 be among the keys that are copied.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.data.buffers.replay_buffer import ReplayBuffer
-from rlcli.data.buffers.ring import Ring
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE
 
@@ -60,10 +60,8 @@ def _pieces(ring: Ring, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Row numbers int64 ``[lanes, T]`` of the newest steps, oldest first; which lanes, bool, were cut after them."""
     start, most = max(ring.base, ring.cursor - steps), max(1, ROWS // ring.lanes)
     while start < ring.cursor:
-        numbers = np.arange(start, min(start + most, ring.cursor))
-        lanes = np.arange(ring.lanes)[:, None]
-        rows = numbers % ring.steps * ring.lanes + lanes
-        below = (numbers + 1) % ring.steps * ring.lanes + lanes
+        length = min(most, ring.cursor - start)
+        rows, below = (ring.space.rows(step, length).reshape(ring.lanes, length) for step in (start, start + 1))
         stops = (ring.index.successors(rows.reshape(-1)).reshape(rows.shape) != below) & ~_ended(ring, rows)
         cuts = np.flatnonzero(stops.any(0))
         length = cuts[0] + 1 if len(cuts) else rows.shape[1]

@@ -6,21 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.buffers.buffer_state import fill
-from rlcli.data.buffers.tensordict_buffer import TensorDictReplayBuffer
-from rlcli.data.checkpoint_files import BUFFER, read_manifest, read_state
-from rlcli.data.dumps import FOLDERS, read_dump
-from rlcli.data.fitting import ROWS, fitting
-from rlcli.data.row_files import SavedRows
+from rlcli.data.buffer.saving import fill
+from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
+from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
+from rlcli.data.files.dumps import FOLDERS, read_dump
+from rlcli.data.files.rows import SavedRows, packs
+from rlcli.data.files.state import ROWS, loading_state
 from rlcli.data.samplers import Sampler
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.data.stored.copies import copy_rows
-from rlcli.data.stored.frames import open_frames, read_sides
-from rlcli.data.stored.kept import open_files, open_rows
+from rlcli.data.stored.mapped import open_files, open_frames, open_rows, read_sides
 from rlcli.data.stored.places import CHECKPOINT, FRAMES, KEPT, Place, find
 from rlcli.errors import DamagedDataError
-
-COMPRESSED = "CompressedStorage"
 
 
 def open_buffer(
@@ -93,12 +90,12 @@ def _of_files(
     make: Callable[..., TensorDictReplayBuffer],
 ) -> TensorDictReplayBuffer:  # fmt: skip
     """Rows of a dump or a checkpoint, whose checksums were compared."""
-    if about["storage"] != COMPRESSED:
+    if not packs(about):
         return make(storage=open_files(path, about, files, ring))
     buffer = make(storage=CompressedStorage(about["max_size"], ndim=about["ndim"]))
-    with fitting(path, ROWS):
+    with loading_state(path, ROWS):
         fill(buffer.ring, {"ring": ring, "columns": SavedRows(path, about)})
-    buffer.ring.heed_markers()
+    buffer.ring.use_asked_markers()
     buffer.sampler.extended(buffer.ring, len(buffer.ring))
     return buffer
 

@@ -1,4 +1,4 @@
-"""Where stored steps are: what a folder holds, how many rows, and of which env; told from journals and manifests alone.
+"""Where stored steps are: what a folder holds, how many rows, and of which env, by journals and manifests alone.
 
 ```
 RUN/data/journal.jsonl               collected frames, one segment a batch
@@ -10,19 +10,22 @@ RUN/checkpoints/checkpoint_000007/   a checkpoint, with the buffer of an off-pol
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.checkpoint_files import BUFFER, read_manifest
-from rlcli.data.checkpoint_files import FOLDERS as CHECKPOINTS
-from rlcli.data.dumps import FOLDERS as DUMPS
-from rlcli.data.journal import format_of
-from rlcli.data.row_files import SavedRows
-from rlcli.data.sealed_folder import MANIFEST, SealedFolders
-from rlcli.data.segments import SegmentReader
-from rlcli.data.segments.layout import FORMAT as SEGMENTS
-from rlcli.data.segments.layout import JOURNAL, numbered
+from rlcli.config.run_files import CONFIG
+from rlcli.config.run_files import SEGMENTS as FRAMES_OF_A_RUN
+from rlcli.data.collected import SegmentReader
+from rlcli.data.collected.folder import FORMAT as SEGMENTS
+from rlcli.data.collected.folder import JOURNAL, need_journal, numbered
+from rlcli.data.files.checkpoints import BUFFER, gone, read_manifest
+from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
+from rlcli.data.files.dumps import FOLDERS as DUMPS
+from rlcli.data.files.journal import format_of
+from rlcli.data.files.rows import SavedRows
+from rlcli.data.files.sealed_folder import MANIFEST, SealedFolders
 from rlcli.data.storages.row_journal import FORMAT as ROWS
 from rlcli.data.storages.row_journal import Committed
 from rlcli.data.storages.segment import files_in
@@ -88,15 +91,15 @@ def places(folder: Path) -> Iterator[Place]:
     DamagedDataError
         As `find`.
     """
-    for place in (folder, folder / "data"):
+    for place in (folder, folder / FRAMES_OF_A_RUN):
         if is_begun(place):
             yield _journalled(place, folder)
     for place in (folder, folder / "checkpoints"):
         if newest := newest_of(CHECKPOINTS, place):
-            yield from _checkpoint(newest)
+            yield from _checkpoint(newest, asked=newest == place)
     for place in (folder, folder / "buffer"):
         if newest := newest_of(DUMPS, place):
-            yield Place(DUMP, newest, _live(DUMPS.manifest(newest)), {})
+            yield Place(DUMP, newest, len(SavedRows(newest, DUMPS.manifest(newest))), {})
         if place != folder and is_begun(place):
             yield _journalled(place, folder)
 
@@ -111,14 +114,12 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
     """
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
-    paths, why = kind.paths(folder), []
-    for path in reversed(paths):
-        if (reason := kind.verify(path)) is None:
-            return path
-        why.append(reason)
-    if why:
-        raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(why[:3]))
-    return None
+    path, damaged = kind.newest(folder)
+    if path is None and damaged:
+        raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(damaged[:3]))
+    for why in damaged:
+        warnings.warn(f"{kind.noun} passed over: {why}", stacklevel=2)
+    return path
 
 
 def is_begun(folder: Path) -> bool:
@@ -131,6 +132,10 @@ def _journalled(place: Path, run: Path) -> Place:
         why = "the files that it named are here without it"
         raise DamagedDataError("the journal of stored steps is missing", where=str(place / JOURNAL), why=why)
     kind = format_of(place / JOURNAL)
+    if kind is None:  # killed while it was begun; what is here all the same, a journal had named
+        need_journal(place)
+        Committed(place / JOURNAL)
+        raise nothing_yet(place)
     if kind == SEGMENTS:
         segments = SegmentReader(place, check_sizes=False)
         return Place(FRAMES, place, segments.frames, _with_config(segments.metadata, run))
@@ -140,10 +145,21 @@ def _journalled(place: Path, run: Path) -> Place:
     raise DamagedDataError("this journal is not of stored steps", where=str(place / JOURNAL), why=f"found {kind}")
 
 
+def nothing_yet(folder: Path) -> ResourceError:
+    """The error for a folder whose writer has not committed anything."""
+    return ResourceError(
+        "nothing was written here yet",
+        where=str(folder),
+        why="its writer has begun, and has not committed any steps",
+        fix="Look again after the first commit. Where the writer was stopped, nothing is lost: go on with rlcli resume "
+        "RUN or LazyMemmapStorage(..., resume=True), or begin anew in another folder.",
+    )
+
+
 def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
     """What a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
     about = dict(metadata)
-    file = run / "config.json"
+    file = run / CONFIG
     if "config" not in about and file.is_file():
         try:
             about["config"] = read_json(file)
@@ -158,11 +174,11 @@ def _named(about: dict[str, Any]) -> dict[str, Any]:
     return about if "env" in about or env is None else {**about, "env": env}
 
 
-def _checkpoint(path: Path) -> Iterator[Place]:
+def _checkpoint(path: Path, asked: bool) -> Iterator[Place]:
+    """The buffer in a checkpoint: the one that was asked for, or the newest of a run."""
     manifest = read_manifest(path)
     if BUFFER in manifest:
+        last = not asked and path == CHECKPOINTS.paths(path.parent)[-1]  # else the last is damaged, as was said
+        if last and (lacking := gone(path)) is not None:
+            warnings.warn(f"{path.parent}: {lacking}", stacklevel=2)
         yield Place(CHECKPOINT, path, len(SavedRows(path, manifest[BUFFER])), _named({"config": manifest["config"]}))
-
-
-def _live(about: dict[str, Any]) -> int:
-    return sum(file["stop"] - file["start"] for file in about["rows"])

@@ -8,11 +8,12 @@ import torch
 from batches import in_child
 from tensordict import TensorDict
 
-from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, dumps
-from rlcli.data.buffers.ring import Ring
+from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.codes.code import INDEX, RECORD
+from rlcli.data.files import dumps
+from rlcli.data.ring.ring import Ring
 from rlcli.errors import ResourceError
-from rlcli.kernels.codes import layout
+from rlcli.kernels import codes as layout
 
 FLAGS = ("done", "terminated", ("next", "done"), ("next", "terminated"), ("next", "truncated"), "is_init")
 ODD = [torch.int16, torch.int32, torch.int64, torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -162,7 +163,7 @@ def test_codes_go_into_a_checkpoint_and_onto_a_disk(tmp_path):
         other = TensorDictReplayBuffer(storage=storage, batch_size=4)
         other.load_state_dict(rb.state_dict())
         assert (other[:] == rb[:]).all() and other.ring.packing.codes
-    other.storage.close(lambda: dumps.ring_content(other.ring)())
+    other.storage.close(other.ring.content)
     back = TensorDictReplayBuffer(
         storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows", resume=True), batch_size=4
     )
@@ -250,7 +251,7 @@ def test_a_value_that_outgrows_its_code_changes_the_packed_column_alone(make):
     ring = Ring(make(100), codes=True)
     for first in (0, 40, 1000):
         ring.extend(counted(first))
-        held = ring.storage.frames["pixels"] if make is CompressedStorage else ring.storage.address("pixels")
+        held = ring.storage.frames["pixels"] if make is CompressedStorage else ring.storage.memory().addresses["pixels"]
         if first == 0:
             before = held
     assert ring.packing.relaid and held == before

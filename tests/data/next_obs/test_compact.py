@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rlcli.collectors import Collector
-from rlcli.data.next_obs.compact import with_next
+from rlcli.data.next_obs.modes import with_next
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS
-from rlcli.specs.fill import fill_for
+from rlcli.specs.numbers import fill_for
 
 
 class Pixels(gym.Env):

@@ -1,0 +1,334 @@
+"""Several buffers sampled as one: one per worker or per source, each written by itself.
+
+```
+member 0   a0 a1 a2 ...  \
+member 1   b0 b1 b2 ...   >   sample [members, rows of each], or end to end where their numbers differ
+member 2   c0 c1 c2 ...  /
+```
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.data.buffer.prefetch import Prefetcher, Sampled
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.data.buffer.tensordict_buffer import INDEX, TensorDictReplayBuffer
+from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.index import RandomStream
+from rlcli.data.samplers.sampler import need_size, uniform
+from rlcli.data.shared import RegionWriter
+from rlcli.data.storages.list_storage import collate
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import show
+
+BUFFER_IDS = "buffer_ids"
+
+
+class ReplayBufferEnsemble:
+    """Members keep their own rows, trajectories, samplers and transforms.
+
+    Parameters
+    ----------
+    *buffers : ReplayBuffer
+    batch_size : int, optional
+        Rows of a sample, divided evenly among the members that are drawn.
+    sample_from_all : bool
+        Every sample has rows of every member.
+    p : sequence of float, optional
+        Otherwise, each member's chance to be drawn; all alike by default.
+    num_buffer_sampled : int, optional
+        How many members are drawn for a sample, with replacement; as many as there are by default.
+    layout : "stack" or "cat", optional
+        Samples ``[members, rows]``, or ``[rows]`` end to end. By default stacked, unless a member's sampler may give
+        fewer rows than asked for.
+    transform : callable, optional
+        Of whole samples.
+    prefetch : int, optional
+        Samples that a thread makes ahead. Those that are not handed out are drawn again, but from members with a
+        `prefetch` of their own.
+    seed : int, optional
+        Of the choice of members.
+
+    Raises
+    ------
+    ArgumentError
+        There is no member, or settings exclude each other.
+    """
+
+    def __init__(
+        self,
+        *buffers: ReplayBuffer,
+        batch_size: int | None = None,
+        sample_from_all: bool = False,
+        p: Sequence[float] | Tensor | None = None,
+        num_buffer_sampled: int | None = None,
+        layout: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        prefetch: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not buffers or not all(isinstance(buffer, ReplayBuffer) for buffer in buffers):
+            raise ArgumentError("an ensemble is made of buffers", fix="ReplayBufferEnsemble(buffer, buffer, ...).")
+        if sample_from_all and (p is not None or num_buffer_sampled is not None):
+            raise ArgumentError(
+                "sample_from_all=True leaves nothing to choose", fix="Leave out p and num_buffer_sampled."
+            )
+        if layout not in (None, "stack", "cat"):
+            raise ArgumentError("layout is stack or cat", where="layout", why=f"got {layout!r}")
+        self.buffers, self.sample_from_all = buffers, sample_from_all
+        self.batch_size = None if batch_size is None else need_size("batch_size", batch_size)
+        self.drawn = len(buffers) if num_buffer_sampled is None else need_size("num_buffer_sampled", num_buffer_sampled)
+        self.layout = layout or ("cat" if any(b.sampler.ragged for b in buffers) else "stack")
+        self._chances = _cumulated(p, len(buffers))
+        self.random = RandomStream(seed)
+        self._lock = threading.RLock()
+        self._transforms = Transforms()
+        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+        if transform is not None:
+            self._transforms.append(transform)
+
+    @classmethod
+    def per_worker(
+        cls, workers: int, make: Callable[[], ReplayBuffer], *, batch_size: int | None = None, **options: Any
+    ) -> ReplayBufferEnsemble:
+        """One buffer for each worker, which writes it alone: `rb.extend(batch, buffer=worker)`.
+
+        Samples hold rows of every worker. Workers in other processes write buffers that are made with `shared=True`,
+        each by its `rb.writer(worker)`.
+        """
+        members = [make() for _ in range(need_size("workers", workers))]
+        return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
+
+    # ---- members -----------------------------------------------------------------------------------------------
+    def __getitem__(self, member: int | slice) -> Any:
+        """One of the buffers, or an ensemble of some of them that is sampled like this one, without its transform."""
+        if isinstance(member, slice):
+            chosen = self.buffers[member]
+            options: dict[str, Any] = {"sample_from_all": True}
+            if not self.sample_from_all:
+                p = np.diff(self._chances, prepend=0.0, append=1.0)[member]
+                options = {"p": p, "num_buffer_sampled": None if self.drawn == len(self.buffers) else self.drawn}
+            return ReplayBufferEnsemble(*chosen, batch_size=self.batch_size, layout=self.layout, **options)
+        if (
+            isinstance(member, bool)
+            or not isinstance(member, int)
+            or not -len(self.buffers) <= member < len(self.buffers)
+        ):
+            raise ArgumentError("no such member", why=f"got {member!r}, there are {len(self.buffers)}")
+        return self.buffers[member]
+
+    def __len__(self) -> int:
+        """Rows of all members."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+    def extend(self, batch: TensorDictBase, *, buffer: int | None = None) -> Tensor:
+        """Store a batch in one of the members; where its rows lie there."""
+        return self[self._named(buffer)].extend(batch)
+
+    def add(self, step: TensorDictBase, *, buffer: int | None = None) -> int | Tensor:
+        """Store one step in one of the members."""
+        return self[self._named(buffer)].add(step)
+
+    def writer(self, member: int) -> RegionWriter:
+        """The end of a shared member that another process writes, see `ReplayBuffer.writer`."""
+        return self[member].writer()
+
+    def _named(self, buffer: int | None) -> int:
+        if buffer is None:
+            raise ArgumentError(
+                "an ensemble does not know which member a batch belongs to",
+                fix="Say it: rb.extend(batch, buffer=worker), or extend the member: rb[worker].extend(batch).",
+            )
+        return buffer
+
+    def empty(self, *, fields: bool = False) -> None:
+        """Forget all rows of all members."""
+        self._forget_ahead()
+        for buffer in self.buffers:
+            buffer.empty(fields=fields)
+
+    # ---- samples -----------------------------------------------------------------------------------------------
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A new batch.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            Of this sample; the ensemble's by default.
+        return_info : bool
+            Also give a dict with the `index` of its rows and the `buffer_ids` of the members they are of.
+
+        Returns
+        -------
+        TensorDict ``[members, rows]`` or ``[rows]``
+            From `TensorDictReplayBuffer`s, ``("index", "buffer_ids")`` and ``("index", "index")`` say where rows lie.
+
+        Raises
+        ------
+        ArgumentError
+            A member that was drawn is empty, no batch size is known, or it cannot be divided.
+        """
+        size = self.batch_size if batch_size is None else need_size("batch_size", batch_size)
+        if size is None:
+            raise ArgumentError("the ensemble was given no batch size", fix="Use ReplayBufferEnsemble(batch_size=...).")
+        if size % self.drawn:
+            raise ArgumentError(
+                "a batch is divided evenly among the buffers that are drawn",
+                why=f"{size} rows, {self.drawn} buffers",
+                fix=f"Use batch_size={-(-size // self.drawn) * self.drawn}.",
+            )
+        drawn = self._draw(size) if self._ahead is None else self._ahead.next(size)
+        return (drawn.batch, drawn.info) if return_info else drawn.batch
+
+    def _draw(self, size: int) -> Sampled:
+        with self._lock:
+            position = None if self._ahead is None else self._position()
+            members = range(len(self.buffers)) if self.sample_from_all else self._members()
+        drawn = [self._part(int(member), size // self.drawn) for member in members]
+        parts, index = [part for part, _ in drawn], [rows for _, rows in drawn]
+        ids = [torch.full_like(rows, int(member)) for rows, member in zip(index, members, strict=True)]
+        join: Callable[[list[Any]], Any] = torch.stack if self.layout == "stack" else torch.cat
+        if any(isinstance(part, list | LazyStackedTensorDict) for part in parts):  # objects, not alike
+            join = torch.cat
+            items = [item for part in parts for item in (part if isinstance(part, list) else part.unbind(0))]
+            batch: Any = collate(items)
+        else:
+            keys = {tuple(sorted(part.keys())) for part in parts if isinstance(part, TensorDictBase)}
+            if len(keys) > 1:
+                raise ArgumentError(
+                    "members of an ensemble give samples of other keys",
+                    why="; ".join(", ".join(names) for names in sorted(keys)),
+                    fix="Store the same keys in all of them, and draw from all with samplers of one kind.",
+                )
+            batch = join(parts)
+        info = {INDEX: join(index), BUFFER_IDS: join(ids)}
+        return Sampled(self._transforms.read(batch), info, False, position)
+
+    def _position(self) -> tuple[np.ndarray, list[Any]]:
+        """Where the draws of members, and from them, stand."""
+        return self.random.state.copy(), [None if b._ahead is not None else b._position() for b in self.buffers]
+
+    def _undraw(self, sampled: Sampled) -> None:
+        """Nobody gets this sample, nor one that was drawn after it."""
+        with self._lock:
+            self.random.state[:], positions = sampled.position
+            for buffer, position in zip(self.buffers, positions, strict=True):
+                buffer._undraw(Sampled(None, {}, False, position))
+
+    def _members(self) -> np.ndarray:
+        return np.searchsorted(self._chances, uniform(self.random, self.drawn), side="right")
+
+    def _part(self, member: int, size: int) -> tuple[Any, Tensor]:
+        """A sample of a member, and where its rows lie there."""
+        buffer = self.buffers[member]
+        if not len(buffer):
+            raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
+        part, info = buffer.sample(size, return_info=True)
+        if isinstance(buffer, TensorDictReplayBuffer) and isinstance(part, TensorDictBase):
+            for each in part.tensordicts if isinstance(part, LazyStackedTensorDict) else [part]:
+                index = each.get(INDEX)
+                places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}
+                each.set(INDEX, TensorDict(places, batch_size=each.batch_size))
+        return part, info["index"]
+
+    def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBufferEnsemble:
+        """Add a transform of whole samples; returns the ensemble."""
+        self._forget_ahead()
+        self._transforms.append(transform)
+        return self
+
+    def set_seed(self, seed: int) -> None:
+        """Start all random streams anew, each from a seed of its own."""
+        self._forget_ahead()
+        self.random.seed(seed)
+        for offset, buffer in enumerate(self.buffers, 1):
+            buffer.set_seed(seed + offset)
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.drop()
+
+    # ---- priorities --------------------------------------------------------------------------------------------
+    def update_tensordict_priority(self, sample: TensorDictBase) -> None:
+        """Give the rows of a sample the priorities that it now holds, each in its own buffer.
+
+        Raises
+        ------
+        MissingKeyError
+            It holds no priorities, or does not say where its rows lie.
+        """
+        index = sample.get((INDEX, INDEX), None)
+        if index is None:
+            raise MissingKeyError(
+                "priorities cannot be updated without (index, index)",
+                fix="Make the ensemble of TensorDictReplayBuffers.",
+            )
+        ids = sample.get((INDEX, BUFFER_IDS)).reshape(-1)
+        for member in ids.unique().tolist():
+            buffer = self.buffers[member]
+            key = buffer.priority_key  # type: ignore[attr-defined]
+            priority = sample.get(key, None)
+            if priority is None:
+                raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why="the loss writes it")
+            mine = ids == member
+            priority = priority.reshape(index.numel(), *priority.shape[index.ndim :])
+            buffer.update_priority(index.reshape(-1)[mine], priority[mine])
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Rows and all that decides later samples; samples that were made ahead are made anew."""
+        self._forget_ahead()
+        return {
+            "random": self.random.state_dict(),
+            "transforms": self._transforms.state_dict(),
+            "buffers": [buffer.state_dict() for buffer in self.buffers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over `state_dict`'s answer, of an ensemble that was made alike."""
+        if len(state["buffers"]) != len(self.buffers):
+            raise ArgumentError(
+                "this state is of another ensemble", why=f"expected {len(self.buffers)}, got {len(state['buffers'])}"
+            )
+        self._forget_ahead()
+        for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
+            buffer.need_fit(saved)  # all of them before the first one changes
+        self._transforms.load_state_dict(state["transforms"])
+        self.random.load_state_dict(state["random"])
+        for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
+            buffer.load_state_dict(saved)
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close every member; see `ReplayBuffer.close`."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        for buffer in self.buffers:
+            buffer.close()
+
+    def __enter__(self) -> ReplayBufferEnsemble:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"
+
+
+def _cumulated(p: Sequence[float] | Tensor | None, count: int) -> np.ndarray:
+    chances = np.ones(count) if p is None else np.asarray(p, np.float64)
+    if chances.shape != (count,) or not (chances >= 0).all() or not np.isfinite(chances).all() or not chances.sum():
+        raise ArgumentError(
+            "p has a chance for every buffer, from 0 on", where="p", why=f"got {np.asarray(p).tolist()} for {count}"
+        )
+    return np.cumsum(chances)[:-1] / chances.sum()

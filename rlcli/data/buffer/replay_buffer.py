@@ -1,0 +1,512 @@
+"""A replay buffer: batches go in, samples come out.
+
+```
+extend -> [write side of transforms] -> ring of rows        sampler -> rows -> ring -> [read side] -> sample
+```
+It ties parts together and keeps them consistent between threads; where rows lie, what follows what and which rows are
+drawn is their affair.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.data.buffer.gate import Gate, SharedGate
+from rlcli.data.buffer.objects import ObjectRing, items_of
+from rlcli.data.buffer.parts import as_batch, made, ring_of
+from rlcli.data.buffer.prefetch import Prefetcher, Sampled
+from rlcli.data.buffer.rows import rows_at
+from rlcli.data.buffer.saving import SavedParts
+from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.fields import nested
+from rlcli.data.files.dumps import resume
+from rlcli.data.ring.ring import Ring
+from rlcli.data.samplers import Draw, RandomSampler, Sampler
+from rlcli.data.samplers.sampler import is_ours, need_live, need_size
+from rlcli.data.shared import RegionWriter, SharedRing, refuse_write_side
+from rlcli.data.storages import ListStorage, Storage
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+
+LIST_SIZE = 1000  # objects of a buffer that was given no storage
+
+
+class ReplayBuffer:
+    """Rows in time, drawn again and again.
+
+    Parameters
+    ----------
+    storage : Storage, or a callable that makes one, optional
+        `ListStorage(1000)` by default: objects of any kind. Rows of tensors belong into one of the others.
+    sampler : Sampler, or a callable that makes one, optional
+        `RandomSampler` by default.
+    transform : Transform or callable, optional
+        A callable changes samples; a Transform also has a write side (`inv`), which batches pass before they are
+        stored.
+    batch_size : int, optional
+        Rows of a sample.
+    collate_fn : callable, optional
+        From what the storage gives for some rows to a sample.
+    prefetch : int, optional
+        Samples that a thread makes ahead. They do not see what is written after they were made, and how many those
+        are depends on the thread: runs with writes between samples are not the same bit for bit.
+    pin_memory : bool
+        Samples lie in pinned memory, from which copies to a GPU need not wait.
+    device : torch device, optional
+        Where samples go.
+    generator : torch.Generator, optional
+        Seeds the sampler's random stream, once and now.
+    next_obs : str
+        How next observations are kept, see `Ring`.
+    frame_stack : int or dict of key to int, optional
+        Observations that are stored one frame a row, see `Ring`.
+    codes : bool
+        Small keys are stored in as few bytes as they need, see `Ring`.
+    shared : bool
+        Rows lie in memory that processes share: one process writes them (`writer`), this one samples. Pickled, the
+        buffer arrives as its writer.
+
+    Raises
+    ------
+    ArgumentError
+        Parts do not fit each other; the sentence says which.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        prefetch: int | None = None,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+        next_obs: str = "auto",
+        frame_stack: int | Mapping[Key, int] | None = None,
+        codes: bool = False,
+        shared: bool = False,
+    ) -> None:
+        self.storage = ListStorage(LIST_SIZE) if storage is None else made("storage", storage, Storage)
+        self.sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
+        self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
+        self.storage = self.ring.storage
+        self.sampler.bind(self.ring)
+        self._trusted = is_ours(self.sampler)
+        if generator is not None:
+            self.sampler.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
+        self.batch_size = self.sampler.batch_size() if batch_size is None else need_size("batch_size", batch_size)
+        self.collate_fn, self.pin_memory = collate_fn, pin_memory
+        self.device = None if device is None else torch.device(device)
+        self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
+        self._transforms = Transforms(self.ring)
+        self._iteration: Iterator[Any] | None = None
+        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+        if transform is not None:
+            self.append_transform(transform)
+        if resume(self.ring):
+            self._saved.use_asked_markers()
+            self.sampler.extended(self.ring, len(self.ring))
+        self.sampler.belong_to(self.ring)  # last: the sampler of a buffer that was refused is free for another
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def extend(self, batch: Any) -> Tensor:
+        """Store a batch ``[*, T]``, time last, after what was stored before.
+
+        Of a batch with more rows than fit the last ones are kept, with a warning; of a shared buffer it is refused.
+
+        Parameters
+        ----------
+        batch : TensorDict or sequence of TensorDict
+            Into a `ListStorage`, a sequence of anything.
+
+        Returns
+        -------
+        int64 Tensor ``[rows]``
+            Where its rows lie, in its own order; a row that did not fit is named by the one that took its place.
+
+        Raises
+        ------
+        ArgumentError
+            Its keys or shapes do not fit what is stored, or it holds a priority that is none; nothing was
+            stored.
+        """
+        if type(batch) is not TensorDict or not batch.batch_size:
+            batch = as_batch(batch, objects=isinstance(self.ring, ObjectRing))
+        with self._lock:
+            priorities = self._priorities_in(batch) if self.sampler.has_priorities else []
+            rows = self.ring.extend(self._transforms.write(batch))
+            self.sampler.extended(self.ring, len(rows))
+            for part, priority in priorities:
+                self.sampler.update_priority(self.ring, rows[part], priority)
+        if len(rows) > (most := self.ring.space.size):
+            warnings.warn(
+                f"the batch has {len(rows)} rows and the storage takes {most}: of each env the last ones are kept. "
+                f"Use max_size={len(rows)} or more, or smaller batches.",
+                stacklevel=2,
+            )
+        return torch.from_numpy(rows)
+
+    def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
+        """Rows of a batch and the priorities that it holds for them; refused here, where nothing is stored yet."""
+        return []
+
+    def add(self, step: Any) -> int | Tensor:
+        """Store one step of every env, ``[*lanes]``, or one object; the row number, or those of all envs."""
+        if isinstance(self.ring, ObjectRing):
+            return int(self.extend([step]))
+        rows = self.extend(step.unsqueeze(-1) if isinstance(step, TensorDictBase) else step)
+        return int(rows) if rows.numel() == 1 else rows
+
+    def __setitem__(self, place: Any, batch: TensorDictBase) -> None:
+        """Overwrite stored rows."""
+        with self._lock:
+            rows, single = rows_at(self.ring, place)
+            batch = self._transforms.write(batch)
+            if isinstance(self.ring, ObjectRing):
+                batch = [batch] if single else items_of(batch)
+            elif single and not batch.ndim:
+                batch = batch.unsqueeze(0)
+            if len(batch) != len(rows):
+                raise ArgumentError("give as many rows as are overwritten", why=f"got {len(batch)} for {len(rows)}")
+            self.ring.overwrite(rows, batch)
+            self.sampler.overwritten(self.ring, rows)
+
+    def empty(self, *, fields: bool = False) -> None:
+        """Forget all rows; with `fields` their keys, shapes and env dims as well."""
+        self._forget_ahead()
+        with self._lock:
+            self.ring.clear(fields=fields)
+            self.sampler.empty()
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """A new batch that the sampler chose.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            Of this sample; the buffer's by default.
+        return_info : bool
+            Also give a dict with the `index` of its rows and what else the sampler knows.
+
+        Raises
+        ------
+        ArgumentError
+            The buffer is empty, no batch size is known, or the sampler finds nothing to draw.
+        """
+        sampled = self._next(self._size(batch_size))
+        return (sampled.batch, sampled.info) if return_info else sampled.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
+        size = self._size(None)
+        self._forget_ahead()
+        with self._lock:
+            self.sampler.restart()
+        last = False
+        while not last:
+            batch, _, last, _ = self._next(size)
+            yield batch
+
+    def next(self) -> Any:
+        """The next sample of an iteration that goes on from call to call; None at its end; then a new one begins."""
+        if self._iteration is None:
+            self._iteration = iter(self)
+        for sample in self._iteration:
+            return sample
+        self._iteration = None
+        return None
+
+    def __getitem__(self, place: Any) -> Any:
+        """Stored rows by number, slice, list, tensor or mask, as samples give them but without markers of slices."""
+        with self._lock:
+            rows, single = rows_at(self.ring, place)
+            batch = self._transforms.read_stored(self._read(Draw(rows)), rows)
+        batch = self._transforms.read(batch)
+        return batch[0] if single else batch
+
+    def __len__(self) -> int:
+        self._lock.check()
+        return len(self.ring)
+
+    def _size(self, batch_size: int | None) -> int:
+        size = self.batch_size if batch_size is None else need_size("batch_size", batch_size)
+        if size is None:
+            raise ArgumentError(
+                "the buffer was given no batch size",
+                fix=f"Use {type(self).__name__}(batch_size=...), or sample(batch_size).",
+            )
+        return size
+
+    def _next(self, size: int) -> Sampled:
+        return self._draw(size) if self._ahead is None else self._ahead.next(size)
+
+    def _draw(self, size: int) -> Sampled:
+        with self._lock:
+            if not len(self.ring):
+                raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
+            position = self.sampler.position()
+            try:
+                draw = self.sampler.sample(self.ring, size)
+                if not self._trusted:
+                    need_live(self.ring, draw)
+                info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
+                batch = self._transforms.read_stored(self._read(draw, info), draw.rows)
+            except BaseException:
+                self.sampler.go_back(position)
+                raise
+            last = self.sampler.ran_out
+        return Sampled(self._placed(self._transforms.read(batch)), info, last, position)
+
+    def _position(self) -> Any:
+        with self._lock:
+            return self.sampler.position()
+
+    def _undraw(self, sampled: Sampled) -> None:
+        """Nobody gets this sample, nor one that was drawn after it."""
+        if sampled.position is not None and not self._lock.closed:
+            with self._lock:
+                self.sampler.go_back(sampled.position)
+
+    def _read(self, draw: Draw, info: dict[str, Tensor] | None = None) -> Any:
+        """What a sampler chose, with its marks and what is to be told of it."""
+        if isinstance(self.ring, ObjectRing):
+            batch: Any = self.ring.read(draw.rows)
+            if info is not None and isinstance(batch, TensorDictBase):
+                self._note(batch, info)
+        else:
+            columns = self.ring.columns(draw.rows, self._transforms.wanted() if self.collate_fn is None else None)
+            if info is not None:
+                self.sampler.mark(columns, draw)
+                self._note(columns, info)
+            batch = nested(columns, torch.Size((len(draw.rows),)), self.storage.device)
+        return batch if self.collate_fn is None else self.collate_fn(batch)
+
+    def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
+        """Write into a sample what only some kinds of buffer tell in it."""
+
+    def _placed(self, batch: Any) -> Any:
+        if self.device is None and not self.pin_memory:
+            return batch
+        if type(batch) in (list, tuple):
+            return type(batch)(self._placed(item) for item in batch)
+        if not hasattr(batch, "to"):
+            return batch  # an object that lies on no device
+        if self.pin_memory and torch.cuda.is_available():
+            batch = batch.pin_memory()
+        return batch if self.device is None else batch.to(self.device, non_blocking=self.pin_memory)
+
+    # ---- priorities, transforms, seed --------------------------------------------------------------------------
+    def update_priority(self, index: Tensor | Sequence[int] | int, priority: Tensor | float) -> None:
+        """Give rows new priorities; nothing happens where the sampler has none.
+
+        Rows that were overwritten or are gone since they were drawn may be among them.
+        """
+        given = np.atleast_1d(torch.as_tensor(index).detach().cpu().numpy())
+        if given.size and given.dtype.kind not in "iu":
+            raise ArgumentError("rows are named by their numbers", where="index", why=f"got {given.dtype}")
+        rows = given.astype(np.int64).reshape(-1)
+        with self._lock:
+            self.sampler.update_priority(self.ring, rows, torch.as_tensor(priority))
+
+    def append_transform(self, transform: Callable[[Any], Any], *, invert: bool = False) -> ReplayBuffer:
+        """Add a transform at the end of what samples pass; returns the buffer."""
+        return self.insert_transform(len(self._transforms), transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Callable[[Any], Any], *, invert: bool = False) -> ReplayBuffer:
+        """Add a transform before another one; returns the buffer.
+
+        Parameters
+        ----------
+        index : int
+            Its place among those that samples pass, where the parts of a `Compose` count each.
+        """
+        self._forget_ahead()
+        with self._lock:
+            if isinstance(self.ring, SharedRing):
+                refuse_write_side(transform, invert)
+            self._transforms.insert(index, transform, invert)
+        return self
+
+    def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> None:
+        """Draw by another sampler from now on; it meets what is stored as new.
+
+        Raises
+        ------
+        ArgumentError, MissingKeyError
+            It does not fit this buffer, which goes on with the sampler it has.
+        """
+        self._forget_ahead()
+        with self._lock:
+            new: Sampler = made("sampler", sampler, Sampler)
+            new.bind(self.ring)
+            if len(self.ring):
+                new.extended(self.ring, len(self.ring))
+            new.belong_to(self.ring)
+            self.sampler, self._trusted, self._iteration = new, is_ours(new), None
+            self.batch_size = new.batch_size() or self.batch_size
+
+    def set_seed(self, seed: int) -> None:
+        """Start the sampler's random stream anew."""
+        self._forget_ahead()
+        with self._lock:
+            self.sampler.set_seed(seed)
+
+    # ---- checkpoints and dumps ---------------------------------------------------------------------------------
+    @property
+    def _saved(self) -> SavedParts:
+        return SavedParts(self.ring, self.sampler, self._transforms)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows and all that decides later samples, those made ahead included: tensors and plain values."""
+        return self._state(columns=True)
+
+    def state_and_ring(self) -> tuple[dict[str, Any], Ring | None]:
+        """`state_dict` without the rows, and the ring that they are to be saved from; None: they are in the state.
+
+        No second copy of the rows is made. Nothing may be written until they are saved.
+        """
+        if type(self.ring) is not Ring:
+            return self.state_dict(), None
+        with self._lock:
+            self.storage.commit(self.ring.content)
+        return self._state(columns=False), self.ring
+
+    def _state(self, *, columns: bool) -> dict[str, Any]:
+        ahead = [] if self._ahead is None else self._ahead.take()
+        try:
+            with self._lock:
+                state = {**self._saved.state(columns=columns), "ahead": [sampled.state() for sampled in ahead]}
+        finally:
+            if self._ahead is not None:
+                self._ahead.put_back(ahead, self._ahead.size)
+        if self._ahead is not None:
+            state["ahead_size"] = self._ahead.size
+        return state
+
+    def need_fit(self, state: dict[str, Any]) -> None:
+        """Refuse a state that is not of a buffer that was made alike; nothing changes."""
+        with self._lock:
+            self._saved.need_fit(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over `state_dict`'s answer, of a buffer that was made alike."""
+        self._forget_ahead()
+        with self._lock:
+            self._saved.load(state)
+        if self._ahead is not None and state["ahead"]:
+            self._ahead.put_back([Sampled.of_state(saved) for saved in state["ahead"]], state["ahead_size"])
+
+    def dumps(self, folder: Path | str) -> Path:
+        """Write the buffer beside the dumps that a folder holds, whole or not at all; the folder of this dump.
+
+        Samples that were made ahead are not part of it: they are drawn again.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses: the dump before is as it was.
+        """
+        self._forget_ahead()
+        with self._lock:
+            return self._saved.dump(folder)
+
+    def loads(self, folder: Path | str) -> None:
+        """Take over the newest dump of a folder that verifies.
+
+        What is written next is of another process: it goes on with no trajectory that has no id.
+
+        Raises
+        ------
+        ResourceError, DamagedDataError, ArgumentError
+            There is no dump, none verifies, or it is of a buffer of another shape, with another sampler or with other
+            transforms: this one is as it was.
+        """
+        self._forget_ahead()
+        with self._lock:
+            self._saved.load_dump(folder)
+
+    dump = save = dumps
+    load = loads
+
+    def _forget_ahead(self) -> None:
+        """Not under the lock: a sample that is being made needs it."""
+        if self._ahead is not None:
+            self._ahead.drop()
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Commit rows on disk, give memory back and end the thread that makes samples ahead.
+
+        Every later call says that the buffer is closed; closing it again does nothing.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses to take what was not yet committed: the buffer is open still.
+        """
+        if self._lock.closed:
+            return
+        with self._lock:
+            self.storage.close(self.ring.content)
+            self._lock.closed = True
+            if isinstance(self.ring, SharedRing):
+                self.ring.close()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:  # not under the lock: a sample that is being made needs it
+            ahead.close()
+
+    # ---- between processes -------------------------------------------------------------------------------------
+    def writer(self) -> RegionWriter:
+        """The end of a shared buffer that another process writes; it can be pickled, and costs nothing until used.
+
+        Raises
+        ------
+        ArgumentError
+            The buffer is this process's alone.
+        """
+        if not isinstance(self.ring, SharedRing):
+            raise ArgumentError("this buffer is not shared between processes", fix="Make it with shared=True.")
+        return self.ring.writer()
+
+    def _follow(self) -> None:
+        """See what the writer published."""
+        anew, count = self.ring.follow()
+        if anew:
+            self.sampler.empty()
+        if count:
+            self.sampler.extended(self.ring, count)
+
+    def _in_child(self) -> None:
+        """In a forked child: the thread that makes samples ahead is not here."""
+        self._ahead = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.ring, SharedRing):
+            return self.writer().__reduce__()
+        return super().__reduce_ex__(protocol)
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._lock.closed:
+            return f"{type(self).__name__}(closed)"
+        return (
+            f"{type(self).__name__}({len(self)} of {self.storage.max_size} rows in {type(self.storage).__name__}, "
+            f"{type(self.sampler).__name__}, batch_size={self.batch_size})"
+        )

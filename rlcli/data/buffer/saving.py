@@ -1,0 +1,122 @@
+"""A buffer put away and brought back: as a state, of which a checkpoint is made, or as a dump of its own.
+
+```
+state   {"rows": {"ring": ..., "columns": ...}, "rest": {"sampler": ..., "transforms": ...}, "ahead": samples, ...}
+dump    rows and the ring's state in files, "rest" beside them; see `rlcli.data.files.dumps`
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.files.dumps import dump, load, restore_rows, take_rows
+from rlcli.data.files.rows import SavedRows
+from rlcli.data.ring.ring import Ring
+from rlcli.data.samplers import Sampler
+from rlcli.errors import ArgumentError
+from rlcli.typed import anything, mapping, some
+
+
+@dataclass(frozen=True)
+class SavedParts:
+    """What of a buffer is saved; whoever calls holds the buffer's lock.
+
+    Attributes
+    ----------
+    ring : Ring or ObjectRing
+    sampler : Sampler
+    transforms : Transforms
+    """
+
+    ring: Any
+    sampler: Sampler
+    transforms: Transforms
+
+    def rest(self) -> dict[str, Any]:
+        """What a buffer knows beside its rows."""
+        return {"sampler": self.sampler.state_dict(), "transforms": self.transforms.state_dict()}
+
+    def take_over(self, rest: dict[str, Any]) -> None:
+        """Go on with what another buffer knew beside its rows."""
+        self.transforms.load_state_dict(rest["transforms"])
+        self.sampler.load_state_dict(rest["sampler"])
+
+    def state(self, *, columns: bool) -> dict[str, Any]:
+        """Rows and all that decides later samples; without `columns` for whoever writes the rows themselves."""
+        ring = self.ring
+        rows: dict[str, Any] = {"ring": ring.state_dict(), "columns": {}}
+        if columns and len(ring):
+            rows["columns"] = ring.storage.gather(np.sort(ring.space.live_rows(ring.cursor)))
+        return {"rows": rows, "rest": self.rest()}
+
+    def need_fit(self, state: dict[str, Any]) -> None:
+        """Refuse a state that is not of a buffer that was made alike; nothing changes."""
+        before = deepcopy(self.rest())
+        try:
+            self.take_over(state["rest"])
+        finally:
+            self.take_over(before)
+        if isinstance(self.ring, Ring):
+            self.ring.need_fit(state["rows"]["ring"])
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`'s answer; refused, the buffer is as it was."""
+        with self._or_as_before():
+            if not {"rows", "rest", "ahead"} <= state.keys():
+                raise ArgumentError(
+                    "this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}"
+                )
+            self.take_over(state["rest"])
+            fill(self.ring, state["rows"])
+            self.use_asked_markers()
+
+    def dump(self, folder: Path | str) -> Path:
+        """Write all of it beside the dumps that a folder holds; the folder of this dump."""
+        return dump(self.ring, folder, self.rest())
+
+    def load_dump(self, folder: Path | str) -> None:
+        """Go on from the newest dump of a folder that verifies; refused, the buffer is as it was."""
+        with self._or_as_before():
+            load(self.ring, folder, take=self.take_over)
+            self.use_asked_markers()
+
+    def use_asked_markers(self) -> None:
+        """Loaded rows may have been told apart by other keys than this buffer's sampler asked for."""
+        if isinstance(self.ring, Ring):
+            self.ring.use_asked_markers()
+
+    @contextmanager
+    def _or_as_before(self) -> Iterator[None]:
+        """Whatever fails in here, what the buffer knows beside its rows fits the rows that it then holds."""
+        before = deepcopy(self.rest())  # a transform's state is its live tensors
+        try:
+            yield
+        except BaseException:
+            self.take_over(before)
+            if not len(self.ring):
+                self.sampler.empty()
+            raise
+
+
+def fill(ring: Ring, rows: dict[str, Any]) -> None:
+    """The "rows" of a state, for a ring of the same size."""
+    some(columns=anything, ring=mapping())(rows)
+    ring.storage.need_writable()
+    columns = rows["columns"]
+
+    def write() -> None:
+        if isinstance(columns, SavedRows):
+            columns.fill(ring.storage)
+        elif columns:
+            restore_rows(ring, columns)
+
+    take_rows(ring, rows["ring"], columns.span if isinstance(columns, SavedRows) else None, write)

@@ -1,0 +1,130 @@
+"""Buffers whose samples say where their rows lie, so that errors can come back as priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.data.buffer.objects import ObjectRing, items_of, tell
+from rlcli.data.buffer.replay_buffer import LIST_SIZE, ReplayBuffer
+from rlcli.data.samplers import PrioritizedSampler
+from rlcli.data.shared import RegionWriter
+from rlcli.data.storages import Storage
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import Key, show, unravel
+
+INDEX = "index"
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` whose samples hold `index` int64 ``[M]`` and, by priority, `priority_weight` float32 ``[M]``.
+
+    Parameters
+    ----------
+    priority_key : key
+        Where a batch or sample holds priorities, if it does.
+    **options
+        As for `ReplayBuffer`.
+    """
+
+    def __init__(self, *, priority_key: Key = "td_error", **options: Any) -> None:
+        self.priority_key = unravel(priority_key)
+        super().__init__(**options)
+
+    def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
+        objects = isinstance(self.ring, ObjectRing)
+        if objects and not isinstance(batch, TensorDict):  # each of a shape of its own
+            items = [item if isinstance(item, TensorDictBase) else {} for item in items_of(batch)]
+            found = [(slice(i, i + 1), item.get(self.priority_key, None), 1) for i, item in enumerate(items)]
+        else:
+            found = [(slice(None), batch.get(self.priority_key, None), len(batch) if objects else batch.numel())]
+        parts = [(part, priority.reshape(count, -1)) for part, priority, count in found if priority is not None]
+        for _, priority in parts:
+            self.sampler.check_priority(priority)
+        return parts
+
+    def writer(self) -> RegionWriter:
+        writer = super().writer()
+        return RegionWriter(writer.place, self.priority_key) if self.sampler.has_priorities else writer
+
+    def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
+        for name, value in info.items():
+            if type(columns) is dict:
+                columns[name] = value.to(self.storage.device)
+            else:  # a batch of objects
+                tell(columns, name, value.to(self.storage.device))
+
+    def update_tensordict_priority(self, sample: TensorDictBase) -> None:
+        """Give the rows of a sample the priorities that it now holds under `priority_key`.
+
+        An object that has rows of its own (a `[T]` TensorDict in a `ListStorage`) gets one priority for all of them,
+        by the sampler's `reduction`.
+
+        Raises
+        ------
+        MissingKeyError
+            It holds no priorities, or does not say where its rows lie.
+        """
+        if isinstance(sample, LazyStackedTensorDict) and isinstance(self.ring, ObjectRing):
+            for item in sample.unbind(0):  # not alike: each by itself
+                self.update_tensordict_priority(item.unsqueeze(0))
+            return
+        for key, who in ((self.priority_key, "the loss writes it"), (INDEX, "samples of this buffer hold it")):
+            if sample.get(key, None) is None:
+                raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why=who)
+        index, priority = sample.get(INDEX), sample.get(self.priority_key)
+        if isinstance(self.ring, ObjectRing):
+            self.update_priority(index.reshape(len(index), -1)[:, 0], priority.reshape(len(index), -1))
+            return
+        self.update_priority(index.reshape(-1), priority.reshape(index.numel(), *priority.shape[index.ndim :]))
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+
+    Parameters
+    ----------
+    alpha, beta, eps : float
+        See `PrioritizedSampler`.
+    storage, **options
+        As for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Storage | None = None, **options: Any
+    ) -> None:
+        super().__init__(storage=storage, sampler=_by_priority(storage, alpha, beta, eps, "max"), **options)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+
+    Parameters
+    ----------
+    alpha, beta, eps, reduction
+        See `PrioritizedSampler`.
+    storage, priority_key, **options
+        As for `TensorDictReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: Key = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | None = None,
+        reduction: str = "max",
+        **options: Any,
+    ) -> None:
+        sampler = _by_priority(storage, alpha, beta, eps, reduction)
+        super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **options)
+
+
+def _by_priority(storage: Any, alpha: float, beta: float, eps: float, reduction: str) -> PrioritizedSampler:
+    if storage is not None and not isinstance(storage, Storage):
+        raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
+    return PrioritizedSampler(LIST_SIZE if storage is None else storage.max_size, alpha, beta, eps, reduction)

@@ -1,0 +1,156 @@
+"""A batch as the tensors of a file and back: next observations taken apart, keys as names, and the check that they fit.
+
+```
+"observation", "next/reward", ...                        a column each, keys joined by "/", parts percent-encoded
+"@ends", "@extra/observation"                            next observations that no row stands for, and where they belong
+"@at/next/delta/observation", "@few/next/delta/..."      columns of a few rows only: their numbers, and those rows
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+from torch import Tensor
+
+from rlcli.data.fields import DTYPES
+from rlcli.data.files.journal import Record
+from rlcli.data.next_obs.packing import Packed, pack, unpack
+from rlcli.data.next_obs.sparse import Few
+from rlcli.errors import ArgumentError
+from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.typed import Misfit
+
+_ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
+
+
+def layout_of(batch: TensorDictBase) -> dict[str, Any]:
+    """Key name -> dtype and shape (without batch dims) of every tensor.
+
+    Raises
+    ------
+    ArgumentError
+        A value is not a tensor.
+    """
+    layout = {}
+    for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"{show(key)} is not a tensor",
+                why=f"it is {type(value).__name__}",
+                fix="Leave it out of keep_keys.",
+            )
+        layout[name_of(key)] = {
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape[batch.ndim :]),
+        }
+    return dict(sorted(layout.items()))
+
+
+def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
+    """A batch as named tensors, next observations taken apart."""
+    packed = pack(batch)
+    out = {name_of(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
+    if packed.ends is not None:
+        out[_ENDS] = packed.ends
+        out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
+    for key, few in packed.few.items():
+        out |= {_AT + name_of(key): few.at, _FEW + name_of(key): few.rows}
+    return out
+
+
+def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
+    """Flag the last step of these lanes truncated: their episodes were never gone on with."""
+    for key in (TRUNCATED, DONE):
+        flag = batch.get(key, None)
+        if flag is not None:
+            flag[(lanes, -1) if batch.ndim > 1 else -1] = True
+
+
+def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Any]) -> TensorDictBase:
+    """The inverse of `tensors_of`.
+
+    Parameters
+    ----------
+    layout : mapping
+        `layout_of` the batch.
+
+    Raises
+    ------
+    Misfit
+        They are not the tensors of such a batch.
+    """
+    check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
+    ends = tensors.pop(_ENDS, None)
+    extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
+    named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
+    few = {key_of(n): Few(tensors.pop(_AT + n), tensors.pop(_FEW + n)) for n in named}
+    for key, places in few.items():
+        if len(places.at) and not (int(places.at.min()) >= 0 and int(places.at.max()) < record["frames"]):
+            raise Misfit("rows are named that the batch does not have", show(key))
+    batch = TensorDict({}, batch_size=record["batch_size"], names=record["names"])
+    for name in sorted(tensors):
+        batch.set(key_of(name), tensors[name])
+    try:
+        return unpack(Packed(batch, ends, extra, few))
+    except ArgumentError as error:
+        raise Misfit(str(error)) from error
+
+
+def check_tensors(
+    found: Mapping[str, tuple[torch.dtype, list[int]]], batch_size: list[int], layout: Mapping[str, Any]
+) -> None:
+    """Refuse named tensors, dtype and shape of each, that are not those of a batch.
+
+    Raises
+    ------
+    Misfit
+        One is missing, of another dtype or shape, or has no place there.
+    """
+    wanted = {name: (DTYPES[of["dtype"]], of["shape"]) for name, of in layout.items()}
+    ends = found[_ENDS][1] if _ENDS in found else []
+    for name, (dtype, shape) in found.items():
+        key, lead = name, batch_size
+        if name == _ENDS:
+            if dtype is not torch.int32 or len(shape) != 1:
+                raise Misfit(f"int32 [E] was expected, found {dtype} {shape}", name)
+            continue
+        if name.startswith(_AT):
+            if dtype is not torch.int64 or len(shape) != 1 or _FEW + name.removeprefix(_AT) not in found:
+                raise Misfit(f"int64 [E] was expected beside its rows, found {dtype} {shape}", name)
+            continue
+        if name.startswith(_EXTRA):
+            key, lead = under_next_name(name.removeprefix(_EXTRA)), ends
+            if _ENDS not in found or name.removeprefix(_EXTRA) not in found:
+                raise Misfit("its ends or its observations are missing", name)
+        elif name.startswith(_FEW):
+            key = name.removeprefix(_FEW)
+            lead = found[_AT + key][1] if _AT + key in found else [-1]
+        if key not in wanted:
+            raise Misfit("the batches of this folder have no such key", name)
+        if (dtype, shape) != (wanted[key][0], [*lead, *wanted[key][1]]):
+            raise Misfit(f"{wanted[key][0]} {[*lead, *wanted[key][1]]} was expected, found {dtype} {shape}", name)
+    there = {name.removeprefix(_FEW) for name in found} | {
+        under_next_name(name.removeprefix(_EXTRA)) for name in found if name.startswith(_EXTRA)
+    }
+    if missing := [name for name in wanted if name not in there]:
+        raise Misfit(f"{', '.join(missing)} is missing")
+
+
+def name_of(key: Key) -> str:
+    """What a key's tensor is called in a file."""
+    return "/".join(quote(part, safe="") for part in as_tuple(key))
+
+
+def key_of(name: str) -> Key:
+    """The inverse of `name_of`."""
+    return unravel(tuple(unquote(part) for part in name.split("/")))
+
+
+def under_next_name(name: str) -> str:
+    """What the next observation of a key is called, by the key's own name."""
+    return f"{NEXT}/{name}"

@@ -1,0 +1,162 @@
+"""The folder of a collection: what its files are called, what its journal may say, and whether records are missing.
+
+Files that no record names are what a crash left, or proof of a cut journal. A crash leaves what belongs to one commit,
+the one that it interrupted: segments, and perhaps the state after them. Any more than that was acknowledged by a record
+that is no longer there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.config.run_files import SEGMENTS, SUMMARY, read_run_file, saved_frames
+from rlcli.data.fields import DTYPE, KEY, SHAPE
+from rlcli.data.files.disk import STAMP
+from rlcli.errors import DamagedDataError
+from rlcli.keys import Key, unravel
+from rlcli.typed import anything, kinds, listed, mapping, number, optional, record, some, text, whole
+
+JOURNAL, SUFFIX, STATE = "journal.jsonl", ".safetensors", "state-"
+FORMAT, VERSION = "rlcli-segments", 3
+RECORDS = kinds(
+    header=record(
+        kind=anything, format=anything, version=anything, created=text(),
+        metadata=mapping(),
+    ),
+    segment=record(
+        {"layout": mapping(record(dtype=DTYPE, shape=SHAPE)), "state": record(**STAMP)},
+        kind=anything, sequence=whole(), file=text(), batch_size=SHAPE, names=listed(optional(text())),
+        frames=whole(), **STAMP,
+    ),
+    closed=record(kind=anything, segments=whole(), frames=whole()),
+    cut=record(kind=anything, segment=whole(), lanes=listed(whole())),
+)  # fmt: skip
+# what a reader of ours looks at in a header; the rest is the writer's affair
+METADATA = some(
+    config=mapping(), versions=mapping(text()), specs=mapping(), next_obs=text(), observations=listed(KEY),
+    fill_value=optional(number()), env=text(),
+)  # fmt: skip
+_FIX = "Restore the journal from a copy; nothing here was changed."
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+def file_name(sequence: int) -> str:
+    """What segment number `sequence` is called."""
+    return f"{sequence:08d}{SUFFIX}"
+
+
+def state_name(count: int) -> str:
+    """What the file is called that holds the writer's state after `count` segments."""
+    return f"{STATE}{count:08d}{SUFFIX}"
+
+
+def states(folder: Path) -> list[Path]:
+    """State files, oldest first."""
+    found = (path for path in folder.glob(f"{STATE}*{SUFFIX}") if path.stem.removeprefix(STATE).isdecimal())
+    return sorted(found, key=count_of)
+
+
+def count_of(path: Path) -> int:
+    """How many segments are before the state in a file."""
+    return int(path.stem.removeprefix(STATE))
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Segment files, whoever names them, in the order of their numbers."""
+    return sorted((p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdecimal()), key=lambda path: int(path.stem))
+
+
+def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | None:
+    """Observations whose next ones a `compact` collection left out, and its fill value; None of another collection."""
+    if metadata.get("next_obs") != "compact" or "observations" not in metadata:
+        return None
+    return [unravel(tuple(key)) for key in metadata["observations"]], metadata.get("fill_value")
+
+
+# ---- what no record names ------------------------------------------------------------------------------------------
+class Leftovers(NamedTuple):
+    """See the module.
+
+    Attributes
+    ----------
+    folder : Path
+    segments, states : list of Path
+        In the order of their numbers.
+    named : sequence of int
+        How many segments are before each state that the journal names, ascending.
+    """
+
+    folder: Path
+    segments: list[Path]
+    states: list[Path]
+    named: Sequence[int]
+
+    @classmethod
+    def of(cls, folder: Path, count: int, named: Sequence[int]) -> Leftovers:
+        """Beside a journal that names `count` segments."""
+        after = [path for path in numbered(folder) if int(path.stem) >= count]
+        return cls(folder, after, [path for path in states(folder) if count_of(path) > count], named)
+
+    @property
+    def paths(self) -> list[Path]:
+        return [*self.segments, *self.states]
+
+    def proof(self) -> str | None:
+        """Why these were acknowledged by a commit that the journal no longer knows; None where nothing says so."""
+        if not self.states:
+            return None
+        first = count_of(self.states[0])
+        if len(self.states) > 1:
+            return f"{self.states[0].name} and {self.states[-1].name} are of later commits than its last"
+        if self.segments and int(self.segments[-1].stem) >= first:
+            return f"{self.segments[-1].name} was written after the commit of {self.states[0].name}"
+        for count in self.named[-2:]:  # the newest two are kept: the oldest goes when the next is acknowledged
+            if not (self.folder / state_name(count)).exists():
+                return f"{state_name(count)} is gone, as after the commit of {self.states[0].name}"
+        return None
+
+
+def need_journal(folder: Path) -> None:
+    """Refuse a folder whose journal is not there, or has lost its header, where segments or states were acknowledged.
+
+    Raises
+    ------
+    DamagedDataError
+        They are here, or the run that wrote them says so.
+    """
+    path = folder / JOURNAL
+    if has_header(path):
+        return
+    found = [*numbered(folder), *states(folder)] if folder.is_dir() else []
+    if found:
+        raise DamagedDataError(
+            "the journal of these segments is missing" if not path.exists() else "the journal has no header",
+            where=str(path),
+            why=f"{len(found)} files are here that it named, such as {found[0].name}",
+            fix=_FIX,
+        )
+    if (why := missing_of_run(folder, 0)) is not None:
+        raise cut_journal(path, why)
+
+
+def missing_of_run(folder: Path, frames: int) -> str | None:
+    """Why `frames` are fewer than the run whose frames are in this folder had saved; None where they are not."""
+    run = folder.absolute().parent
+    ours = folder.name == SEGMENTS and read_run_file(run, SUMMARY).get("verb") == "collect"
+    saved = saved_frames(run) if ours else 0
+    return None if frames >= saved else f"{frames:,} frames are named, and {saved:,} were saved when the run ended"
+
+
+def cut_journal(path: Path, why: str) -> DamagedDataError:
+    """The error for a journal that has lost acknowledged records."""
+    return DamagedDataError("records of the journal are missing", where=str(path), why=why, fix=_FIX)
+
+
+def has_header(path: Path) -> bool:
+    """Whether a journal was begun; one that a crash ended before that is empty, or has a torn line."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.readline().endswith(b"\n")

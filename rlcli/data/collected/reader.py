@@ -1,0 +1,343 @@
+"""Reading a folder of segments: one at a time, checked, in constant memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, tensors_of
+from rlcli.data.collected.folder import (
+    FORMAT,
+    JOURNAL,
+    METADATA,
+    RECORDS,
+    VERSION,
+    Leftovers,
+    cut_journal,
+    file_name,
+    left_out,
+    missing_of_run,
+    need_journal,
+    state_name,
+)
+from rlcli.data.files.disk import MISSING, Stamp, digest_of
+from rlcli.data.files.journal import Record, read_record, records, scan
+from rlcli.data.files.parts import Part
+from rlcli.data.files.tensors import decode, encode, header_of
+from rlcli.data.next_obs.modes import with_next
+from rlcli.data.next_obs.packing import concat
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.keys import Key
+from rlcli.transforms import NextObservationDelta
+from rlcli.typed import Misfit
+
+
+class SegmentReader:
+    """Reads a folder of segments, also while it is being written: what was acknowledged when it was opened.
+
+    Parameters
+    ----------
+    folder : Path or str
+    check_sizes : bool
+        Look at every file's size now; its checksum is looked at whenever it is read.
+
+    Attributes
+    ----------
+    metadata, layout : dict
+    frames, nbytes : int
+    closed : bool
+        Whether the writer finished.
+    notices : list of str
+        What a person should know: a torn tail, a segment without a record.
+    lost : str or None
+        Why records are missing at the journal's end: files are here of later commits, or the run whose frames these
+        are has saved more of them.
+
+    Raises
+    ------
+    ResourceError
+        There are no segments here.
+    DamagedDataError
+        The journal is missing or altered; a file is missing, cut or grown.
+    """
+
+    def __init__(self, folder: Path | str, *, check_sizes: bool = True) -> None:
+        self.folder = Path(folder)
+        self._path = self.folder / JOURNAL
+        need_journal(self.folder)
+        if not self._path.is_file():
+            raise ResourceError("there are no segments here", where=str(folder), why=f"it holds no {JOURNAL}")
+        found = scan(self._path)
+        self.metadata: dict[str, Any] = {}
+        self.layout: dict[str, Any] = {}
+        self.frames, self.nbytes, self.closed = 0, 0, False
+        self.notices = [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
+        self._offsets, self._states = array("q"), array("q")  # of records; segments before each state
+        self._cuts: dict[int, list[int]] = {}  # segment -> lanes whose episode was not gone on with
+        self._shape: list[int] = []  # batch dims before time
+        said = records(self._path, FORMAT, VERSION, RECORDS)
+        for offset, record in zip(found.offsets, said, strict=False):
+            self._take(offset, record, check_sizes)
+        if not found.offsets:
+            raise DamagedDataError("the journal has no header", where=str(self._path))
+        left = Leftovers.of(self.folder, len(self), self._states)
+        self.lost = left.proof() or missing_of_run(self.folder, self.frames)
+        if self._path.stat().st_size != found.end + found.torn:
+            self.lost = None  # a writer is at work: these may be of records that it has added meanwhile
+        self.notices += [f"{path}: no record names it; left out" for path in left.paths]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        for i in range(len(self)):
+            yield self.read(i)
+
+    def need_all(self) -> None:
+        """Refuse a journal that has lost records of its end.
+
+        Raises
+        ------
+        DamagedDataError
+            See `lost`.
+        """
+        if self.lost is not None:
+            raise cut_journal(self._path, self.lost)
+
+    def record(self, i: int) -> Record:
+        """The journal's record of segment `i`."""
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"segment {i} of {len(self)}")
+        return read_record(self._path, self._offsets[i])
+
+    def read(self, i: int) -> TensorDictBase:
+        """Batch `i` as it was written, next observations as lazy as they were.
+
+        Raises
+        ------
+        DamagedDataError
+            The file is missing, or not what was written.
+        """
+        record = self.record(i)
+        path = self.folder / record["file"]
+        try:
+            content = Stamp.said(record).content(path)
+            batch = batch_of(decode(content, str(path)), record, self.layout)
+        except Misfit as error:
+            raise _damaged(path, str(error)) from error
+        if lanes := self.cut_lanes(i):
+            close_last(batch, lanes)
+        return batch
+
+    def states(self) -> list[tuple[int, Path]]:
+        """(segments before it, file) of each of the writer's states that is kept, oldest first: the newest two."""
+        return [(count, self.folder / state_name(count)) for count in self._states[-2:]]
+
+    def check(self) -> Iterator[tuple[Path, str | None]]:
+        """(file, what is wrong with it or None) of the journal and every file that it names and that is kept."""
+        yield self._path, None if self.lost is None else str(cut_journal(self._path, self.lost))
+        for i in range(len(self)):
+            record = self.record(i)
+            path = self.folder / record["file"]
+            yield path, Stamp.said(record).altered(path) or self._misfit(i)
+        for count, path in self.states():
+            yield path, self._state_stamp(count).altered(path)
+
+    def _misfit(self, i: int) -> str | None:
+        """What of a segment, whose bytes are those that were written, is not as batches here are."""
+        try:
+            self._offsets_in(i)
+        except DamagedDataError as error:
+            return error.why
+        return None
+
+    def _state_stamp(self, count: int) -> Stamp:
+        """Of the state after so many segments."""
+        return Stamp.said(self.record(count - 1)["state"])
+
+    def cut_lanes(self, i: int) -> list[int]:
+        """Lanes whose open episode ends with segment `i`, because a resumed run could not go on with it."""
+        return self._cuts.get(range(len(self))[i], [])
+
+    # ---- as rows ---------------------------------------------------------------------------------------------------
+    def parts(self) -> list[Part]:
+        """Where the rows of each segment lie: numbered over all of them, step after step, and stored lane after lane.
+
+        Raises
+        ------
+        DamagedDataError
+            A file has other tensors than a batch here, or they do not lie in it.
+        """
+        parts, first = [], 0
+        for i in range(len(self)):
+            record = self.record(i)
+            lanes = math.prod(record["batch_size"][:-1])
+            path = self.folder / record["file"]
+            parts.append(Part(path, record["size"], first, record["frames"], self._offsets_in(i), lanes))
+            first += record["frames"]
+        return parts
+
+    def cut_rows(self) -> list[int]:
+        """Numbers of the last rows of lanes whose open episode was not gone on with; `read` flags them."""
+        rows, first = [], 0
+        for i in range(len(self)):
+            record = self.record(i)
+            first += record["frames"]
+            lanes = math.prod(record["batch_size"][:-1])
+            rows += [first - lanes + lane for lane in sorted(self.cut_lanes(i))]
+        return rows
+
+    def _offsets_in(self, i: int) -> dict[Key, int]:
+        """Where in its file the columns of segment `i` begin, those apart that lie in it in another form."""
+        record = self.record(i)
+        path = self.folder / record["file"]
+        header = header_of(path)
+        try:
+            check_tensors({name: (x.dtype, x.shape) for name, x in header.items()}, record["batch_size"], self.layout)
+        except Misfit as error:
+            raise _damaged(path, str(error)) from error
+        return {key_of(name): entry.start for name, entry in header.items() if name in self.layout}
+
+    # ---- states and copies -----------------------------------------------------------------------------------------
+    def holds(self, i: int, batch: TensorDictBase) -> bool:
+        """Whether segment `i` is this very batch, bit for bit."""
+        return digest_of(*encode(tensors_of(batch))) == self.record(i)["digest"]
+
+    def newest_state(self) -> tuple[int, bytes | None, list[str]]:
+        """The newest of the writer's states that verifies.
+
+        Returns
+        -------
+        count : int
+            Segments before it; 0 where there is none.
+        content : bytes or None
+        skipped : list of str
+            One sentence for each newer one that is damaged.
+        """
+        skipped: list[str] = []
+        for count in reversed(self._states):
+            path = self.folder / state_name(count)
+            reason = self._state_stamp(count).altered(path)
+            if reason is None:
+                return count, path.read_bytes(), skipped
+            if path.exists() or count in self._states[-2:]:  # the newest two are kept
+                skipped.append(str(_damaged(path, reason)))
+        return 0, None, skipped
+
+    def read_with_next(self, i: int, fill_value: float | None = None) -> TensorDictBase:
+        """Batch `i` of a `compact` collection with its next observations, read off the rows that follow.
+
+        One of a `delta` collection has them decoded.
+
+        Parameters
+        ----------
+        fill_value : float, optional
+            Stands where nobody kept one (episode ends; the very last rows): by default the one it was collected with
+            (`memory.fill_value`), or NaN.
+
+        Raises
+        ------
+        ArgumentError
+            These segments hold their next observations, or an integer observation has no fill value.
+        DamagedDataError
+            As `read`.
+        """
+        if self.metadata.get("next_obs") == "delta":
+            return NextObservationDelta()(self.read(i))
+        if (compact := left_out(self.metadata)) is None:
+            raise ArgumentError(
+                "only segments of memory=compact or delta lack next observations", where=str(self.folder)
+            )
+        i = range(len(self))[i]
+        keys, value = compact
+        after = self.read(i + 1) if i + 1 < len(self) else None
+        return with_next(self.read(i), keys, after=after, fill_value=value if fill_value is None else fill_value)
+
+    def concat(self) -> TensorDictBase:
+        """All batches one after another in time, in memory."""
+        return concat(list(self))
+
+    def verify(self) -> list[str]:
+        """Read every byte; one sentence for everything that is not as it was written. Empty: all is well."""
+        found = [] if self.closed else [f"{self._path}: the writer did not finish; later segments may be lost"]
+        found += self.notices
+        return found + [str(_damaged(path, reason)) for path, reason in self.check() if reason]
+
+    def _take(self, offset: int, record: Record, check_size: bool) -> None:
+        """Take a record over, if it fits those before it."""
+        try:
+            _TAKE[record["kind"]](self, record)
+        except Misfit as error:
+            raise _damaged(self._path, str(error)) from error
+        if record["kind"] != "segment":
+            return
+        path = self.folder / record["file"]
+        if check_size and not path.is_file():
+            raise _damaged(path, MISSING)
+        if check_size and path.stat().st_size != record["size"]:
+            raise _damaged(path, f"it has {path.stat().st_size} bytes, {record['size']} were written")
+        self._offsets.append(offset)
+        if "state" in record:
+            self._states.append(len(self))
+
+    def _take_header(self, record: Record) -> None:
+        METADATA(record["metadata"])
+        self.metadata = record["metadata"]
+
+    def _take_segment(self, record: Record) -> None:
+        count, shape = len(self), record["batch_size"]
+        self.closed = False
+        if (record["file"], record["sequence"]) != (file_name(count), count):  # a name must not lead elsewhere
+            raise Misfit(f"segment {count} is called {record['file']} and has number {record['sequence']}")
+        if not count and "layout" not in record:
+            raise Misfit("the first segment does not say what a batch holds")
+        self.layout = self.layout or record["layout"]
+        self._shape = self._shape if count else shape[:-1]
+        if shape[:-1] != self._shape or len(record["names"]) != len(shape) or record["frames"] != math.prod(shape):
+            raise Misfit(f"segment {count} has {record['frames']} frames in {shape} named {record['names']}")
+        self.frames += record["frames"]
+        self.nbytes += record["size"]
+
+    def _take_closed(self, record: Record) -> None:
+        self.closed = True
+        if (record["segments"], record["frames"]) != (len(self), self.frames):
+            raise Misfit(
+                f"it was closed with {record['segments']} segments and {record['frames']} frames, "
+                f"and names {len(self)} and {self.frames}"
+            )
+
+    def _take_cut(self, record: Record) -> None:
+        lanes = record["lanes"]
+        if not len(self) or record["segment"] != len(self) - 1 or any(lane >= math.prod(self._shape) for lane in lanes):
+            raise Misfit(f"lanes {lanes} are cut after segment {record['segment']}, and there are {len(self)} segments")
+        self._cuts.setdefault(record["segment"], []).extend(lanes)
+
+
+_TAKE = {
+    "header": SegmentReader._take_header,
+    "segment": SegmentReader._take_segment,
+    "closed": SegmentReader._take_closed,
+    "cut": SegmentReader._take_cut,
+}
+
+
+def open_segments(folder: Path | str) -> SegmentReader:
+    """See `SegmentReader`."""
+    return SegmentReader(folder)
+
+
+def verify_segments(folder: Path | str) -> list[str]:
+    """One sentence for everything in a folder of segments that is not as it was written; never raises for it."""
+    try:
+        return SegmentReader(folder, check_sizes=False).verify()
+    except DamagedDataError as error:
+        return [str(error)]
+
+
+def _damaged(path: Path, why: str) -> DamagedDataError:
+    return DamagedDataError("a segment is damaged", where=str(path), why=why, fix="Restore it from a copy.")

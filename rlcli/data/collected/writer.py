@@ -1,0 +1,254 @@
+"""Adding batches to a folder of segments, so that what is acknowledged survives a crash at any moment."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlcli.data.collected.batches import layout_of, tensors_of
+from rlcli.data.collected.folder import (
+    FORMAT,
+    JOURNAL,
+    METADATA,
+    VERSION,
+    Leftovers,
+    file_name,
+    need_journal,
+    state_name,
+    states,
+)
+from rlcli.data.collected.reader import SegmentReader
+from rlcli.data.files.disk import Disk
+from rlcli.data.files.journal import Journal, Record
+from rlcli.data.files.tensors import encode
+from rlcli.errors import ArgumentError, ResourceError
+
+
+class SegmentWriter:
+    """Adds batches to a folder; a batch is acknowledged when its record is in the journal.
+
+    Parameters
+    ----------
+    folder : Path or str
+        New or empty, unless `resume`.
+    metadata : dict, optional
+        Anything JSON can hold: env, seed, specs, keys. Kept in the header; what is given on resume is as it was.
+    resume : bool
+        Go on after the last acknowledged batch; what a crash left behind it is moved into a folder ``aside-...``
+        here, with a warning.
+    commit_seconds : float
+        Acknowledge at most this often: a sync takes milliseconds, so small batches share it. 0: each at once;
+        inf: only when `commit` is called.
+    disk : Disk, optional
+
+    Attributes
+    ----------
+    count, frames, nbytes : int
+        Segments, frames and bytes acknowledged so far.
+    pending : list of records
+        Written but not yet acknowledged: what a crash would lose.
+
+    Raises
+    ------
+    ResourceError
+        The folder holds segments already, is written by another process, is read-only, or its disk is full.
+    DamagedDataError
+        The journal was altered, or it is missing, or files are here of commits that it no longer names. Nothing is
+        changed then.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
+        commit_seconds: float = 0.0,
+        disk: Disk | None = None,
+    ) -> None:
+        self.folder, self.disk = Path(folder), disk or Disk()
+        self.count, self.frames, self.nbytes = 0, 0, 0
+        self.commit_seconds, self._committed = commit_seconds, time.monotonic()
+        self.pending: list[Record] = []
+        self._layout: dict[str, Any] | None = None
+        path = self.folder / JOURNAL
+        if not resume and path.exists() and path.stat().st_size:
+            raise ResourceError(
+                "the folder holds segments already",
+                where=str(self.folder),
+                fix="Choose another folder, or go on with it (resume=True).",
+            )
+        self.disk.make_folder(self.folder)
+        need_journal(self.folder)
+        self._journal = Journal(path, self.disk)
+        try:
+            self._recall(metadata)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def append(self, batch: TensorDictBase) -> Record:
+        """Store one batch, whole or not at all; returns its journal record.
+
+        Raises
+        ------
+        ArgumentError
+            Keys, dtypes or shapes differ from the first batch's, or something in it is not a tensor.
+        ResourceError
+            The disk refuses. What was acknowledged before is still there, and the writer can be used again.
+        """
+        layout = layout_of(batch)
+        if self._layout is not None and layout != self._layout:
+            raise ArgumentError(
+                "this batch does not look like the ones before",
+                where=str(self.folder),
+                why="; ".join(_differences(self._layout, layout)),
+            )
+        sequence = self.count + len(self.pending)
+        name = file_name(sequence)
+        now = time.monotonic() - self._committed >= self.commit_seconds
+        stamp = self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)
+        record = {
+            "kind": "segment",
+            "sequence": sequence,
+            "file": name,
+            "batch_size": list(batch.shape),
+            "names": batch.names,
+            "frames": batch.numel(),
+            **stamp._asdict(),
+        }
+        if self._layout is None:
+            record["layout"] = self._layout = layout
+        self.pending.append(record)
+        if now:
+            self.commit(synced=1)
+        return record
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the last commit."""
+        return time.monotonic() - self._committed
+
+    def commit(self, *, synced: int = 0, state: Sequence[bytes | memoryview] | None = None) -> None:
+        """Acknowledge all pending segments; the last `synced` of them are known to be on the disk.
+
+        Parameters
+        ----------
+        state : chunks of bytes, optional
+            The content of a file from which the caller can go on after these segments. It is acknowledged with them;
+            the one before it stays until the next.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses; pending segments are taken away again.
+        """
+        if not self.pending:
+            return
+        saved = self.folder / state_name(self.count + len(self.pending))
+        try:
+            for record in self.pending[: len(self.pending) - synced]:
+                self.disk.sync_file(self.folder / record["file"])
+            if state is not None:
+                self.pending[-1]["state"] = self.disk.write_file(saved, state)._asdict()
+            self.disk.sync_folder(self.folder)
+            self._journal.append(*self.pending)
+        except ResourceError:
+            for path in (*(self.folder / record["file"] for record in self.pending), saved):
+                self.disk.remove(path)
+            self.pending.clear()
+            self._layout = self._layout if self.count else None
+            raise
+        for record in self.pending:
+            self._count(record)
+        self.pending.clear()
+        self._committed = time.monotonic()
+        if state is not None:
+            for path in states(self.folder)[:-2]:
+                self.disk.remove(path)
+
+    def cut(self, lanes: Sequence[int]) -> None:
+        """The episodes that are open in these lanes end here: readers see their last step truncated.
+
+        Only between a resume and the first batch after it.
+        """
+        if lanes and self.count:
+            self._journal.append({"kind": "cut", "segment": self.count - 1, "lanes": list(lanes)})
+
+    def close(self) -> None:
+        """Acknowledge what is pending, say that nothing is missing, and let go of the folder; once."""
+        if self._journal.closed:
+            return
+        try:
+            self.commit()
+            self._journal.append({"kind": "closed", "segments": self.count, "frames": self.frames})
+        finally:
+            self._journal.close()
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.close()
+        else:  # after an error the folder stays open-ended, and `resume` goes on
+            self._journal.close()
+
+    def _recall(self, metadata: Mapping[str, Any] | None) -> None:
+        """Take over what the journal says, or begin it."""
+        wanted = _as_json(metadata)
+        if not self._journal.count:
+            self._journal.append(
+                {
+                    "kind": "header",
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+                    "metadata": wanted or {},
+                }
+            )
+            self.disk.sync_folder(self.folder)
+            return
+        said = SegmentReader(self.folder, check_sizes=False)
+        said.need_all()
+        kept = {key: value for key, value in said.metadata.items() if key in (wanted or ())}
+        if wanted is not None and kept != wanted:
+            raise ArgumentError(
+                "these segments were written with other metadata",
+                where=str(self.folder),
+                why=f"differs in {', '.join(_differences(kept, wanted))}",
+            )
+        self.count, self.frames, self.nbytes = len(said), said.frames, said.nbytes
+        self._layout = said.layout or None
+        if left := Leftovers.of(self.folder, self.count, ()).paths:
+            aside = self.disk.set_aside(self.folder, left)
+            names = ", ".join(path.name for path in left[:5]) + (", ..." if len(left) > 5 else "")
+            warnings.warn(f"{aside}: {names} was written but never acknowledged; moved there", stacklevel=4)
+
+    def _count(self, record: Record) -> None:
+        self.count += 1
+        self.frames += record["frames"]
+        self.nbytes += record["size"]
+
+
+def _as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if metadata is None:
+        return None
+    try:
+        wanted = json.loads(json.dumps(dict(metadata), allow_nan=False))
+        METADATA(wanted)
+    except (TypeError, ValueError) as error:  # a misfit is one
+        raise ArgumentError("this metadata cannot be kept", where="metadata", why=str(error)) from error
+    return wanted
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    names = sorted(set(old) | set(new))
+    return [f"{n}: {old.get(n, 'absent')} -> {new.get(n, 'absent')}" for n in names if old.get(n) != new.get(n)]

@@ -1,0 +1,339 @@
+"""The few system calls that make bytes durable, in one place, so that tests can stop between any two of them.
+
+Order is everything: a file is reserved, written and synced before anything names it. Nothing here knows what
+the bytes mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.errors import ResourceError
+from rlcli.typed import Check, Misfit, text, whole
+
+ASIDE = "aside-"  # what folders are called into which files are moved that nobody knows
+_READ = 1 << 20
+
+
+class Stamp(NamedTuple):
+    """What a file must be: its size in bytes and its checksum (BLAKE2b, 128 bits, hex)."""
+
+    size: int
+    digest: str
+
+    @classmethod
+    def said(cls, by: Mapping[str, Any]) -> Stamp:
+        """As a record of a journal or a manifest names it."""
+        return cls(by["size"], by["digest"])
+
+    def unlike(self, found: Stamp) -> str | None:
+        """Why a file with another stamp is not the one that was written; None where it is."""
+        if found.size != self.size:
+            return f"it has {found.size} bytes, {self.size} were written"
+        return None if found.digest == self.digest else "its bytes were altered"
+
+    def altered(self, path: Path) -> str | None:
+        """What is wrong with a file that must be this one, read in pieces; None where nothing is."""
+        return self.unlike(stamp_of(path)) if path.is_file() else MISSING
+
+    def content(self, path: Path) -> bytes:
+        """What a file holds that must be this one.
+
+        Raises
+        ------
+        Misfit
+            It is missing, cut, grown or altered.
+        """
+        if not path.is_file():
+            raise Misfit(MISSING)
+        content = path.read_bytes()
+        if (why := self.unlike(Stamp(len(content), digest_of(content)))) is not None:
+            raise Misfit(why)
+        return content
+
+
+MISSING = "it is missing"
+STAMP: dict[str, Check] = {"size": whole(), "digest": text("[0-9a-f]{32}")}  # as a file says it
+
+
+class Disk:
+    """Durable writes. Every change of the disk is announced to `at` first.
+
+    Raises
+    ------
+    ResourceError
+        From every method: the disk is full (the text names the bytes needed, or that no file more fits), read-only, or
+        gone.
+    """
+
+    piece = 1 << 22  # bytes per write call
+
+    def at(self, call: str, path: Path) -> None:
+        """Does nothing. A test overrides it to crash, fail or take notes before the call happens."""
+
+    def make_folder(self, path: Path) -> None:
+        with _explained(path):
+            self.at("mkdir", path)
+            path.mkdir(parents=True, exist_ok=True)
+
+    def write_file(self, path: Path, chunks: Sequence[bytes | memoryview], *, sync: bool = True) -> Stamp:
+        """A new file: reserved, written, synced (or by `sync_file` later) and closed.
+
+        Its name is durable after `sync_folder`. A write that fails takes the file away again.
+        """
+        size, digest = sum(len(chunk) for chunk in chunks), hashlib.blake2b(digest_size=16)
+        with _explained(path, size):
+            self.at("create", path)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                if size:
+                    self.at("reserve", path)
+                    os.posix_fallocate(fd, 0, size)
+                for chunk in chunks:
+                    digest.update(chunk)
+                    self._write(fd, path, chunk)
+                if sync:
+                    self.at("sync", path)
+                    os.fsync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):  # the first error is the one to report
+                    os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+        return Stamp(size, digest.hexdigest())
+
+    def reserve_file(self, path: Path, size: int) -> None:
+        """A new file of zeros whose every byte has its place on the disk, or no file at all.
+
+        Its bytes and name are durable after `sync_file` and `sync_folder`.
+        """
+        with _explained(path, size):
+            self.at("create", path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                self.at("reserve", path)
+                os.posix_fallocate(fd, 0, size)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+
+    def link(self, old: Path, new: Path) -> bool:
+        """A second name for a finished file; False where the file system gives none (another disk, no links)."""
+        with _explained(new):
+            self.at("link", new)
+            try:
+                os.link(old, new)
+            except OSError as error:
+                if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    return False
+                raise
+        return True
+
+    def open_to_append(self, path: Path) -> int:
+        """A descriptor at the end of a file, which is made if it is not there."""
+        with _explained(path):
+            self.at("open", path)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def append(self, fd: int, path: Path, data: bytes) -> None:
+        """Add `data` to the end of an open file and sync it; all of it or, if the disk refuses, nothing."""
+        with _explained(path, len(data)):
+            end = os.lseek(fd, 0, os.SEEK_END)
+            try:
+                self._write(fd, path, data)
+                self.at("sync", path)
+                os.fsync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, end)
+                raise
+
+    def cut(self, fd: int, path: Path, size: int) -> None:
+        """Shorten an open file, durably."""
+        with _explained(path):
+            self.at("cut", path)
+            os.ftruncate(fd, size)
+            self.at("sync", path)
+            os.fsync(fd)
+
+    def sync_file(self, path: Path) -> None:
+        """Make the bytes of a finished file durable."""
+        self._sync("sync", path, os.O_RDONLY)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder durable."""
+        self._sync("sync_folder", path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a finished file or folder its name, durably."""
+        with _explained(new):
+            self.at("rename", new)
+            os.rename(old, new)
+        self.sync_folder(new.parent)
+
+    def set_aside(self, folder: Path, paths: Sequence[Path]) -> Path:
+        """Move files of a folder into a new one inside it, durably: nobody reads them there, and nothing is lost.
+
+        Returns
+        -------
+        Path
+            ``aside-0001``, or with the next free number.
+        """
+        taken = [
+            int(path.name.removeprefix(ASIDE)) for path in folder.glob(f"{ASIDE}[0-9]*") if path.name[6:].isdigit()
+        ]
+        aside = folder / f"{ASIDE}{max(taken, default=0) + 1:04d}"
+        self.make_folder(aside)
+        for path in paths:
+            with _explained(path):
+                self.at("rename", aside / path.name)
+                os.rename(path, aside / path.name)
+        self.sync_folder(aside)
+        self.sync_folder(folder)
+        return aside
+
+    def remove(self, path: Path) -> None:
+        """Take a file, or a folder with all that is in it, away; of a link the link, never what it leads to."""
+        with _explained(path):
+            self.at("remove", path)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def require(self, folder: Path, needed: int) -> None:
+        """Refuse now what would not fit later."""
+        with _explained(folder):
+            free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise _sentence(folder, needed, OSError(errno.ENOSPC, ""))
+
+    def _sync(self, call: str, path: Path, flags: int) -> None:
+        with _explained(path):
+            self.at(call, path)
+            fd = os.open(path, flags | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _write(self, fd: int, path: Path, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            self.at("write", path)
+            view = view[os.write(fd, view[: self.piece]) :]
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Size and checksum of a file, read in pieces."""
+    size, digest = 0, hashlib.blake2b(digest_size=16)
+    for part in _pieces(path):
+        size += len(part)
+        digest.update(part)
+    return Stamp(size, digest.hexdigest())
+
+
+def digest_of(*parts: bytes | memoryview) -> str:
+    """The checksum of bytes at hand."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterable[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        while part := file.read(_READ):
+            yield part
+
+
+def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
+    """Why a file system took no more, and what to do about it: it has run out of bytes, or of files.
+
+    Parameters
+    ----------
+    path : Path
+        What was to be written; it need not exist.
+    needed : int
+        Bytes that were to be written, where they are known.
+    """
+    free = _free(path)
+    if free is not None and free.files == 0:
+        why = f"it holds as many files as it can: 0 of {free.all_files:,} inodes are free, and {free.bytes:,} bytes"
+        return why, f"Delete files that you do not need (df -i {_there(path)} counts them), or {_ELSEWHERE}."
+    counted = "" if free is None else f"{free.bytes:,} are free"
+    if not needed:
+        return counted.replace(" are", " bytes are") or "no more fits", f"Free some space, or {_ELSEWHERE}."
+    if free is not None and free.bytes >= needed:
+        counted = f"{counted}, but the file system does not give them"
+    why = f"{needed:,} bytes are needed" + (f" and {counted}" if counted else "")
+    return why, f"Free some space, or {_ELSEWHERE}."
+
+
+_ELSEWHERE = "choose a folder on another disk, for a run with run.dir=FOLDER"
+
+
+class _Free(NamedTuple):
+    bytes: int
+    files: int | None  # None where the file system does not count them
+    all_files: int
+
+
+@contextlib.contextmanager
+def _explained(path: Path, needed: int = 0) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _sentence(path, needed, error) from error
+
+
+def _sentence(path: Path, needed: int, error: OSError) -> ResourceError:
+    where = str(path)
+    if error.errno == errno.ENOSPC:
+        why, fix = shortage(path, needed)
+        return ResourceError("the disk is full", where=where, why=why, fix=fix)
+    if error.errno == errno.EDQUOT:
+        why = f"{needed:,} bytes are needed, and your quota there is used up" if needed else "your quota is used up"
+        return ResourceError("the disk is full", where=where, why=why, fix=f"Free some of it, or {_ELSEWHERE}.")
+    if error.errno == errno.EFBIG:
+        why = f"{needed:,} bytes are needed, which is more than a file may hold here"
+        return ResourceError("the disk is full", where=where, why=why, fix="Raise the limit (ulimit -f unlimited).")
+    why, fix = _REFUSALS.get(error.errno or 0, (error.strerror or str(error), f"Mend that, or {_ELSEWHERE}."))
+    return ResourceError("cannot write", where=where, why=why, fix=fix)
+
+
+_REFUSALS = {
+    errno.EACCES: ("Permission denied", f"Give yourself write permission there, or {_ELSEWHERE}."),
+    errno.EPERM: ("Operation not permitted", f"Give yourself write permission there, or {_ELSEWHERE}."),
+    errno.EROFS: ("Read-only file system", f"Mount it for writing, or {_ELSEWHERE}."),
+    errno.ENOENT: ("its folder is gone", "Put it back, or begin a new run."),
+    errno.ENOTDIR: ("Not a directory: a file stands where a folder should be", "Move the file away."),
+    errno.EEXIST: ("it is there already", "Move it away; nothing is overwritten."),
+    errno.EIO: ("Input/output error: the disk itself fails", "Copy what you can to another disk."),
+    errno.EMFILE: ("too many files are open in this process", "Raise the limit (ulimit -n 4096)."),
+    errno.ENFILE: ("too many files are open on this machine", "End some programs."),
+    errno.ENAMETOOLONG: ("the name is too long", "Choose a shorter run.dir."),
+}
+
+
+def _free(path: Path) -> _Free | None:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(_there(path))
+        return _Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None, found.f_files)
+    return None
+
+
+def _there(path: Path) -> Path:
+    """The folder of a path, or the nearest above it that exists."""
+    return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))

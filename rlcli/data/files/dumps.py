@@ -1,0 +1,232 @@
+"""A buffer on disk: its rows, its index, and what its sampler knows; written whole or not at all.
+
+```
+folder/dump_000003/   rows-00000000.bin  rows-00000001.bin ...   state.safetensors   manifest.json
+rows-*.bin            see `rlcli.data.files.rows`
+state.safetensors     ring (cursor, index, side pool) and what the buffer adds: tensors and JSON
+```
+The dump before stays until the new one has its name. Files that would be the same as before are links; a storage on
+disk gives its full segments: only what is new is written. No pickle.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlcli.data.fields import check_fit
+from rlcli.data.files.disk import Disk, Stamp
+from rlcli.data.files.rows import ABOUT, NAMES, LiveRows, RowFiles, SavedRows, check_rows
+from rlcli.data.files.sealed_folder import SealedFolders
+from rlcli.data.files.state import ROWS, decode_state, encode_state, loading_state
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.keys import Key
+from rlcli.typed import Misfit, held, mapping, record
+
+FORMAT, VERSION, STATE = "rlcli-buffer", 2, "state.safetensors"
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    named = {STATE, *(file["name"] for file in manifest["rows"])}
+    if named != manifest["files"].keys():
+        raise Misfit(f"{', '.join(sorted(manifest['files']))} are there, {STATE} and rows belong there", "files")
+    check_rows(manifest, manifest["files"])
+
+
+FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.safetensors", ABOUT, {}, _check)
+
+
+class Ring(LiveRows, Protocol):
+    """What of `rlcli.data.ring.ring.Ring` is used here."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def content(self) -> list[bytes | memoryview]: ...
+    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None: ...
+    def clear(self, *, fields: bool = False) -> None: ...
+
+
+def dump(
+    ring: Ring,
+    folder: Path | str,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    keep: int = 1,
+    disk: Disk | None = None,
+) -> Path:
+    """Write a buffer beside the dumps that `folder` holds, then take away those beyond the newest `keep`.
+
+    Parameters
+    ----------
+    extra : mapping, optional
+        What else must survive (sampler, transforms): see `rlcli.data.files.state`.
+
+    Returns
+    -------
+    Path
+        The folder of this dump.
+
+    Raises
+    ------
+    ResourceError
+        The disk refuses: the dump before is as it was.
+    ArgumentError
+        Something has no place in a file.
+    """
+    storage, disk = ring.storage, disk or Disk()
+    state = encode_state({"ring": ring.state_dict(), "extra": dict(extra or {})})
+    storage.commit(ring.content)
+    files = RowFiles(ring, FOLDERS, Path(folder), keep)
+    about = {"created": datetime.now().astimezone().isoformat(timespec="seconds"), **files.about()}
+
+    def fill(path: Path) -> dict[str, Stamp]:
+        return {STATE: disk.write_file(path / STATE, state), **files.write(path, about, disk)}
+
+    return FOLDERS.write(Path(folder), fill, about, needed=files.needed + sum(map(len, state)), keep=keep, disk=disk)
+
+
+def load(
+    ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Fill a ring with the newest dump that verifies; a damaged one is passed over with a warning.
+
+    Parameters
+    ----------
+    cut : bool
+        What is written next is of another process: it goes on with no trajectory that has no id.
+    take : callable, optional
+        Is given `extra` while the ring is as it was, and may refuse it: nothing is loaded then.
+
+    Returns
+    -------
+    dict
+        `extra` as it was given.
+
+    Raises
+    ------
+    ResourceError
+        There is no dump.
+    DamagedDataError
+        None verifies, or they are of another version.
+    ArgumentError
+        It was made with another max_size or ndim. In all cases the ring is as it was.
+    """
+    path, manifest = _newest(Path(folder))
+    storage = ring.storage
+    storage.need_writable()
+    other = [
+        f"{name} is {manifest[name]} there, {value} here"
+        for name, value in (("max_size", storage.max_size), ("ndim", storage.ndim))
+        if manifest[name] != value
+    ]
+    if other:
+        raise ArgumentError(
+            "the dump is of a buffer of another shape",
+            where=str(path),
+            why="; ".join(other),
+            fix=f"Make the storage with max_size={manifest['max_size']}, ndim={manifest['ndim']}.",
+        )
+    state, rows = read_dump(path), SavedRows(path, manifest)
+    if take is not None:
+        take(state["extra"])
+    with loading_state(path, ROWS):
+        take_rows(ring, state["ring"], rows.span, lambda: rows.fill(storage), cut=cut)
+    return state["extra"]
+
+
+def read_dump(path: Path) -> dict[str, Any]:
+    """What stands in a dump beside its rows: "ring" and "extra"; the caller has compared its checksums."""
+    state = decode_state((path / STATE).read_bytes(), str(path / STATE))
+    return held(record(ring=mapping(), extra=mapping()), state, path / STATE)
+
+
+def take_rows(
+    ring: Ring, state: Mapping[str, Any], span: tuple[int, int] | None, write: Callable[[], None] | None, *,
+    cut: bool = False,
+) -> None:  # fmt: skip
+    """Give a ring another one's state, then its rows, which `write` writes: if it cannot, the ring holds none.
+
+    A storage that keeps its rows acknowledges them at once, with the state that tells of them.
+
+    Parameters
+    ----------
+    write : callable or None
+        None: the rows are there.
+    span : (int, int), optional
+        The number of the first of these rows, and one past that of the last, where they have numbers.
+
+    Raises
+    ------
+    Misfit
+        The state, or the rows, are none of a ring, or not of the same one.
+    """
+    ring.load_state_dict(state, cut=cut)
+    try:
+        live = ring.base * ring.lanes, ring.cursor * ring.lanes
+        if span is not None and live[0] < live[1] and not span[0] <= live[0] < live[1] == span[1]:
+            raise Misfit(f"steps {span[0]} to {span[1]} are stored, and the state is of {live[0]} to {live[1]}")
+        if write is not None:
+            write()
+            ring.storage.commit(ring.content)
+    except BaseException:
+        ring.clear(fields=True)
+        raise
+
+
+def resume(ring: Ring) -> bool:
+    """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did.
+
+    Raises
+    ------
+    DamagedDataError
+        No state was committed with its rows.
+    """
+    storage = ring.storage
+    with loading_state(storage.where, ROWS):
+        saved = storage.saved()
+        if saved is not None:
+            with storage.taking_over():
+                take_rows(ring, saved.state, saved.span, None, cut=True)
+    return saved is not None
+
+
+def restore_rows(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
+    """Write the live rows of a ring whose state was just loaded, given in the order of their row numbers."""
+    storage, live = ring.storage, (ring.cursor - ring.base) * ring.lanes
+    check_fit(storage.fields, columns)
+    if any(len(column) != live for column in columns.values()):
+        raise Misfit(f"columns of {live} rows were expected")
+    first = ring.base * ring.lanes
+    cut = max(0, live - (storage.capacity - first % storage.capacity))  # from row 0 on lie the newest
+    if live:
+        storage.write(first, {key: column[cut:] for key, column in columns.items()})
+    if cut:
+        storage.write(first + live - cut, {key: column[:cut] for key, column in columns.items()})
+
+
+def verify_dumps(folder: Path | str) -> list[str]:
+    """One sentence for everything in a folder of dumps that is not as it was written; never raises for it."""
+    return [found for path in FOLDERS.paths(Path(folder)) if (found := FOLDERS.verify(path))]
+
+
+def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path, damaged = FOLDERS.newest(folder)
+    for why in damaged:
+        warnings.warn(f"dump passed over: {why}", stacklevel=3)
+    if path is not None:
+        return path, FOLDERS.manifest(path)
+    if damaged:
+        raise DamagedDataError("no dump can be read", where=str(folder), why="; ".join(damaged[:3]))
+    if not folder.is_dir():
+        raise ResourceError("there is no such folder", where=str(folder), fix="Give the folder that dumps() wrote.")
+    torn = any(path.name.startswith(".tmp_") for path in folder.iterdir())
+    raise ResourceError(
+        "this is not the folder of a buffer",
+        where=str(folder),
+        why="its only dump was never finished" if torn else "it holds no dump",
+        fix="Give the folder that dumps() wrote.",
+    )

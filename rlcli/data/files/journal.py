@@ -1,0 +1,253 @@
+"""An append-only list of JSON records, each with a checksum that covers all records before it.
+
+    3f2a... {"kind":"header",...}\n      checksum = BLAKE2b(previous checksum, text of this record)
+    91c0... {"kind":"segment",...}\n     a record exists once it is synced; appending one rewrites nothing
+
+A crash can tear the last line only: it has no line end, was never acknowledged, and is cut. Any other line
+that does not fit its checksum is damage and is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import warnings
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.data.files.disk import Disk, digest_of
+from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed
+
+Record = dict[str, Any]
+
+
+class Scan(NamedTuple):
+    """What an existing journal holds.
+
+    Attributes
+    ----------
+    offsets : array of int64
+        Where each record starts: 8 bytes a record is all that is kept in memory.
+    end : int
+        Bytes up to the last whole record.
+    torn : int
+        Bytes of a torn record after it.
+    digest : str
+        Of the last whole record.
+    """
+
+    offsets: array
+    end: int
+    torn: int
+    digest: str
+
+
+def scan(path: Path) -> Scan:
+    """Check every record of a journal.
+
+    Raises
+    ------
+    DamagedDataError
+        A record in it was altered, lost or put elsewhere.
+    """
+    offsets, end, torn, digest = array("q"), 0, 0, ""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                torn = len(line)
+                break
+            if _text(line, digest) is None:
+                raise DamagedDataError(
+                    "a record was altered",
+                    where=f"{path}, line {number + 1}",
+                    why="it does not fit its checksum",
+                    fix=_RESTORE,
+                )
+            offsets.append(end)
+            digest = line[:32].decode()
+            end += len(line)
+    return Scan(offsets, end, torn, digest)
+
+
+def read_record(path: Path, offset: int) -> Record:
+    """The record that starts at a byte; `records` has checked it."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return json.loads(file.readline()[33:])
+
+
+def records(path: Path, format: str, version: int, check: Check) -> Iterator[Record]:
+    """All whole records in order, each of them as it must be; `scan` has compared their checksums.
+
+    Parameters
+    ----------
+    format, version : str, int
+        What the first record, the only header, must say.
+    check : callable
+        What a record must be, the header too: see `rlcli.typed`.
+
+    Raises
+    ------
+    DamagedDataError
+        A record is of an unknown kind, or holds what no writer of ours would write.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                return
+            where = f"{path}, line {number + 1}"
+            record = _held(line, mapping(), where)
+            if number == 0:
+                check_format(record, format, version, path)
+            held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
+            if (record["kind"] == "header") != (number == 0):
+                raise DamagedDataError(_NOT_OURS, where=where, why="the header comes first, and once", fix=_RESTORE)
+            yield record
+
+
+def format_of(path: Path) -> str | None:
+    """What the header of a journal says that it is one of; None without a header."""
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_HEADER)
+    if not line.endswith(b"\n"):
+        return None
+    found = _held(line, mapping(), f"{path}, line 1").get("format")
+    return found if isinstance(found, str) else None
+
+
+def _held(line: bytes, check: Check, where: str) -> Record:
+    try:
+        record = parsed(line[33:])
+    except Misfit as error:
+        raise DamagedDataError(_NOT_OURS, where=where, why=str(error), fix=_RESTORE) from error
+    return held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
+
+
+_NOT_OURS, _RESTORE = "a record is not one that is written here", "Restore the file from a copy."
+_LONGEST_HEADER = 1 << 26
+
+
+class Journal:
+    """A journal open for appending, by one process at a time.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it is not there; a torn tail is cut, with a warning.
+    disk : Disk
+
+    Raises
+    ------
+    ResourceError
+        Another process writes it; the disk is full or read-only.
+    DamagedDataError
+        See `scan`.
+    """
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path, self.disk = path, disk
+        self._fd = disk.open_to_append(path)
+        try:
+            self._lock()
+            if self._beside.exists():
+                disk.remove(self._beside)  # of a `replace` that a crash ended
+            found = scan(path)
+            if found.torn:
+                warnings.warn(
+                    f"{path}: the last {found.torn} bytes are a record that was never finished; they are cut",
+                    stacklevel=3,
+                )
+                disk.cut(self._fd, path, found.end)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.size, self.count, self._digest = found.end, len(found.offsets), found.digest
+        self._named = True  # the file's name is durable, or was made so by who made the file
+
+    def _lock(self) -> None:
+        """Be the only writer of the file that has the name now."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine, named = os.fstat(self._fd), self.path.stat()
+            if (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino):
+                return
+        except BlockingIOError:
+            pass
+        raise ResourceError(
+            "another process is writing here",
+            where=str(self.path),
+            fix="Wait for it, or choose another folder.",
+        )
+
+    def append(self, *new: Record) -> None:
+        """Add records with one write; they are durable on return."""
+        data, digest = _lines(new, self._digest)
+        if not self._named:
+            self.disk.sync_folder(self.path.parent)
+            self._named = True
+        self.disk.append(self._fd, self.path, data)
+        self.size, self.count, self._digest = self.size + len(data), self.count + len(new), digest
+
+    def replace(self, *new: Record) -> None:
+        """Begin anew with records that say the same: whoever reads finds the old ones or the new ones.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses: the journal says what it said.
+        """
+        data, digest = _lines(new, "")
+        if self._beside.exists():
+            self.disk.remove(self._beside)
+        self.disk.write_file(self._beside, [data])
+        fd = self.disk.open_to_append(self._beside)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            self.disk.rename(self._beside, self.path)
+        except BaseException:
+            if self._beside.exists():
+                os.close(fd)
+                raise
+            self._named = False  # after a power cut the name may be the old file's again
+            self._go_on(fd, data, len(new), digest)
+            raise
+        self._go_on(fd, data, len(new), digest)
+
+    def _go_on(self, fd: int, data: bytes, count: int, digest: str) -> None:
+        os.close(self._fd)
+        self._fd, self.size, self.count, self._digest = fd, len(data), count, digest
+
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.new")
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
+
+    def close(self) -> None:
+        """Let other processes write; does nothing when that was done."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:
+    """Records as they stand in the file after one with this checksum, and the checksum of the last."""
+    lines = []
+    for record in new:
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
+        digest = digest_of(digest.encode(), text)
+        lines.append(digest.encode() + b" " + text + b"\n")
+    return b"".join(lines), digest
+
+
+def _text(line: bytes, previous: str) -> bytes | None:
+    """The JSON of a line, if it fits its checksum."""
+    digest, text = line[:32], line[33:-1]
+    fits = line[32:33] == b" " and digest_of(previous.encode(), text).encode() == digest
+    return text if fits else None

@@ -1,0 +1,252 @@
+"""Numbered folders of files, each there whole or not at all, and believed only after its checksums fit.
+
+```
+checkpoint_000007/   tensors.safetensors   state.json   manifest.json
+.tmp_000008_4711/    one being written, or what a crash left of it
+```
+Order: folder, files, sync, manifest (size and checksum of each file, and what the owner says of them), sync, rename,
+sync of the parent. The newest that verifies is the latest. What the files mean is the owner's affair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp, digest_of
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed, read_bytes, record, text, whole
+
+_SEALED = {
+    "format": text(), "version": whole(), "sequence": whole(1), "created": text(), "files": mapping(record(**STAMP)),
+}  # fmt: skip
+MANIFEST = "manifest.json"
+_TEMPORARY, _OLD = ".tmp_", ".old_"
+
+
+class SealedFolders:
+    """The numbered folders in one folder.
+
+    Parameters
+    ----------
+    prefix : str
+        Of their names: ``<prefix>_<sequence>``.
+    noun : str
+        What a person calls one ("checkpoint").
+    format, version : str, int
+        Of what is in them.
+    files : str
+        A pattern of the names that a manifest may name; nothing else is ever opened.
+    about, may : dict of name to check
+        What the owner says in a manifest, and what it may say: see `rlcli.typed`.
+    together : callable
+        Raises `Misfit` where a manifest, each part of which is as it must be, contradicts itself.
+    """
+
+    def __init__(
+        self, prefix: str, noun: str, format: str, version: int, files: str, about: Mapping[str, Check],
+        may: Mapping[str, Check], together: Check,
+    ) -> None:  # fmt: skip
+        self.prefix, self.noun, self.format, self.version = prefix, noun, format, version
+        self._name = re.compile(rf"{prefix}_(\d{{6,18}})")
+        self._files, self._record = re.compile(files), record(may, **_SEALED, **about)
+        self._together = together
+
+    def write(
+        self,
+        folder: Path,
+        fill: Callable[[Path], Mapping[str, Stamp]],
+        about: Mapping[str, Any],
+        *,
+        needed: int,
+        keep: int,
+        disk: Disk,
+    ) -> Path:
+        """Add a folder, then take away those beyond the newest `keep` that verify.
+
+        Parameters
+        ----------
+        fill : callable
+            Writes and syncs the files into a folder, and gives their stamps by name.
+        about : mapping
+            What the manifest says beside them. It may be added to while `fill` runs.
+        needed : int
+            Bytes that the files take.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses: the folders before it stay.
+        ArgumentError
+            What is said of the files is nothing that could be read again.
+        """
+        taken = (self.sequence(path) for path in (folder.iterdir() if folder.is_dir() else ()))
+        sequence = max((*taken, 0)) + 1
+        temporary = folder / f"{_TEMPORARY}{sequence:06d}_{os.getpid()}"
+        disk.make_folder(folder)
+        self._clear(folder, disk)
+        disk.require(folder, needed)
+        try:
+            disk.make_folder(temporary)
+            files = {name: stamp._asdict() for name, stamp in fill(temporary).items()}
+            manifest = {"format": self.format, "version": self.version, "sequence": sequence, **about, "files": files}
+            self._need_readable(manifest)
+            disk.write_file(temporary / MANIFEST, [sealed(manifest)])
+            disk.sync_folder(temporary)
+            path = folder / f"{self.prefix}_{sequence:06d}"
+            disk.rename(temporary, path)
+        except (ResourceError, ArgumentError):
+            if temporary.exists():
+                disk.remove(temporary)
+            raise
+        self._prune(folder, keep, disk, path)
+        return path
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Those in a folder, oldest first, whole or not."""
+        if not folder.is_dir():
+            return []
+        found = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
+        return sorted(found, key=self.sequence)
+
+    def sequence(self, path: Path) -> int:
+        """Its number, -1 if it is none of them."""
+        match = self._name.fullmatch(path.name)
+        return int(match[1]) if match else -1
+
+    def manifest(self, path: Path) -> dict[str, Any]:
+        """The manifest of one, checked against its own seal.
+
+        Raises
+        ------
+        DamagedDataError
+            It is missing or altered, or of a version that is not known here.
+        """
+        file = path / MANIFEST
+        try:
+            raw = read_bytes(file)
+        except OSError as error:
+            raise self.damaged(file, MISSING if not file.exists() else error.strerror or str(error)) from error
+        except Misfit as error:
+            raise self.damaged(file, str(error)) from error
+        try:
+            manifest = parsed(raw)
+            mapping()(manifest)
+        except Misfit as error:
+            raise self.damaged(file, "it is not a manifest") from error
+        body = {key: value for key, value in manifest.items() if key != "seal"}
+        # every byte counts, blanks too: what is read must be exactly what would be written
+        if sealed(body) != raw:
+            raise self.damaged(file, "it was altered")
+        check_format(body, self.format, self.version, file)
+        return held(self._check, body, file, what=f"a {self.noun} file is damaged")
+
+    def _check(self, body: Any) -> None:
+        self._record(body)
+        for name in body["files"]:
+            if not self._files.fullmatch(name):
+                raise Misfit(f"{name!r} has no place there", "files")
+        self._together(body)
+
+    def _need_readable(self, manifest: dict[str, Any]) -> None:
+        try:
+            self._check(parsed(json.dumps(manifest).encode()))
+        except (Misfit, TypeError) as error:
+            raise ArgumentError(f"a {self.noun} with this could not be read again", why=str(error)) from error
+
+    def verify(self, path: Path, known: Collection[tuple[int, int]] = ()) -> str | None:
+        """What is wrong with one, in a sentence; None when it is whole. Loads nothing.
+
+        Parameters
+        ----------
+        known : collection of (device, inode)
+            Files of which only the size is looked at: their bytes were seen a moment ago.
+        """
+        try:
+            manifest = self.manifest(path)
+            for name in manifest["files"]:
+                self.check(path, name, manifest, known)
+        except DamagedDataError as error:
+            return str(error)
+        return None
+
+    def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
+        """The newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
+        damaged: list[str] = []
+        for path in reversed(self.paths(folder)):
+            if (why := self.verify(path)) is None:
+                return path, damaged
+            damaged.append(why)
+        return None, damaged
+
+    def check(
+        self, path: Path, name: str, manifest: Mapping[str, Any], known: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """Compare a file with what the manifest says, without holding it in memory.
+
+        Raises
+        ------
+        DamagedDataError
+            It is missing, cut, grown or altered.
+        """
+        if (why := self.altered(path, name, manifest, known)) is not None:
+            raise self.damaged(path / name, why)
+
+    def altered(
+        self, path: Path, name: str, manifest: Mapping[str, Any], known: Collection[tuple[int, int]] = ()
+    ) -> str | None:
+        """What is wrong with a file, by the manifest; None where nothing is. See `verify`."""
+        file, wanted = path / name, Stamp.said(manifest["files"][name])
+        if file.is_file() and _inode(file) in known:
+            return wanted.unlike(Stamp(file.stat().st_size, wanted.digest))
+        return wanted.altered(file)
+
+    def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+        """A file's content, compared with what the manifest says.
+
+        Raises
+        ------
+        DamagedDataError
+            It is missing, cut, grown or altered.
+        """
+        try:
+            return Stamp.said(manifest["files"][name]).content(path / name)
+        except Misfit as error:
+            raise self.damaged(path / name, error.why) from error
+
+    def damaged(self, path: Path, why: str) -> DamagedDataError:
+        """The error for a file of one."""
+        return DamagedDataError(f"a {self.noun} file is damaged", where=str(path), why=why)
+
+    def _prune(self, folder: Path, keep: int, disk: Disk, new: Path) -> None:
+        """Only good ones count as kept: a damaged one must not push a good one out."""
+        known = {_inode(file) for file in new.iterdir()}  # just written, or linked to by who knows what they hold
+        good = 0
+        for path in reversed(self.paths(folder)):
+            if good >= keep:
+                aside = folder / f"{_OLD}{path.name}"
+                disk.rename(path, aside)  # half a folder must never look like a whole one
+                disk.remove(aside)
+            else:
+                good += self.verify(path, known) is None
+
+    def _clear(self, folder: Path, disk: Disk) -> None:
+        """What crashes left behind."""
+        for path in folder.iterdir():
+            if path.name.startswith((_TEMPORARY, _OLD)):
+                disk.remove(path)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """A manifest as it stands in its file, with a checksum of itself."""
+    text = json.dumps(body, indent=1, sort_keys=True)
+    return (json.dumps({**body, "seal": digest_of(text.encode())}, indent=1, sort_keys=True) + "\n").encode()

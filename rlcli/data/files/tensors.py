@@ -1,0 +1,200 @@
+"""Tensors and files: named ones as the bytes of a safetensors file, a file mapped as one, checks of those read.
+
+    header length, 8 bytes | JSON header, padded to 8 | tensor bytes, widest dtypes first: all aligned
+
+Written here, piece by piece and without a second copy, because every piece passes through a checksum and a disk that
+may fail; read by the safetensors library, which checks the header. No pickle.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, whole
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """The file's content, to be written in this order; the views keep their tensors alive.
+
+    Raises
+    ------
+    ArgumentError
+        A dtype that the format does not have.
+    """
+    header: dict[str, Any] = {}
+    body: list[bytes | memoryview] = []
+    offset = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        if tensor.dtype not in _NAMES:
+            raise ArgumentError(
+                f"{tensor.dtype} cannot be stored",
+                where=name,
+                fix=f"Use one of {', '.join(map(str, _NAMES))}",
+            )
+        data = _bytes(tensor)
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(data)],
+        }
+        body.append(data)
+        offset += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *body]
+
+
+def decode(data: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors in a file's content, on the CPU.
+
+    Raises
+    ------
+    DamagedDataError
+        It is not a whole safetensors file.
+    """
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DamagedDataError("not a whole safetensors file", where=where, why=str(error)) from error
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if not flat.numel():
+        return memoryview(b"")  # an empty tensor may have stride 0, which no other dtype can view
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+
+
+class Entry(NamedTuple):
+    """What a header says of a tensor.
+
+    Attributes
+    ----------
+    start : int
+        Where in the file its bytes begin.
+    """
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+
+
+def header_of(path: Path) -> dict[str, Entry]:
+    """What the header of a file says, each tensor within the file; nothing else is read.
+
+    Raises
+    ------
+    DamagedDataError
+        It is no such file.
+    """
+    try:
+        with open(path, "rb") as file:
+            whole_size, size = path.stat().st_size, int.from_bytes(file.read(8), "little")
+            if size > whole_size - 8:
+                raise Misfit(f"its header would have {size} bytes")
+            header = parsed(file.read(size))
+        _HEADER(header)
+        found = {name: _entry(name, said, 8 + size, whole_size) for name, said in header.items()}
+    except (OSError, Misfit) as error:
+        raise DamagedDataError("not a whole safetensors file", where=str(path), why=str(error)) from error
+    return found
+
+
+def _entry(name: str, said: Mapping[str, Any], base: int, size: int) -> Entry:
+    dtype, shape, (start, stop) = _DTYPES[said["dtype"]], said["shape"], said["data_offsets"]
+    if stop - start != math.prod(shape) * dtype.itemsize or base + stop > size:
+        raise Misfit(f"{dtype} {shape} would lie in bytes {start} to {stop} of {size - base}", name)
+    return Entry(dtype, shape, base + start)
+
+
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_HEADER = mapping(record(dtype=choice(*_DTYPES), shape=listed(whole(), most=64), data_offsets=row(whole(), whole())))
+
+
+# ---- a file as one tensor ------------------------------------------------------------------------------------------
+def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
+    """The bytes of a file, uint8 ``[size]``: written through to it, and still there when its name is gone.
+
+    `torch.from_file` would make a file of zeros where there is none.
+
+    Parameters
+    ----------
+    shared : bool
+        False opens it for reading only: nothing is written through.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file, perhaps since a moment ago.
+    RuntimeError
+        It cannot be mapped.
+    """
+    fd = os.open(path, (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
+    try:  # by descriptor: whatever happens to the name now, it is this file that is mapped
+        return torch.from_file(f"/dev/fd/{fd}", shared=shared, size=size, dtype=torch.uint8)
+    finally:
+        os.close(fd)
+
+
+# ---- checks of what was read; see `rlcli.typed` --------------------------------------------------------------------
+def tensor(dtype: torch.dtype | None, *shape: int | None) -> Check:
+    """A tensor on the CPU of this dtype and shape; None is any."""
+
+    def check(x: Any) -> None:
+        if not isinstance(x, Tensor):
+            raise Misfit(f"a tensor was expected, found {type(x).__name__}")
+        alike = len(x.shape) == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, x.shape, strict=True)
+        )
+        if not alike or (dtype is not None and x.dtype is not dtype):
+            spelled = ["any" if size is None else size for size in shape]
+            raise Misfit(f"{dtype or 'a tensor'} {spelled} was expected, found {x.dtype} {list(x.shape)}")
+
+    return check
+
+
+def between(x: Tensor, least: int, most: int, name: str) -> None:
+    """Refuse whole numbers outside a range, its ends included."""
+    if x.numel() and not (least <= int(x.min()) and int(x.max()) <= most):
+        raise Misfit(f"numbers from {least} to {most} were expected, found {int(x.min())} to {int(x.max())}", name)
+
+
+# ---- batches that `torch.save` wrote -------------------------------------------------------------------------------
+def allow_batches() -> None:
+    """Let `torch.load`, as it is called by default, make TensorDicts: they hold tensors, and run no code of the file.
+
+    Next observations of `exact` are saved as plain tensors (`rlcli.data.next_obs.rows`), so a batch is a TensorDict and
+    nothing else. Where rlcli is not imported, torch names what to allow.
+    """
+    reduce = copyreg.dispatch_table.get(TensorDict)
+    if reduce is not None:
+        torch.serialization.add_safe_globals([TensorDict, reduce(TensorDict())[0]])  # type: ignore[list-item]

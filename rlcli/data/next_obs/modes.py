@@ -1,0 +1,146 @@
+"""What `memory.next_obs` says of a batch: how its next observations are built, or read off afterwards.
+
+```
+lane 0   a0 a1 a2|b0 b1‖       the true next of a2 is a', lane 0 goes on after b1 from the carrier
+
+full      a1 a2 a' b1 carrier      every one of them, stored beside the observation
+exact     ends: a2 -> a', b1 -> the carrier (of a lane that finished in the last step its own end, not the reset);
+          all others are the row below
+compact   none: a1 a2 . b1 ?       read off the rows below; nobody kept a', and ? is the first row of what follows
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.next_obs.pool import Ends
+from rlcli.data.next_obs.rows import Rows
+from rlcli.keys import DONE, TRAJ_IDS, Key, under_next
+from rlcli.specs.numbers import fill_for
+
+
+def build_full(
+    now: Mapping[Key, np.ndarray | Tensor],
+    after: Mapping[Key, np.ndarray],
+    places: Sequence[tuple[int, int]],
+    last: Mapping[Key, np.ndarray],
+    *,
+    batched: bool = True,
+) -> dict[Key, Tensor]:
+    """Next observations `[N, T, *F]` as plain tensors: the rows below, the carrier, then the ends.
+
+    Parameters
+    ----------
+    now : dict
+        Key -> `[N, T, *F]`.
+    after : dict
+        Key -> `[N, *F]`, what the lanes start the next batch from.
+    places : sequence of (t, lane)
+        Steps that ended an episode, in any order.
+    last : dict
+        Key -> `[len(places), *F]`, their true next observations; may be empty where `places` is.
+    batched : bool
+        False squeezes N = 1 away.
+    """
+    where = np.array(places, np.intp).reshape(-1, 2)
+    out: dict[Key, Tensor] = {}
+    for key, column in now.items():
+        column = np.asarray(column)
+        following = np.empty_like(column)
+        following[:, :-1] = column[:, 1:]
+        following[:, -1] = after[key]
+        if places:
+            following[where[:, 1], where[:, 0]] = last[key]
+        tensor = torch.from_numpy(following)
+        out[key] = tensor if batched else tensor[0]
+    return out
+
+
+def build_exact(
+    now: Mapping[Key, Tensor | np.ndarray],
+    after: Mapping[Key, np.ndarray],
+    places: Sequence[tuple[int, int]],
+    last: Mapping[Key, np.ndarray],
+    *,
+    batched: bool = True,
+) -> dict[Key, Tensor]:
+    """Next observations `[N, T, *F]` as `Rows`; parameters as `build_full`.
+
+    `now` should hold the very tensors that the batch holds, or that its are views of: then a change of them
+    in place is seen when next observations are read. Arrays work too, but a write to them goes unseen.
+    """
+    if not now:
+        return {}
+    lanes, steps = next(iter(now.values())).shape[:2]
+    positions, order = _ends(lanes, steps, places)
+    ends = Ends.trusted(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
+    out: dict[Key, Tensor] = {}
+    for key, column in now.items():
+        obs = torch.from_numpy(column) if isinstance(column, np.ndarray) else column
+        # taking rows copies them: the carrier belongs to the loop, which goes on writing there
+        extra = after[key].copy() if order is None else np.concatenate((after[key], last[key]))[order]
+        out[key] = Rows.from_ends(obs if batched else obs[0], ends, torch.from_numpy(extra))
+    return out
+
+
+def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
+    seams = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
+    if not places:
+        return seams, None
+    source = {lane * steps + steps - 1: lane for lane in range(lanes)}
+    for row, (t, lane) in enumerate(places, lanes):
+        source[lane * steps + t] = row  # a lane that finished in the last step: its own end, not the carrier
+    positions = sorted(source)
+    return np.array(positions, np.int32), np.array([source[p] for p in positions], np.intp)
+
+
+def with_next(
+    batch: TensorDictBase,
+    keys: Sequence[Key],
+    *,
+    after: TensorDictBase | None = None,
+    fill_value: float | None = None,
+) -> TensorDictBase:
+    """A `compact` batch with `("next", key)` for each of its observation keys.
+
+    Parameters
+    ----------
+    batch : TensorDict ``[*B, T]``
+        Consecutive rows, time last; reads `("next", "done")` and, where it is there, `("collector", "traj_ids")`.
+    after : TensorDict ``[*B, T']``, optional
+        What was collected next; used where its first row goes on with a trajectory, which takes ids to know.
+    fill_value : float, optional
+        Stands where nobody kept the next observation: NaN by default. Integer observations have no NaN and need one.
+
+    Raises
+    ------
+    ArgumentError
+        An integer observation without a fill value, or one that its dtype cannot hold.
+    """
+    known = ~batch.get(DONE).reshape(batch.shape).bool()
+    ids = batch.get(TRAJ_IDS, None)
+    theirs = None if after is None else after.get(TRAJ_IDS, None)
+    goes_on = torch.zeros_like(known[..., -1])
+    if ids is not None:
+        known[..., :-1] &= ids[..., :-1] == ids[..., 1:]
+        if theirs is not None:
+            goes_on = ids[..., -1] == theirs[..., 0]
+    known[..., -1] &= goes_on
+    out, time = batch.copy(), batch.ndim - 1
+    for key in keys:
+        x = batch.get(key)
+        last = (batch if after is None else after).get(key).narrow(time, 0, 1)
+        following = torch.cat((x.narrow(time, 1, x.shape[time] - 1), last), time)
+        out.set(under_next(key), following.masked_fill(_like(~known, x), fill_for(key, x.dtype, fill_value)))
+    return out
+
+
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))

@@ -1,0 +1,248 @@
+"""What a ring holds once it is laid out: rows, their index and what lies beside them; and how any of it is read.
+
+```
+row     observation   action   ("next", "reward") ...    in the storage, packed by codes; of stacks the newest frame
+beside  index: what follows what      pool: next observations of no row      stacks: older frames      sparse columns
+```
+`read` gathers key by key and is the judge of what is right; `rlcli.data.ring.plans` does the same in one pass where
+rows are plain.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.codes import Packing
+from rlcli.data.codes.packing import CodedRows, other_layout
+from rlcli.data.fields import listed_fields
+from rlcli.data.files.state import encode_state
+from rlcli.data.index import TrajectoryIndex
+from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, bytes_of
+from rlcli.data.next_obs.sparse import SparseColumns
+from rlcli.data.ring.layout import Layout
+from rlcli.data.ring.space import RingSpace
+from rlcli.data.ring.stacks import FrameStacks
+from rlcli.data.storages import Storage
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import Key, as_tuple, show, unravel
+from rlcli.typed import Misfit
+
+
+class Contents:
+    """See the module.
+
+    Parameters
+    ----------
+    storage : Storage
+    packing : Packing
+        Between the ring and its storage.
+    layout : Layout
+
+    Attributes
+    ----------
+    space : RingSpace
+    index : TrajectoryIndex
+        Which rows belong together.
+    pool : SidePool or None
+        Next observations that no row stands for; None where next observations are not known.
+    pairs : Pairs
+        Observations and next observations, as the index compares them.
+    stacks : dict of key to FrameStacks
+    sparse : SparseColumns
+        Columns that hold something in few rows.
+    unfollowed : Unfollowed
+        Counts rows that their own next observation does not follow.
+    stored : dict of key to Field
+        What is given to `packing` of a row.
+
+    Raises
+    ------
+    ArgumentError
+        The storage is too small, or rows hold no stacks of so many frames.
+    """
+
+    def __init__(self, storage: Storage, packing: Packing, layout: Layout) -> None:
+        self.storage, self.packing, self.layout = storage, packing, layout
+        if storage.max_size < layout.lanes:
+            raise ArgumentError(
+                "the storage is smaller than one step of all envs",
+                why=f"max_size {storage.max_size}, {layout.lanes} envs",
+            )
+        self.space = RingSpace(storage.max_size // layout.lanes, layout.lanes)
+        self.use(*self.new_index(layout))
+        self.stacks = {key: FrameStacks(key, layout.fields[key], n, self.space) for key, n in layout.stacked.items()}
+        self.stored = {k: field for k, field in layout.fields.items() if not (layout.exact and k in self.pairs.nexts)}
+        self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
+        self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
+
+    def new_index(self, layout: Layout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
+        """An empty index of such rows, and what it writes to and reads from."""
+        found, fields = layout.observations, layout.fields
+        pool = SidePool({key: fields[key] for key in found}) if found else None
+        pairs = Pairs(found, fields, np.empty(0, np.int64) if pool is None else pool.offsets)
+        has_ids = layout.markers.traj_key is not None
+        index = TrajectoryIndex(
+            self.space.steps, self.space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact
+        )  # fmt: skip
+        return index, pool, pairs
+
+    def use(self, index: TrajectoryIndex, pool: SidePool | None, pairs: Pairs) -> None:
+        """Tell rows apart by this index."""
+        self.index, self.pool, self.pairs = index, pool, pairs
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest live row."""
+        return self.index.base * self.space.lanes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, and of all that lies beside them."""
+        pool = 0 if self.pool is None else self.pool.memory.nbytes
+        stacks = sum(stacks.nbytes for stacks in self.stacks.values())
+        return self.storage.nbytes + self.index.arrays.nbytes + pool + self.sparse.nbytes + stacks
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all by default.
+
+        Raises
+        ------
+        MissingKeyError
+            A key that is not stored.
+        """
+        asked = None if keys is None else [unravel(key) for key in keys]
+        if not self.sparse:
+            return self._read(rows, asked)
+        chosen = [key for key in self.sparse.keys if asked is None or key in asked]
+        out = self._read(rows, asked if asked is None else [key for key in asked if key not in chosen])
+        numbers = self.space.numbers_of(rows, self.index.cursor)
+        return out | {key: self.sparse.read(key, numbers, self.storage.device) for key in chosen}
+
+    def _read(self, rows: np.ndarray, asked: list[Key] | None) -> dict[Key, Tensor]:
+        fields, exact = self.layout.fields, self.layout.exact
+        for key in asked or ():
+            if key not in fields:
+                raise MissingKeyError(f"{show(key)} is not stored", why=f"stored are {', '.join(map(show, fields))}")
+        if not exact and not self.stacks:
+            return self.packing.gather(rows, self.index, asked)
+        wanted = fields if asked is None else asked
+        pairs = zip(self.pairs.nexts, self.pairs.keys, strict=True) if exact else ()
+        nexts = {key: root for key, root in pairs if key in wanted}
+        both = [root for root in nexts.values() if root in self.stacks and root in wanted]
+        out = self._gather(rows, [key for key in wanted if key not in nexts and key not in both])
+        if nexts:
+            places, patched = self.index.next_places(rows)
+            below = np.where(places < 0, rows, places) if patched else places
+            found = self._gather(below, [root for root in nexts.values() if root not in both])
+            for root in both:
+                out[root], found[root] = self.stacks[root].read(self.storage, self.index.base, [rows, below])
+            if patched:
+                self.pool.patch(places, found)  # type: ignore[union-attr]
+            for key, root in nexts.items():
+                out[key] = found[root]
+        return {key: out[key] for key in wanted}
+
+    def _gather(self, rows: np.ndarray, keys: list[Key]) -> dict[Key, Tensor]:
+        """Stored columns, stacks put together."""
+        out = self.packing.gather(rows, self.index, [key for key in keys if key not in self.stacks])
+        for key in keys if self.stacks else ():
+            if key in self.stacks:
+                out[key] = self.stacks[key].read(self.storage, self.index.base, [rows])[0]
+        return out
+
+    # ---- a write that is taken back ----------------------------------------------------------------------------
+    def before(self, rows: np.ndarray | None = None) -> Before:
+        """All of it as it is now, but for rows that are written behind the newest one.
+
+        A storage on disk never writes over what it acknowledged, so taking a refused write back needs no copy of its
+        rows; index, side pool and stacks are copied where a commit is due, which writes them to the disk anyway.
+
+        Parameters
+        ----------
+        rows : int64 array ``[N]``, optional
+            Rows that are about to be written over.
+        """
+        index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
+        columns = None if rows is None else self.storage.gather(rows)
+        return Before(index, pool, stacks, unfollowed, self.sparse.copy(), self.packing.coded, rows, columns)
+
+    def bring_back(self, before: Before) -> None:
+        """Be as it was."""
+        self.stacks, self.unfollowed, self.sparse = before.stacks, before.unfollowed, before.sparse
+        self.use(before.index, before.pool, self.pairs)
+        self.index.arrays.find_pool()
+        self.storage.take_back(self.index.cursor * self.space.lanes)
+        if before.rows is not None and before.columns is not None:
+            columns = other_layout(before.codes, self.packing.coded, before.columns)
+            now = self.storage.gather(before.rows)
+            if any(not torch.equal(bytes_of(column), bytes_of(now[key])) for key, column in columns.items()):
+                self.storage.scatter(before.rows, columns)  # they were written, so the disk is not asked again
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the storage's own columns: tensors, and plain values that JSON can hold."""
+        layout, storage, pool = self.layout, self.storage, self.pool
+        shape = {"max_size": storage.max_size, "ndim": storage.ndim}
+        if not layout.fields:
+            return {"fields": [], **shape}
+        slots = np.empty((0, 0), np.uint8) if pool is None else pool.memory[self.index.arrays.used_slots()]
+        return {
+            "fields": listed_fields(layout.fields),
+            **shape,
+            "lane_shape": list(layout.lane_shape),
+            "exact": layout.exact,
+            "observations": [list(as_tuple(key)) for key in layout.observations],
+            "markers": layout.markers.state(),
+            "codes": self.packing.state(),
+            "index": self.index.arrays.state_dict(),
+            "slots": torch.from_numpy(slots),
+            "sparse": self.sparse.state_dict(self.first),
+            "stacks": [[list(as_tuple(key)), s.frames, s.state_dict()] for key, s in self.stacks.items()],
+        }
+
+    def encoded(self) -> list[bytes | memoryview]:
+        """`state_dict` as the content of a file, for a storage that can lose its process."""
+        return encode_state(self.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over `state_dict`'s answer, of contents of the same layout, but for the columns.
+
+        Raises
+        ------
+        Misfit, ArgumentError
+            It is of others.
+        """
+        for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
+            stacks.load_state_dict(mine)
+        slots = state["slots"].numpy()
+        if self.pool is not None and slots.shape[1] != self.pool.slot_width:
+            raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pool.slot_width} are needed")
+        self.index.arrays.load_state_dict(state["index"], slots=len(slots))
+        self.sparse.load_state_dict(state["sparse"])
+        if self.pool is not None:
+            self.pool.memory[: len(slots)] = slots
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a write changes of `Contents`; with the columns of `rows` that it writes over."""
+
+    index: TrajectoryIndex
+    pool: SidePool | None
+    stacks: dict[Key, FrameStacks]
+    unfollowed: Unfollowed
+    sparse: SparseColumns
+    codes: CodedRows
+    rows: np.ndarray | None
+    columns: dict[Key, Tensor] | None

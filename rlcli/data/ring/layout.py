@@ -1,0 +1,152 @@
+"""What the first batch of a ring decides for all later ones, as a value; and whether a batch has that layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field, check_fit, fields_of
+from rlcli.data.index.markers import Markers
+from rlcli.data.next_obs.pairs import observation_keys
+from rlcli.data.next_obs.rows import Rows
+from rlcli.errors import ArgumentError
+from rlcli.keys import NEXT, Key, as_tuple, show, unravel
+
+Asked = tuple[Key | None, tuple[Key, ...], bool]
+"""By which keys trajectories are to be told apart: what `Markers.among` takes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all batches of a ring have in common.
+
+    Attributes
+    ----------
+    fields : dict of key to Field
+        Of batches and of what is read; empty in a ring that nothing was written to.
+    lane_shape : torch.Size
+        The batch dims before time, as they arrive; empty in a flat storage.
+    markers : Markers
+        Keys that tell trajectories apart.
+    observations : sequence of keys
+        Those whose next ones are known.
+    exact : bool
+        Next observations are kept once.
+    stacked : dict of key to int
+        Observations of which one frame a row is stored, and how many frames a stack has.
+    """
+
+    fields: Mapping[Key, Field]
+    lane_shape: torch.Size
+    markers: Markers
+    observations: Sequence[Key] = ()
+    exact: bool = False
+    stacked: Mapping[Key, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
+        stacked: Mapping[Key, int] | None = None,
+    ) -> Layout:  # fmt: skip
+        """The layout of rows with these fields.
+
+        Raises
+        ------
+        MissingKeyError
+            A key is not among them by which trajectories are to be told apart.
+        """
+        found = observation_keys(fields)
+        return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
+
+    @classmethod
+    def of_batch(
+        cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
+        frame_stack: int | Mapping[Key, int] | None,
+    ) -> Layout:  # fmt: skip
+        """What a first batch decides.
+
+        Parameters
+        ----------
+        columns : dict of key to Tensor ``[*lead, *F]``
+        ndim : int
+            Of the storage.
+        asked
+            See `Markers.among`.
+        next_obs, frame_stack
+            See `Ring`.
+
+        Raises
+        ------
+        ArgumentError
+            It has too few dims, or no stacks of so many frames.
+        MissingKeyError
+            See `of`.
+        """
+        fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
+        stacked = _stacked(fields, frame_stack)
+        lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
+        return cls.of(fields, lane_shape, next_obs == "exact" or (next_obs == "auto" and lazy), asked, stacked)
+
+    @property
+    def lanes(self) -> int:
+        """Rows of a step."""
+        return math.prod(self.lane_shape)
+
+    def check(self, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int) -> None:
+        """Refuse columns ``[*lead, *F]`` of another layout.
+
+        Raises
+        ------
+        ArgumentError
+            Keys, shapes, dtypes or batch dims differ.
+        """
+        lane_shape = _lane_shape(lead, ndim)
+        if lane_shape != self.lane_shape:
+            raise ArgumentError(
+                "the batch has other env dims than the rows stored before it",
+                why=f"expected {list(self.lane_shape)} before time, got {list(lane_shape)}",
+            )
+        check_fit(self.fields, columns, lead)
+
+
+NOTHING = Layout({}, torch.Size(()), Markers(None, ()))
+"""Before the first write."""
+
+
+def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
+    """The dims before time of a batch; leading ones that a storage has too few dims for are one."""
+    if len(lead) < ndim:
+        raise ArgumentError(
+            f"a storage with ndim={ndim} takes batches of at least as many dims",
+            why=f"got {list(lead)}",
+            fix="Use ndim=1, or keep the env dim of the batch.",
+        )
+    if ndim == 1:
+        return torch.Size(())
+    dims = (math.prod(lead[: len(lead) - ndim + 1]), *lead[len(lead) - ndim + 1 : -1])
+    return torch.Size(map(int, dims))  # a batch size that was given numpy's numbers holds those
+
+
+def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] | None) -> dict[Key, int]:
+    """The keys that are stored one frame a row, and how many frames a stack of theirs has."""
+    if frame_stack is None:
+        return {}
+    if isinstance(frame_stack, Mapping):
+        for key in frame_stack:
+            if unravel(key) not in fields:
+                raise ArgumentError(f"frame_stack names {show(key)}, which is not in the batch")
+        return {unravel(key): frames for key, frames in frame_stack.items()}
+    among = observation_keys(fields) or [key for key in fields if as_tuple(key)[0] != NEXT]
+    fit = [key for key in among if len(fields[key].shape) > 1 and fields[key].shape[0] % frame_stack == 0]
+    if not fit:
+        raise ArgumentError(
+            f"no observation is a stack of {frame_stack} frames",
+            where="frame_stack",
+            why=", ".join(f"{show(key)} is {fields[key]} a row" for key in among),
+            fix="The first dim must hold the frames; name the key: frame_stack={'pixels': 4}.",
+        )
+    return dict.fromkeys(fit, frame_stack)

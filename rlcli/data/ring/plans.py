@@ -1,0 +1,206 @@
+"""Plain rows in plain memory, written and read by one compiled pass each, with nothing left to find out.
+
+```
+first batch    checked, taken apart, written key by key      -> plan
+later ones     same form?  -> addresses -> copied, index taken on, rows known
+reading        rows -> where their next observations lie -> every column gathered, slots of the side pool among them
+```
+Whatever else there is (lazy next observations, frame stacks, codes, disks, a batch longer than the ring, some keys
+only) is written by `rlcli.data.ring.write` and read by `Contents`, which stay the judges of what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.ring.contents import Contents
+from rlcli.data.ring.form import Form
+from rlcli.data.ring.write import room_for
+from rlcli.data.storages.sample_memory import is_plain, sample_memory
+from rlcli.data.storages.storage import Memory
+from rlcli.keys import Key
+
+_MOST = 16  # batch sizes that are remembered
+_LARGEST = 1 << 16  # rows of a batch: a plan holds ten bytes for each, and saves nothing that a larger one would feel
+
+
+class Plans:
+    """The plans of a ring, which hold while its contents keep their index: rows of another layout have another one.
+
+    Attributes
+    ----------
+    writes : dict of torch.Size to WritePlan
+        By batch size.
+    read : ReadPlan or None
+    """
+
+    def __init__(self) -> None:
+        self.writes: dict[torch.Size, WritePlan] = {}
+        self.read: ReadPlan | None = None
+
+    def forget(self) -> None:
+        """Let go of what the plans hold."""
+        self.writes.clear()
+        self.read = None
+
+    def learn(self, contents: Contents, batch: TensorDictBase) -> None:
+        """Remember how batches like this one, which was just written, are written, if a plan can."""
+        plan = None if contents.sparse else WritePlan.of(contents, batch)  # sparse columns are taken out of each batch
+        if plan is not None:
+            if len(self.writes) == _MOST:
+                self.writes.clear()
+            self.writes[batch.batch_size] = plan
+
+    def reading(self, contents: Contents) -> ReadPlan | None:
+        """How rows are read; None if no plan can."""
+        if self.read is None or self.read.index is not contents.index:
+            self.read = ReadPlan.of(contents)
+        return self.read
+
+
+class WritePlan:
+    """How batches of one form and one size are written.
+
+    Parameters
+    ----------
+    contents : Contents
+    form : Form
+    tensors : dict of key to Tensor
+        Of the first batch.
+    lead : torch.Size
+        Its batch size.
+    """
+
+    def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
+        from rlcli.kernels.ring.write import write  # loads the compiler, which takes half a second
+
+        storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
+        memory = storage.memory()
+        assert memory is not None
+        self._form, self._index, self._kernel, self._count = form, contents.index, write, lead.numel()
+        place = {key: i for i, key in enumerate(form.keys)}
+        length = self._count // contents.space.lanes
+        seam = lead[-1] if contents.space.lanes == 1 else length
+        traj = -1 if markers.traj_key is None else place[markers.traj_key]
+        columns = [[memory.addresses[key], field.width, place[key]] for key, field in storage.fields.items()]
+        observed = [[place[key] for key in keys] for keys in (pairs.keys, pairs.nexts)]
+        sources = np.empty(len(place), np.int64)
+        self._addresses = sources.data
+        self._point = Struct(f"{len(place)}q").pack_into  # a third of the time of an assignment
+        self._arrays = (
+            np.empty(self._count, np.uint8),  # notes
+            np.array([length, seam, traj]),
+            sources,
+            np.array(columns, np.int64).T.copy(),
+            pairs.table.copy(),
+            np.array(observed, np.int64),
+            np.array([place[key] for key in markers.end_keys], np.int64),
+            np.empty(self._count, np.uint8),  # done
+            np.empty(0 if traj < 0 else self._count, np.int64),  # ids
+            memory.written,
+        )
+
+    @classmethod
+    def of(cls, contents: Contents, batch: TensorDictBase) -> WritePlan | None:
+        """How batches like this one, which was just written, are written; None if no plan can."""
+        form = Form.of(batch)
+        count = batch.batch_size.numel()
+        if form is None or not 0 < count <= min(contents.space.size, _LARGEST) or _memory(contents) is None:
+            return None
+        found = form.tensors(batch)
+        if found is None:
+            return None
+        tensors = dict(zip(form.keys, found, strict=True))
+        plain = all(x.is_cpu and x.is_contiguous() and not x.is_conj() and not x.is_neg() for x in found)
+        return cls(contents, form, tensors, batch.batch_size) if plain and _can_mark(contents, tensors, count) else None
+
+    def write(self, contents: Contents, batch: TensorDictBase) -> np.ndarray | None:
+        """Write a batch and say in which rows, int64 ``[N]``; None if it is of another form: nothing was written."""
+        tensors = self._form.tensors(batch) if self._index is contents.index else None
+        if tensors is None:
+            return None
+        self._point(self._addresses, 0, *map(Tensor.data_ptr, tensors))
+        rows = np.empty(self._count, np.int64)
+        while not self._kernel(*self._index.arrays.passed, *self._arrays, rows):
+            with room_for(self._count):
+                self._index.arrays.grow()
+        self._index.arrays.version += 1
+        return rows
+
+
+class ReadPlan:
+    """How all keys of some rows are read.
+
+    Parameters
+    ----------
+    contents : Contents
+        Laid out.
+    memory : Memory
+        Of its storage.
+    """
+
+    def __init__(self, contents: Contents, memory: Memory) -> None:
+        from rlcli.kernels.ring.read import read  # loads the compiler, which takes half a second
+
+        self.index, self._kernel = contents.index, read
+        self._fields, pairs = contents.layout.fields, contents.pairs
+        self._sized: tuple[int, list[tuple]] = (-1, [])
+        nexts = dict(zip(pairs.nexts, pairs.keys, strict=True)) if contents.layout.exact else {}
+        offsets = dict(zip(pairs.nexts, pairs.table[4].tolist(), strict=True))
+        columns = [
+            [memory.addresses[nexts.get(key, key)], field.width, offsets[key] if key in nexts else -1]
+            for key, field in self._fields.items()
+        ]
+        self._columns = np.array(columns, np.int64).T.copy()
+        self._looks = bool(nexts)
+        self._targets = Struct(f"{len(columns)}q")
+
+    @classmethod
+    def of(cls, contents: Contents) -> ReadPlan | None:
+        """How rows are read; None if no plan can."""
+        memory = _memory(contents) if contents.layout.fields else None
+        return None if memory is None else cls(contents, memory)
+
+    def columns(self, rows: np.ndarray) -> dict[Key, Tensor]:
+        """New columns ``[N, *F]`` of live rows int64 ``[N]``."""
+        out = self._made(len(rows))
+        targets = np.empty(len(out), np.int64)
+        self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
+        scalars, runs, lanes, bits = self.index.arrays.of_rows
+        places = np.empty((2, len(rows) if self._looks else 0), np.int64)
+        self._kernel(scalars, runs, lanes, bits, self._columns, targets, rows, places)
+        return out
+
+    def _made(self, count: int) -> dict[Key, Tensor]:
+        """Columns to be filled."""
+        size, shapes = self._sized
+        if size != count:  # what the sizes of the last sample say anew, a tenth of the time of a small one
+            shapes = [
+                (key, (count, *field.shape), field.dtype, is_plain(field, count)) for key, field in self._fields.items()
+            ]
+            self._sized = count, shapes
+        return {
+            key: torch.empty(shape, dtype=dtype) if plain else sample_memory(self._fields[key], count)
+            for key, shape, dtype, plain in shapes
+        }
+
+
+def _memory(contents: Contents) -> Memory | None:
+    """Where rows lie, if that is plain memory just as they are given."""
+    return None if contents.stacks or contents.packing.codes else contents.storage.memory()
+
+
+def _can_mark(contents: Contents, tensors: Mapping[Key, Tensor], count: int) -> bool:
+    """Whether ids and ends are of the types that the compiled pass reads."""
+    markers = contents.layout.markers
+    ids: list[Any] = [] if markers.traj_key is None else [tensors[markers.traj_key]]
+    ends = [tensors[key] for key in markers.end_keys]
+    fit = all(x.dtype is torch.int64 for x in ids) and all(x.dtype is torch.bool for x in ends)
+    return fit and all(x.numel() == count for x in (*ids, *ends))

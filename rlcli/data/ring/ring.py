@@ -1,0 +1,370 @@
+"""A storage used as a ring of steps, with the index of its trajectories and the next observations it keeps.
+
+```
+lanes 2   step     0    1    2    3    4 |  base .. cursor are live: the last `steps` steps
+          lane 0   a0   a1   b0   b1   b2
+          lane 1   c0   c1   c2   c3   d0
+row of (step, lane) = (step mod steps) * lanes + lane
+```
+A flat storage has one lane, and a batch `[P, T]` is written env after env. Steps are counted from the first write on
+and never wrap; only rows do. In `exact` next observations are not stored: each is the observation of a stored row
+or, where no row stands for it, a slot of the side pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.codes import Code, Packing, codes_of
+from rlcli.data.fields import Field, check_fit, columns_of, nested
+from rlcli.data.index import TrajectoryIndex
+from rlcli.data.index.markers import Markers
+from rlcli.data.next_obs.pairs import SidePool
+from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.sparse import SparseColumns
+from rlcli.data.ring.contents import Contents
+from rlcli.data.ring.layout import NOTHING, Asked, Layout
+from rlcli.data.ring.plans import Plans
+from rlcli.data.ring.remark import remark
+from rlcli.data.ring.saved import saved_layout
+from rlcli.data.ring.space import RingSpace
+from rlcli.data.ring.stacks import FrameStacks
+from rlcli.data.ring.write import overwrite, write
+from rlcli.data.storages import Storage
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key, unravel
+
+
+class Ring:
+    """Rows in time.
+
+    Parameters
+    ----------
+    storage : Storage
+    next_obs : "auto", "exact" or "full"
+        Whether next observations are kept once; by default if those of the first batch are `Rows`.
+    frame_stack : int or dict of key to int, optional
+        Observations that are stacks of so many frames, oldest first along the first dim of a row, are stored one
+        frame a row; a number stands for all observations that can be such stacks. Next observations are then kept
+        once as well, where they are known.
+    codes : bool
+        Flags, one-hot rows, small whole numbers and trajectory ids are stored in as few bytes as they need and read
+        back bit for bit, where that saves a tenth of a row (`rlcli.data.codes`).
+
+    Attributes
+    ----------
+    packing : Packing
+        Between the ring and its storage: the codes.
+    asked : tuple
+        By which keys trajectories are to be told apart, as `use_markers` was told.
+    contents : Contents
+        Rows, their layout and their index. New ones after `clear`, `load_state_dict` and the first write.
+    plans : Plans
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        next_obs: str = "auto",
+        frame_stack: int | Mapping[Key, int] | None = None,
+        codes: bool = False,
+    ) -> None:
+        if next_obs not in ("auto", "exact", "full"):
+            raise ArgumentError("next_obs is auto, exact or full", where="next_obs", why=f"got {next_obs!r}")
+        self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
+        self.packing = Packing(storage, codes)
+        self.asked: Asked = (None, (), False)
+        self.contents, self.plans = Contents(storage, self.packing, NOTHING), Plans()
+
+    # ---- what it holds -----------------------------------------------------------------------------------------
+    @property
+    def index(self) -> TrajectoryIndex:
+        """Which rows belong together. A new one whenever `contents` are, and where `use_markers` changes them."""
+        return self.contents.index
+
+    @property
+    def space(self) -> RingSpace:
+        """Where steps lie."""
+        return self.contents.space
+
+    @property
+    def steps(self) -> int:
+        """Steps that the ring holds."""
+        return self.contents.space.steps
+
+    @property
+    def lanes(self) -> int:
+        """Envs (times workers) that are stored side by side; 1 in a flat storage."""
+        return self.contents.space.lanes
+
+    @property
+    def lane_shape(self) -> torch.Size:
+        """The batch dims before time, as they arrive; empty in a flat storage."""
+        return self.contents.layout.lane_shape
+
+    @property
+    def fields(self) -> Mapping[Key, Field]:
+        """Of batches and of what is read; empty before the first write. In `exact` the storage has fewer."""
+        return self.contents.layout.fields
+
+    @property
+    def sparse_keys(self) -> tuple[Key, ...]:
+        """Columns that are read beside the fields: they hold something in few rows."""
+        return self.contents.sparse.keys
+
+    @property
+    def exact(self) -> bool:
+        """Next observations are kept once."""
+        return self.contents.layout.exact
+
+    @property
+    def markers(self) -> Markers:
+        """Keys that tell trajectories apart; none before the first write."""
+        return self.contents.layout.markers
+
+    @property
+    def pool(self) -> SidePool | None:
+        """Next observations that no row stands for."""
+        return self.contents.pool
+
+    @property
+    def stacks(self) -> Mapping[Key, FrameStacks]:
+        """Observations that are stored one frame a row."""
+        return self.contents.stacks
+
+    @property
+    def base(self) -> int:
+        """The oldest live step."""
+        return self.contents.index.base
+
+    @property
+    def cursor(self) -> int:
+        """The step that is written next."""
+        return self.contents.index.cursor
+
+    def __len__(self) -> int:
+        """Live rows."""
+        return self.contents.space.count(self.contents.index.cursor)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, index and side pool."""
+        return self.contents.nbytes
+
+    # ---- trajectories ------------------------------------------------------------------------------------------
+    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = (), *, some: bool = False) -> None:
+        """Say by which keys trajectories are told apart; the index of rows that are stored already is made anew.
+
+        Without ids nothing that was apart before is joined. `some`: see `Markers.among`.
+        """
+        asked = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys), some)
+        if self.fields:
+            self.tell_apart(Markers.among(self.fields, *asked))
+        self.asked = asked
+
+    def use_asked_markers(self) -> None:
+        """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""
+        if self.fields and any(self.asked):
+            self.tell_apart(Markers.among(self.fields, *self.asked))
+
+    def tell_apart(self, markers: Markers) -> None:
+        """Tell the trajectories of a ring that is laid out apart by these keys."""
+        held = self.contents
+        if markers == self.markers:
+            return
+        self.packing.keep_ids(markers.traj_key, held.index, held.first, len(self), held.encoded)
+        remark(held, markers)
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def extend(self, batch: TensorDictBase) -> np.ndarray:
+        """Write a batch ``[*, T]`` after the newest step.
+
+        Returns
+        -------
+        int64 array ``[rows]``
+            Where they lie, in the order of the batch's own flattened rows.
+
+        Raises
+        ------
+        ArgumentError
+            Keys, shapes, dtypes or batch dims differ from what is stored; nothing was written.
+        """
+        held, lead = self.contents, batch.batch_size
+        plan = self.plans.writes.get(lead)
+        rows = None if plan is None else plan.write(held, batch)
+        if rows is not None:
+            if held.layout.exact and not held.unfollowed.warned:
+                held.unfollowed.count(held.index.unfollowed, held.index.paired, lead)
+            return rows
+        with self._whole_write(lead.numel()):
+            given = columns_of(batch)
+            few = SparseColumns.take(given, len(lead))
+            if not self.fields:
+                self._begin(given, lead)
+            self.contents.layout.check(given, lead, self.storage.ndim)
+            rows = write(self.contents, given, lead, few)
+        self.plans.learn(self.contents, batch)
+        return rows
+
+    def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> None:
+        """Lay out what a first batch ``[*lead, *F]`` decides."""
+        layout = Layout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
+        contents = Contents(self.storage, self.packing, layout)
+        traj_key = layout.markers.traj_key
+        codes = self.packing.chosen(contents.stored, columns, len(lead), traj_key, contents.stacks)
+        self._declare(contents, codes)
+
+    def lay_out(self, layout: Layout, codes: Sequence[Code] = ()) -> None:
+        """Fix all that batches have in common, and how keys are packed."""
+        self._declare(Contents(self.storage, self.packing, layout), codes)
+
+    def _declare(self, contents: Contents, codes: Sequence[Code]) -> None:
+        self.storage.lanes = contents.space.lanes
+        self.packing.declare(contents.stored, codes, contents.space.size)
+        self.contents = contents
+
+    def overwrite(self, rows: np.ndarray, batch: TensorDictBase) -> None:
+        """Write single rows int64 ``[N]`` from a batch ``[N]``; a row given twice takes the last.
+
+        What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory
+        they lay in is cut.
+
+        Raises
+        ------
+        ArgumentError
+            A row that is not live, or a batch that does not fit.
+        """
+        self.storage.need_writable()
+        given = columns_of(batch)
+        few = SparseColumns.take(given, batch.ndim)
+        given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
+        if not self.fields:
+            raise ArgumentError("nothing was stored yet, so there is no row to write over")
+        if batch.batch_size != torch.Size((len(rows),)):
+            raise ArgumentError("one row is written over each row", why=f"{list(batch.shape)} over {len(rows)} rows")
+        check_fit(self.fields, given, batch.batch_size)
+        live = self.space.are_live(rows, self.cursor)
+        if not live.all():
+            raise ArgumentError(
+                "only rows that are stored can be written over", why=f"row {rows[~live][0]} of {len(self)} is not"
+            )
+        if len(rows):
+            with self._whole_write(0, rows):
+                overwrite(self.contents, rows, given, few)
+
+    @contextlib.contextmanager
+    def _whole_write(self, count: int, rows: np.ndarray | None = None) -> Iterator[None]:
+        """Write in here; a commit that is due follows. What is raised, by either, leaves the ring as it was.
+
+        Parameters
+        ----------
+        count : int
+            Rows that are written behind the newest one.
+        rows : int64 array ``[N]``, optional
+            Rows that are written over.
+        """
+        storage, first = self.storage, not self.fields
+        due = not first and storage.due(count)
+        before = self.contents.before(rows) if due and storage.kept else None
+        try:
+            yield
+            if due or (first and storage.due()):
+                storage.commit(self.contents.encoded)
+        except BaseException:
+            if first:
+                self.clear(fields=True)
+            elif before is not None:
+                self.contents.bring_back(before)
+            raise
+
+    def clear(self, *, fields: bool = False) -> None:
+        """Forget all rows; with `fields` their keys, shapes and env dims as well."""
+        layout, codes = self.contents.layout, self.packing.codes
+        try:
+            self.storage.clear()
+        finally:  # a storage that cannot take its files away holds no rows either
+            self.packing.forget()
+            self.plans.forget()
+            self.contents = Contents(self.storage, self.packing, NOTHING)
+        if not fields and layout.fields:
+            self.lay_out(layout, codes)
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> TensorDictBase:
+        """A new batch ``[rows]`` of live rows int64 ``[N]``, next observations gathered where they lie.
+
+        Raises
+        ------
+        MissingKeyError
+            A key that is not stored.
+        """
+        return nested(self.columns(rows, keys), torch.Size((len(rows),)), self.storage.device)
+
+    def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        """`read` without the TensorDict around: key -> ``[N, *F]``."""
+        held = self.contents
+        plan = None if keys is not None or held.sparse else self.plans.reading(held)
+        return held.read(rows, keys) if plan is None else plan.columns(rows)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the storage's own columns: tensors, and plain values that JSON can hold."""
+        return self.contents.state_dict()
+
+    def content(self) -> list[bytes | memoryview]:
+        """`state_dict` as the content of a file, for a storage that can lose its process."""
+        return self.contents.encoded()
+
+    def need_fit(self, state: Mapping[str, Any]) -> Layout:
+        """Refuse a state that this ring cannot take over, while it is as it was; the state's layout.
+
+        Raises
+        ------
+        Misfit
+            Names, types or ranges are others than `state_dict` gives.
+        ArgumentError
+            It is of a ring of another size.
+        MissingKeyError
+            It lacks a key by which this ring is asked to tell trajectories apart.
+        """
+        layout = saved_layout(state)
+        for name, mine in (("max_size", self.storage.max_size), ("ndim", self.storage.ndim)):
+            if state[name] != mine:
+                raise ArgumentError(
+                    "the rows were stored in a ring of another shape",
+                    where=f"storage.{name}",
+                    why=f"this one has {mine}, that one {state[name]}",
+                    fix=f"Make the buffer with {name}={state[name]}.",
+                )
+        if layout.fields:
+            Markers.among(layout.fields, *self.asked)
+        return layout
+
+    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
+        """Take over `state_dict`'s answer and declare the storage; its columns are written by whoever read them.
+
+        Parameters
+        ----------
+        cut : bool
+            What is written next belongs to another process: it goes on with no trajectory that has no id.
+
+        Raises
+        ------
+        ArgumentError
+            It is of a ring of another size or shape.
+        """
+        layout = self.need_fit(state)
+        self.clear(fields=True)
+        if layout.fields:
+            self.lay_out(layout, codes_of(state["codes"]))
+            self.contents.load_state_dict(state)
+        if cut:
+            self.index.cut()

@@ -1,0 +1,319 @@
+"""Frame stacks stored once: a row keeps its newest frame, and older ones are read off the rows above it.
+
+```
+stacks   aaaa aaab aabc abcd|eeee eeef|cdgg        rows  a b c d|e f|g      heads  repeat a | repeat e | slot cdg
+```
+That a stack is its upper neighbour's, shifted by one frame, is not believed but compared, byte for byte; a row where
+it is not so begins a new stretch, whose older frames are the first one repeated, those of another stored row, or a
+copy in a slot. Before rows are written over, the frames that live rows still need of them are copied.
+
+Stacks are put together in plain memory in one compiled pass, else through the storage:
+```
+rows asked for   r        r'       a row and its successor, side by side
+stacks           a b c d  b c d e  what they share is decoded once
+```
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.data.files.tensors import tensor
+from rlcli.data.index import TrajectoryIndex
+from rlcli.data.next_obs.pairs import bytes_of
+from rlcli.data.ring.space import RingSpace
+from rlcli.data.ring.stack_heads import StackHeads
+from rlcli.data.storages import Storage
+from rlcli.data.storages.sample_memory import sample_memory
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key, show
+from rlcli.typed import Misfit, anything, record
+
+_STATE = record(
+    heads=anything, sizes=anything, slots=anything, tails=tensor(torch.uint8, None, None),
+    tips=tensor(torch.int64, None, 2),
+)  # fmt: skip
+_MANY = 64  # rows of which something can be said
+
+
+class Promoted(NamedTuple):
+    """Frames copied before they are written over: one row of bytes for each place."""
+
+    fronts: list[tuple[int, np.ndarray]]  # (lane, frames before the new oldest step)
+    links: list[tuple[int, int, np.ndarray]]  # (lane, number of the head, frames before it)
+
+
+class FrameStacks:
+    """The stacks of one key.
+
+    Parameters
+    ----------
+    key : Key
+    field : Field
+        Of a whole stack: the first dim of a row holds `frames` frames, oldest first.
+    frames : int
+    space : RingSpace
+
+    Attributes
+    ----------
+    frame : Field
+        What is stored of a row.
+    heads : StackHeads
+
+    Raises
+    ------
+    ArgumentError
+        The first dim is no multiple of `frames`.
+    """
+
+    def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:
+        if frames < 2 or not field.shape or field.shape[0] % frames:
+            raise ArgumentError(
+                "these are no stacks of frames",
+                where=show(key),
+                why=f"frame_stack={frames}, and a row is {field}",
+                fix="The first dim of a row must hold 2 or more frames, oldest first.",
+            )
+        each = field.shape[0] // frames
+        self.key, self.field, self.frames, self.space = key, field, frames, space
+        self.frame = Field(field.dtype, field.shape[1:] if each == 1 else torch.Size((each, *field.shape[1:])))
+        self.heads = StackHeads(space.lanes, (frames - 1) * self.frame.width)
+        self.tails = np.zeros((space.lanes, field.width), np.uint8)
+        self._tips: dict[int, int] = {}  # trajectory -> the newest step of it, where a stretch may be linked to
+        self._notes = np.empty(0, np.uint8)
+        self._seen = self._whole = 0
+        self._warned = False
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def newest(self, stacks: Tensor) -> Tensor:
+        """Of whole stacks `[N, *F]` what is stored; a view."""
+        return stacks.view(len(stacks), self.frames, *self.frame.shape)[:, -1]
+
+    def promote(self, storage: Storage, base: int, cursor: int, new_base: int) -> Promoted:
+        """Copy what live rows still need of rows below `new_base`, which are about to be written over."""
+        fronts, links = [], []
+        if new_base > base and new_base < cursor:
+            for lane in range(self.space.lanes):
+                numbers, starts, before = self.heads.of(lane)
+                if not (starts == new_base).any():
+                    fronts.append((lane, self._older(storage, base, lane, new_base)))
+                for i in np.flatnonzero((starts >= new_base) & (before <= -2) & (-2 - before < new_base)).tolist():
+                    links.append((lane, int(numbers[i]), self._older(storage, base, lane, int(starts[i]))))
+        return Promoted(fronts, links)
+
+    def _older(self, storage: Storage, base: int, lane: int, step: int) -> np.ndarray:
+        """The frames before the newest one of a stored row."""
+        return self._frames(storage, base, self.space.row(step, lane))[: -self.frame.width]
+
+    def _frames(self, storage: Storage, base: int, row: int) -> np.ndarray:
+        """The bytes of a stored row's stack."""
+        return bytes_of(self.read(storage, base, [np.array([row])])[0])[0].numpy()
+
+    def prepare(self, stacks: Tensor, cursor: int, length: int, start: int, stop: int, promoted: Promoted) -> None:
+        """Compare the steps `[start, stop)` of a batch, and make room for what `follow` notes; nothing else changes."""
+        from rlcli.kernels.stacks.cpu import NEW, SAME_FRAMES, shifted
+
+        stacks = stacks if stacks.is_cpu else stacks.cpu()
+        if len(self._notes) < len(stacks):
+            self._notes = np.empty(len(stacks), np.uint8)
+        notes = self._notes[: len(stacks)]
+        shifted(
+            stacks.data_ptr(), self.tails.ctypes.data, cursor > 0 and start == 0, self.space.lanes, length, start, stop,
+            self.frames, self.frame.width, notes,
+        )  # fmt: skip
+        mine = notes.reshape(self.space.lanes, length)[:, start:stop]
+        most = int(np.count_nonzero(mine & NEW, axis=1).max())
+        slots = int(np.count_nonzero(mine & (NEW | SAME_FRAMES) == NEW)) + len(promoted.fronts) + len(promoted.links)
+        if stop - start >= self.space.steps:  # nothing above is left, so the first row begins a stretch in any case
+            slots += int(np.count_nonzero(mine[:, 0] & NEW == 0))
+        self.heads.reserve(most + 2, slots)  # a lane's first row may need a head too, and one stays free for a front
+
+    def follow(
+        self, storage: Storage, stacks: Tensor, index: TrajectoryIndex, cursor: int, length: int, seam: int, start: int,
+        stop: int, promoted: Promoted,
+    ) -> None:  # fmt: skip
+        """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
+
+        Parameters
+        ----------
+        stacks : Tensor ``[lanes * length, *F]``
+            The whole batch, contiguous.
+        index : TrajectoryIndex
+            Knows the new rows already.
+        seam : int
+            Rows of one env in a flat batch.
+        """
+        from rlcli.kernels.stacks.cpu import NEW, REPEAT, SAME_FRAMES
+
+        survives = index.base < cursor  # some row above the new ones is still there
+        flat = (stacks if stacks.is_cpu else stacks.cpu()).reshape(len(stacks), -1)
+        notes = self._notes
+        lanes, fronts = self.space.lanes, dict(promoted.fronts)
+        for lane, number, frames in promoted.links:
+            self.heads.link(lane, number, frames)
+        for lane in range(lanes):
+            self.heads.evict(lane, index.base, fronts.get(lane))
+        new = []
+        for lane in range(lanes):
+            mine = notes[lane * length + start : lane * length + stop]
+            steps = np.flatnonzero(mine & NEW).tolist()
+            if not survives and (not steps or steps[0] != 0):
+                steps.insert(0, 0)
+            for t in steps:
+                row, own = lane * length + start + t, bool(mine[t] & SAME_FRAMES)
+                new.append((lane, cursor + t, row, own, (start + t) % seam == 0))
+        tips = self._linkable(index, new)
+        for lane, step, row, own, _ in new:
+            older = None if own else bytes_of(flat[row : row + 1])[0, : -self.frame.width].numpy()
+            before = REPEAT if own else self._found(storage, index.base, lane, tips.get(step), older)
+            self.heads.append(lane, step, before)
+            self._whole += before >= 0
+        last = np.arange(lanes) * length + stop - 1
+        self.tails[:] = bytes_of(flat[torch.from_numpy(last)]).numpy()
+        self._note_tips(index, cursor, length, seam, start, stop)
+        self._warn((stop - start) * lanes)
+
+    def _linkable(self, index: TrajectoryIndex, new: list[tuple]) -> dict[int, int]:
+        """For a new stretch at the seam of a flat ring the newest step, before this write, of its trajectory."""
+        seams = [step for _, step, _, own, between in new if between and not own]
+        if self.space.lanes > 1 or not seams:
+            return {}
+        numbers = index.numbers(np.array(seams) % self.space.steps).tolist()
+        found = {step: self._tips.get(number, -1) for step, number in zip(seams, numbers, strict=True)}
+        return {step: tip for step, tip in found.items() if index.base <= tip < step}
+
+    def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
+        """A link to a stored row whose stack, shifted, is the new one; else a slot."""
+        assert older is not None
+        if tip is not None:
+            above = self._frames(storage, base, self.space.row(tip, lane))
+            if (above[self.frame.width :] == older).all():
+                return -2 - tip
+        return self.heads.slot(older)
+
+    def _note_tips(self, index: TrajectoryIndex, cursor: int, length: int, seam: int, start: int, stop: int) -> None:
+        if self.space.lanes > 1:
+            return
+        last = np.array([t for t in range(seam - 1, length, seam) if start <= t < stop] or [stop - 1])
+        steps = cursor + last - start
+        for number, step in zip(index.numbers(steps % self.space.steps).tolist(), steps.tolist(), strict=True):
+            self._tips[number] = step
+        if len(self._tips) > 4 * (index.count + 16):
+            self._tips = {number: step for number, step in self._tips.items() if step >= index.base}
+
+    def forget_tips(self) -> None:
+        """The trajectories have other numbers now."""
+        self._tips = {}
+
+    def _warn(self, rows: int) -> None:
+        self._seen += rows
+        if self._warned or self._seen < _MANY:
+            return
+        if 4 * self._whole > self._seen:
+            self._warned = True
+            warnings.warn(
+                f"{self._whole} of {self._seen} rows of {show(self.key)} are not the stack above them shifted by one "
+                f"frame, so they are stored whole: frame_stack={self.frames} saves little here. Frames must lie "
+                "oldest first along the first dim; a batch must not be shuffled.",
+                stacklevel=5,
+            )
+        self._seen = self._whole = 0
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def read(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
+        """Stacks ``[N, *F]`` of each of several lists of live rows int64 ``[N]``."""
+        from rlcli.kernels.stacks.cpu import gather_stacks
+
+        memory = storage.memory()
+        if memory is None:
+            return self._through(storage, base, rows)
+        heads, space = self.heads, self.space
+        made = [sample_memory(self.field, len(rows[0])) for _ in rows]
+        gather_stacks(
+            heads.heads, heads.ends, base, space.steps, space.lanes, np.stack(rows), self.frames, self.frame.width,
+            memory.addresses[self.key], heads.memory.ctypes.data, np.array([out.data_ptr() for out in made]),
+        )  # fmt: skip
+        return made
+
+    def _through(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
+        from rlcli.kernels.stacks.cpu import places
+
+        count, frames, width = len(rows[0]), self.frames, self.frame.width
+        heads, space = self.heads, self.space
+        both = np.stack(rows, 1).reshape(-1)  # [count * lists]
+        where = np.empty((len(both), frames), np.int64)
+        patched = places(heads.heads, heads.ends, base, space.steps, space.lanes, both, frames, where)
+        flat = np.maximum(where.reshape(-1), 0) if patched else where.reshape(-1)
+        made = [sample_memory(self.field, count) for _ in rows] if storage.device.type == "cpu" else []
+        begin = np.array([out.data_ptr() for out in made])
+        steps = width * np.arange(count * frames).reshape(count, 1, frames)
+        if not made or not storage.gather_to(self.key, flat, (begin[:, None] + steps).reshape(-1)):
+            found = storage.gather(flat, [self.key])[self.key].view(count, len(rows), frames, *self.frame.shape)
+            made = [part.contiguous().view(count, *self.field.shape) for part in found.unbind(1)]
+        if patched:
+            self._patch(where.reshape(count, len(rows), frames), made)
+        return made
+
+    def _patch(self, where: np.ndarray, made: Sequence[Tensor]) -> None:
+        """Put in the frames that lie in slots."""
+        kept = self.heads.memory.reshape(-1, self.frame.width)
+        for j, out in enumerate(made):
+            at = np.flatnonzero(where[:, j].reshape(-1) < 0)
+            if not len(at):  # all of them are those of another list
+                continue
+            frames = torch.from_numpy(kept[-1 - where[:, j].reshape(-1)[at]]).view(self.field.dtype)
+            parts = out.view(-1, *self.frame.shape)
+            parts[torch.from_numpy(at).to(out.device)] = frames.view(len(at), *self.frame.shape).to(out.device)
+
+    # ---- single rows -------------------------------------------------------------------------------------------
+    def reserve(self, index: TrajectoryIndex, rows: np.ndarray) -> None:
+        """Room for rows int64 `[N]` to be written over: each may begin a stretch, and so may all that read from it."""
+        count = 2 * len(rows) + int(np.isin(self.heads.heads[1], -2 - self.space.steps_of(rows, index.cursor)).sum())
+        self.heads.reserve(count + 2, count)
+
+    def overwrite(self, storage: Storage, index: TrajectoryIndex, rows: np.ndarray, stacks: Tensor) -> None:
+        """Rows int64 `[N]`, each once, are about to get other stacks: keep what their neighbours read from them."""
+        steps, lanes = self.space.steps_of(rows, index.cursor).tolist(), (rows % self.space.lanes).tolist()
+        heads: dict[tuple[int, int], np.ndarray] = {}
+        whole = bytes_of(stacks.reshape(len(rows), -1)).numpy()
+        for lane, step in zip(lanes, steps, strict=True):
+            if step + 1 < index.cursor:
+                heads[lane, step + 1] = self._older(storage, index.base, lane, step + 1)
+            _, starts, before = self.heads.of(lane)
+            for start in starts[before == -2 - step].tolist():
+                heads[lane, start] = self._older(storage, index.base, lane, start)
+        for lane, step, stack in zip(lanes, steps, whole, strict=True):
+            heads[lane, step] = stack[: -self.frame.width]
+            if step == index.cursor - 1:
+                self.tails[lane] = stack
+        for lane in {lane for lane, _ in heads}:
+            self.heads.insert(lane, {step: frames for (other, step), frames in heads.items() if other == lane})
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        """Bytes beside the rows."""
+        return self.heads.nbytes + self.tails.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        tips = np.array(list(self._tips.items()), np.int64).reshape(-1, 2)
+        return {
+            **self.heads.state_dict(),
+            "tails": torch.from_numpy(self.tails.copy()),
+            "tips": torch.from_numpy(tips),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _STATE(dict(state))
+        self.heads.load_state_dict(state)
+        if state["tails"].shape != self.tails.shape:
+            raise Misfit(f"{list(state['tails'].shape)} instead of {list(self.tails.shape)}", "tails")
+        self.tails[:] = state["tails"].numpy()
+        self._tips = dict(state["tips"].tolist())

@@ -1,0 +1,183 @@
+"""How contents of a ring change: a batch written after the newest step, and single rows written over.
+
+A batch of any form is checked, flattened, packed and stored key by key. `rlcli.data.ring.plans` repeats in one pass
+what this has done for a batch of the same form; this one is the judge of what is right. Everything that may fail comes
+before anything is written over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import Field
+from rlcli.data.index.cut_out import cut_out
+from rlcli.data.next_obs.pairs import bytes_of
+from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.sparse import Few
+from rlcli.data.ring.contents import Contents
+from rlcli.data.storages.sample_memory import sample_memory
+from rlcli.data.storages.storage import by_row
+from rlcli.errors import ResourceError
+from rlcli.keys import Key, under_next
+
+
+def write(
+    contents: Contents, given: Mapping[Key, Tensor], lead: torch.Size, few: Mapping[Key, Few]
+) -> np.ndarray:  # fmt: skip
+    """Write a batch of this layout, time last.
+
+    Parameters
+    ----------
+    given : dict of key to Tensor ``[*lead, *F]``
+    few : dict of key to Few
+        Its sparse columns.
+
+    Returns
+    -------
+    int64 array ``[rows]``
+        Where its rows lie.
+    """
+    space, pairs, stacks = contents.space, contents.pairs, contents.stacks
+    count = lead.numel()
+    length = count // space.lanes
+    if not length:
+        return np.empty(0, np.int64)
+    seam = lead[-1] if space.lanes == 1 and len(lead) else length
+    columns = _flat(given, contents.packing.fields, len(lead), count)
+    ids, ends = contents.layout.markers.read(columns, count)
+    packed = contents.packing.pack(columns, contents.first, len(contents), contents.encoded)
+    form, where = pairs.point(columns, given, count)
+    for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
+        stop = min(start + space.steps, length)
+        base, cursor = contents.index.base, contents.index.cursor
+        new_base = space.base(cursor + stop - start)
+        piece = (pairs.table, form, where, ids, ends, length, seam, start, stop)
+        with room_for(count):  # all of it before anything is written over
+            promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
+            for key, kept in promoted.items():
+                stacks[key].prepare(columns[key], cursor, length, start, stop, kept)
+            contents.index.prepare(*piece)
+        _store(contents, packed, length, start, stop)
+        contents.index.record(*piece)
+        for key, kept in promoted.items():
+            stacks[key].follow(
+                contents.storage, columns[key], contents.index, cursor, length, seam, start, stop, kept
+            )  # fmt: skip
+        if contents.layout.exact and not contents.unfollowed.warned:
+            contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
+    pairs.release()
+    first = contents.index.cursor - length
+    if few or contents.sparse:
+        contents.sparse.put(few, space.numbers(first, length), contents.first)
+    return space.rows(first, length)
+
+
+def _flat(given: Mapping[Key, Tensor], keys: Iterable[Key], lead: int, count: int) -> dict[Key, Tensor]:
+    """The columns of some keys, contiguous `[count, *F]`."""
+    columns: dict[Key, Tensor] = {}
+    for key in keys:
+        column = given[key]
+        if type(column) is Rows:
+            column = column.full()
+        if lead != 1:
+            column = column.reshape(count, *column.shape[lead:])
+        columns[key] = column if column.is_contiguous() else column.contiguous()
+    return columns
+
+
+def _store(contents: Contents, columns: Mapping[Key, Tensor], length: int, start: int, stop: int) -> None:
+    """Write the steps `[start, stop)` of all lanes."""
+    stacks, lanes = contents.stacks, contents.space.lanes
+    if stacks:
+        columns = {key: stacks[key].newest(c) if key in stacks else c for key, c in columns.items()}
+    if lanes > 1:
+        columns = _step_major(columns, lanes, length, start, stop)
+    elif stop - start < length:
+        columns = {key: c[start:stop] for key, c in columns.items()}
+    contents.storage.write(contents.index.cursor * contents.space.lanes, columns)
+
+
+def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: int, stop: int) -> dict[Key, Tensor]:
+    """The steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
+    count = (stop - start) * lanes
+    if not all(column.is_cpu for column in columns.values()):
+        split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
+        return {key: column.transpose(0, 1).flatten(0, 1) for key, column in split.items()}
+    from rlcli.kernels.rows.cpu import by_step
+
+    held, given, apart = by_row(columns, columns)
+    out = {key: sample_memory(Field.of(column), count) for key, column in columns.items()}
+    widths, made = zip(*((Field.of(c).width, c.data_ptr()) for c in out.values()), strict=True)
+    by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
+    del held
+    return out
+
+
+# ---- single rows -----------------------------------------------------------------------------------------------
+def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor], few: Mapping[Key, Few]) -> None:
+    """Write columns ``[N, *F]`` of this layout over live rows int64 ``[N]``; a row given twice takes the last.
+
+    What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory they
+    lay in is cut.
+    """
+    index, pairs, markers, stacks = contents.index, contents.pairs, contents.layout.markers, contents.stacks
+    numbers = contents.space.numbers_of(rows, index.cursor)
+    last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]  # of a row given twice the last counts
+    rows, taken = rows[last], torch.from_numpy(last)
+    columns = {key: c[taken.to(c.device)] for key, c in given.items()}
+    changed = np.flatnonzero(_changed(contents, rows, columns, [*pairs.keys, *pairs.nexts, *markers.keys]))
+    others = {key: np.flatnonzero(_changed(contents, rows, columns, [key])) for key in stacks}
+    with room_for(len(rows)):  # all of it before anything changes
+        index.arrays.reserve(len(changed))
+        for key, other in others.items():
+            stacks[key].reserve(index, rows[other])
+    stored = {key: columns[key].contiguous() for key in contents.packing.fields}
+    packed = contents.packing.pack(stored, contents.first, len(contents), contents.encoded)
+    contents.storage.ready(rows)
+    if len(changed):
+        at = torch.from_numpy(changed)
+        ids, ends = markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
+        before = after = None
+        if contents.pool is not None:
+            before = contents.pool.pack(contents.read(rows[changed], pairs.keys))
+            after = contents.pool.pack({key: columns[under_next(key)][at] for key in pairs.keys})
+        cut_out(index.arrays, rows[changed], ids, ends, before, after)
+    for key, other in others.items():
+        if len(other):
+            stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
+        packed[key] = stacks[key].newest(stored[key])
+    contents.storage.scatter(rows, packed)
+    if few or contents.sparse:
+        contents.sparse.put(few, numbers, contents.first)
+
+
+def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
+    """Rows whose bytes differ in one of these keys."""
+    changed = np.zeros(len(rows), bool)
+    for key, old in contents.read(rows, keys).items():
+        changed |= (bytes_of(old) != bytes_of(columns[key])).any(1).numpy()
+    return changed
+
+
+@contextlib.contextmanager
+def room_for(rows: int) -> Iterator[None]:
+    """Make room in here, before anything changes; running out of memory is said in a sentence.
+
+    Raises
+    ------
+    ResourceError
+        Instead of MemoryError.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise ResourceError(
+            f"there is no memory to index {rows} more rows",
+            why=str(error) or "the system gives no more",
+            fix="Lower storage.max_size, or use next_obs=full on storage=memmap; the buffer is as it was.",
+        ) from error

@@ -1,0 +1,15 @@
+"""Buffers whose rows lie in memory that processes share: one process writes a region, one samples it.
+
+```
+writer process                       files of a scratch folder                      owner process
+own ring: checks, compares   ->   rows-*.bin  sides-*.bin  layout.json   ->   own index, sampler, transforms
+                                  words: rows published, closed
+```
+Published rows never change: a writer appends, then stores one word. So nobody waits for anybody, no lock is shared, and
+a writer that is killed at any instruction leaves what it published.
+"""
+
+from rlcli.data.shared.ring import SharedRing, refuse_write_side
+from rlcli.data.shared.writer import RegionWriter
+
+__all__ = ["RegionWriter", "SharedRing", "refuse_write_side"]

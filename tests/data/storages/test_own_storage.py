@@ -1,0 +1,191 @@
+"""A storage of a user's own is one class with six methods; a buffer does over it whatever it does over plain memory."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from rows_of import columns, fields, live, same, steps
+
+from rlcli.data import (
+    CompressedStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SliceSampler,
+    Storage,
+    open_buffer,
+)
+from rlcli.data.ring.ring import Ring
+from rlcli.errors import ArgumentError, ResourceError
+
+
+class ZippedStorage(Storage):
+    """Every row by itself, in gzip."""
+
+    def declare(self, fields, capacity):
+        self.fields, self.capacity = dict(fields), capacity
+        self.rows = {key: {} for key in fields}
+
+    def write(self, number, columns):
+        count = len(next(iter(columns.values())))
+        self.scatter(np.arange(number, number + count) % self.capacity, columns)
+
+    def scatter(self, rows, columns):
+        for key, column in columns.items():
+            zipped = [gzip.compress(row.contiguous().view(-1).view(torch.uint8).numpy().tobytes()) for row in column]
+            self.rows[key].update(zip(rows.tolist(), zipped, strict=True))
+
+    def gather(self, rows, keys=None):
+        out = {key: self.fields[key].empty(len(rows)) for key in (self.fields if keys is None else keys)}
+        for key, column in out.items():
+            for i, row in enumerate(rows.tolist()):
+                column[i].view(-1).view(torch.uint8)[:] = torch.frombuffer(
+                    bytearray(gzip.decompress(self.rows[key][row])), dtype=torch.uint8
+                )
+        return out
+
+    def clear(self):
+        self.fields, self.rows, self.capacity = {}, {}, self.max_size
+
+    @property
+    def nbytes(self):
+        return sum(len(row) for rows in self.rows.values() for row in rows.values())
+
+
+def filled(storage, **options):
+    ring = Ring(storage, **options)
+    for seed in range(6):  # goes round
+        ring.extend(steps(seed))
+    return ring
+
+
+OPTIONS = {
+    "full": {"next_obs": "full"},
+    "exact": {"next_obs": "exact"},
+    "stacks": {"next_obs": "exact", "frame_stack": {"pixels": 40}},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_ring_reads_what_it_reads_from_plain_memory(name):
+    own, plain = (filled(make(40, ndim=2), **OPTIONS[name]) for make in (ZippedStorage, LazyTensorStorage))
+    assert same(live(own), live(plain))
+    for ring in (own, plain):
+        ring.overwrite(np.array([3, 7, 3]), steps(9, 1, 3).reshape(-1))
+    assert same(live(own), live(plain))
+
+
+def test_rows_are_laid_out_anew_where_a_value_outgrows_its_code():
+    def counted(ring):
+        for first in (0, 100, 100_000):
+            batch = steps(first).exclude("pixels", ("next", "pixels"))
+            batch["count"] = torch.arange(first, first + 10).view(2, 5, 1)
+            ring.extend(batch)
+        return ring
+
+    own, plain = (counted(Ring(make(40, ndim=2), codes=True)) for make in (ZippedStorage, LazyTensorStorage))
+    assert own.packing.relaid and own.packing.codes == plain.packing.codes
+    assert same(live(own), live(plain))
+
+
+def test_a_layout_that_cannot_be_written_leaves_the_rows_as_they_were():
+    storage = ZippedStorage(30)
+    storage.declare(fields(), 30)
+    storage.write(10, columns(25, 0))
+    other = {key: field for key, field in fields().items() if key != "flag"}
+
+    def again(numbers, old):
+        return {key: column[:-1] if key == "observation" else column for key, column in old.items()}
+
+    with pytest.raises(ValueError):
+        storage.exchange(other, [], again, [np.arange(10, 20), np.arange(20, 35)])
+    assert same(storage.gather(np.arange(10, 35) % 30), columns(25, 0))
+    storage.exchange(other, list(other), lambda numbers, old: {}, [np.arange(10, 35)])
+    assert same(storage.gather(np.arange(10, 35) % 30), {key: columns(25, 0)[key] for key in other})
+
+
+@pytest.mark.parametrize("sampler", [None, SliceSampler(slice_len=4, seed=1), PrioritizedSampler(40, 0.7, 0.9, seed=1)])
+def test_a_buffer_samples_saves_and_loads_over_it(tmp_path, sampler):
+    def buffer(storage):
+        from copy import deepcopy
+
+        return ReplayBuffer(storage=storage(40, ndim=2), sampler=deepcopy(sampler), batch_size=8, next_obs="exact")
+
+    own, plain = buffer(ZippedStorage), buffer(LazyTensorStorage)
+    for rb in (own, plain):
+        rb.sampler.set_seed(3)
+        for seed in range(6):
+            rb.extend(steps(seed))
+    for _ in range(5):
+        a, b = own.sample(), plain.sample()
+        assert all(torch.equal(a[key], b[key]) for key in b.keys(True, True))
+    own.dumps(tmp_path)
+    again = buffer(ZippedStorage)
+    again.loads(tmp_path)
+    assert same(live(again.ring), live(own.ring))
+    opened = open_buffer(tmp_path)
+    assert same(live(opened.ring), live(own.ring))
+    copied = buffer(ZippedStorage)
+    copied.load_state_dict(own.state_dict())
+    assert same(live(copied.ring), live(own.ring))
+    own.close()
+    assert own.storage.nbytes == 0
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ArgumentError, match="ZippedStorage on cpu lies where one process alone can read it"):
+        ReplayBuffer(storage=ZippedStorage(10), shared=True)
+
+
+class Doubled(LazyTensorStorage):
+    """One of ours, of which one method is another."""
+
+    def gather(self, rows, keys=None):
+        found = super().gather(rows, keys)
+        return found | {key: 2 * column for key, column in found.items() if key == ("next", "reward")}
+
+
+def test_a_method_that_a_user_overrides_is_the_one_that_is_called():
+    ring, plain = filled(Doubled(40, ndim=2)), filled(LazyTensorStorage(40, ndim=2))
+    rows = np.arange(len(ring))
+    reward = ("next", "reward")
+    assert torch.equal(ring.columns(rows)[reward], 2 * plain.columns(rows)[reward])
+
+
+class Inverted(CompressedStorage):
+    def gather(self, rows, keys=None):
+        found = super().gather(rows, keys)
+        return found | {key: 255 - column for key, column in found.items() if key == "pixels"}
+
+
+def test_stacks_are_put_together_from_what_an_overridden_gather_gives():
+    options = OPTIONS["stacks"]
+    ring, plain = filled(Inverted(40, ndim=2, widest=16), **options), filled(LazyTensorStorage(40, ndim=2), **options)
+    found = ring.columns(np.arange(20), ["pixels"])["pixels"]
+    stored = plain.columns(np.arange(20), ["pixels"])["pixels"]
+    newest = slice(-1, None)  # older frames of a stack may lie beside the rows, where no storage is asked
+    assert torch.equal(found[:, newest], 255 - stored[:, newest])
+
+
+class Full(ZippedStorage):
+    """Has no room for a batch of one seed."""
+
+    def write(self, number, columns):
+        if bool((columns["next", "reward"] == 3).any()):
+            raise ResourceError("there is no room")
+        super().write(number, columns)
+
+
+def test_a_write_that_it_refuses_leaves_the_ring_as_it_was():
+    own, plain = (Ring(make(40, ndim=2), next_obs="exact") for make in (Full, LazyTensorStorage))
+    for seed in range(6):
+        if seed == 3:
+            with pytest.raises(ResourceError):
+                own.extend(steps(seed))
+        else:
+            own.extend(steps(seed))
+            plain.extend(steps(seed))
+    assert same(live(own), live(plain))

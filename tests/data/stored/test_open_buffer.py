@@ -1,0 +1,349 @@
+"""Anything that holds stored steps, opened as a buffer: every row is as it was written, and nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlcli.collectors import Collector
+from rlcli.data import (
+    CompressedStorage,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SegmentWriter,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+    full_next_obs,
+    open_buffer,
+)
+from rlcli.data.next_obs import concat
+from rlcli.data.storages import mapped
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.inspection.folder import inspect
+
+NEXT = ("next", "observation")
+
+
+def batches(mode="exact", lanes=3, frames=240, per_batch=37):
+    """Steps of random play, in the batches of a collector; env dims are kept."""
+    collector = Collector(
+        SerialEnv(lanes, lambda: GymEnv("CartPole-v1")), frames_per_batch=per_batch, total_frames=frames,
+        next_obs=mode, seed=5,
+    )  # fmt: skip
+    return list(collector)
+
+
+def segments(folder, written, **metadata):
+    with SegmentWriter(folder, metadata) as writer:
+        for batch in written:
+            writer.append(batch)
+    return folder
+
+
+def content(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def by_step(batch):
+    """Rows ``[lanes, T]`` in the order of a buffer with two dims."""
+    return batch.transpose(0, 1).reshape(-1) if batch.ndim > 1 else batch
+
+
+def equal(got, wanted):
+    for key in wanted.keys(True, True):
+        ours, theirs = got.get(key), wanted.get(key)
+        assert ours.dtype == theirs.dtype and torch.equal(ours + 0, theirs + 0), key
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("mode", ["exact", "full"])
+def test_every_row_of_a_collection_is_the_one_that_was_collected(tmp_path, mode, lanes):
+    written = batches(mode, lanes)
+    segments(tmp_path / "data", written, next_obs=mode)
+    before = content(tmp_path)
+    buffer = open_buffer(tmp_path)  # a run folder has it under data/
+    whole = by_step(full_next_obs(concat(written)))
+    assert len(buffer) == whole.numel() and buffer.ring.exact == (mode == "exact")
+    equal(buffer[:], whole)
+    rows = torch.tensor(random.Random(1).choices(range(len(buffer)), k=500))
+    equal(buffer[rows], whole[rows])
+    assert content(tmp_path) == before
+    if mode == "exact":  # only what stands for no row is in memory
+        assert buffer.ring.pool.memory.nbytes < 16 * len(buffer) / 2
+
+
+def test_rows_are_read_in_place_and_not_copied(tmp_path):
+    folder = segments(tmp_path, batches("full"))
+    buffer = open_buffer(folder)
+    assert isinstance(buffer.storage, mapped.MappedStorage)
+    paths = sorted(str(path) for path in folder.glob("0*.safetensors"))
+    assert [str(part.path) for part in buffer.storage.parts] == paths
+    with open("/proc/self/maps") as file:
+        lines = [line for line in file if str(folder) in line]
+    assert len(lines) == len(paths) and all(" rw-p " in line for line in lines)  # private: nothing gets back
+
+
+def test_what_compact_kept_is_read_off_the_rows_that_follow(tmp_path):
+    written, full = batches("compact"), batches("full")
+    about = {"next_obs": "compact", "observations": [["observation"]], "fill_value": None}
+    buffer = open_buffer(segments(tmp_path, written, **about))
+    got, whole = buffer[:], by_step(torch.cat(full, 1))
+    unknown = whole["next", "done"].squeeze(-1).clone()
+    unknown[-3:] = True
+    assert got[NEXT][unknown].isnan().all() and torch.equal(got[NEXT][~unknown], whole[NEXT][~unknown])
+
+
+def test_differences_are_decoded(tmp_path):
+    buffer = open_buffer(segments(tmp_path, batches("delta"), next_obs="delta"))
+    whole = by_step(torch.cat(batches("full"), 1))
+    assert (buffer[:][NEXT] - whole[NEXT]).abs().max() < 2e-3
+
+
+def test_an_episode_that_a_resume_could_not_go_on_with_ends_there(tmp_path):
+    written = batches("full")
+    with SegmentWriter(tmp_path) as writer:
+        for batch in written[:2]:
+            writer.append(batch)
+        first = writer.frames + sum(record["frames"] for record in writer.pending)
+    with SegmentWriter(tmp_path, resume=True) as writer:
+        writer.cut([0, 2])
+        for batch in written[2:]:
+            writer.append(batch)
+    got = open_buffer(tmp_path)[:]
+    plain = by_step(torch.cat(written, 1))
+    changed = torch.zeros(len(got), dtype=torch.bool)
+    changed[[first - 3, first - 1]] = True
+    for flag in ("done", "truncated"):
+        wanted = plain["next", flag].squeeze(-1) | changed
+        assert torch.equal(got["next", flag].squeeze(-1), wanted)
+
+
+SAMPLERS = {
+    "random": lambda: RandomSampler(seed=0),
+    "without": SamplerWithoutReplacement,
+    "slices": lambda: SliceSampler(slice_len=4, strict_length=False),
+    "slices without": lambda: SliceSamplerWithoutReplacement(slice_len=4, strict_length=False),
+    "prioritized slices": lambda: PrioritizedSliceSampler(240, 0.6, 0.4, slice_len=4, strict_length=False),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_draws_what_it_draws_from_memory(tmp_path, name):
+    """The same rows under the same seed as from a buffer in memory that was filled with the same batches."""
+    written = batches("exact")
+    theirs = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(240, ndim=2), sampler=SAMPLERS[name](), batch_size=32, next_obs="exact"
+    )
+    for batch in written:
+        theirs.extend(batch)
+    ours = open_buffer(segments(tmp_path, written), sampler=SAMPLERS[name](), batch_size=32)
+    for buffer in (ours, theirs):
+        buffer.set_seed(3)
+    for _ in range(5):
+        equal(ours.sample(), theirs.sample())
+
+
+def test_more_files_than_may_be_mapped_are_mapped_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "MAPPED", 3)
+    written = batches("exact", per_batch=12)
+    buffer = open_buffer(segments(tmp_path, written))
+    assert len(buffer.storage.parts) == 20
+    whole, rng = by_step(full_next_obs(concat(written))), np.random.default_rng(0)
+    for _ in range(20):
+        rows = torch.from_numpy(rng.integers(0, 240, 16))
+        equal(buffer[rows], whole[rows])
+        assert len(buffer.storage._maps) <= 3
+
+
+@pytest.mark.parametrize("act", ["extend", "set", "load"])
+def test_writing_is_refused_and_says_how_to_copy(tmp_path, act):
+    written = batches("exact")
+    buffer = open_buffer(segments(tmp_path, written))
+    state, before = buffer.state_dict(), buffer[:]
+    with pytest.raises(ArgumentError, match="max_size=N"):
+        if act == "extend":
+            buffer.extend(written[0])
+        elif act == "set":
+            buffer[5] = buffer[6]
+        else:
+            buffer.load_state_dict(state)
+    equal(buffer[:], before)
+
+
+# ---- kept rows and dumps -------------------------------------------------------------------------------------------
+def kept(folder, written, *, max_size=120, codes=False, **options):
+    """A buffer on disk that went round, closed; and the same rows in memory."""
+    storage = LazyMemmapStorage(max_size, scratch_dir=folder, ndim=2, commit_seconds=0)
+    both = [
+        TensorDictReplayBuffer(storage=kind, batch_size=8, next_obs="exact", codes=codes)
+        for kind in (storage, LazyTensorStorage(max_size, ndim=2))
+    ]
+    for batch in written:
+        for buffer in both:
+            buffer.extend(batch)
+    return both
+
+
+@pytest.mark.parametrize("codes", [False, True])
+def test_kept_rows_are_read_as_their_buffer_read_them(tmp_path, codes):
+    ours, theirs = kept(tmp_path / "rows", batches("exact"), codes=codes)
+    live = open_buffer(tmp_path / "rows")  # while it is written
+    equal(live[:], theirs[:])
+    ours.close()
+    before = content(tmp_path)
+    buffer = open_buffer(tmp_path / "rows", sampler=SliceSampler(slice_len=5, strict_length=False), batch_size=20)
+    equal(buffer[:], theirs[:])
+    buffer.sample()
+    assert content(tmp_path) == before and len(buffer) == 120
+
+
+@pytest.mark.parametrize("kind", ["tensor", "memmap", "compressed"])
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_dump_is_read_as_its_buffer_was(tmp_path, kind, codes):
+    ours, theirs = kept(tmp_path / "rows", batches("exact"), codes=codes)
+    source = {"tensor": theirs, "memmap": ours}.get(kind)
+    if source is None:
+        source = TensorDictReplayBuffer(storage=CompressedStorage(120, ndim=2), next_obs="exact", codes=codes)
+        for batch in batches("exact"):
+            source.extend(batch)
+    source.dumps(tmp_path / "dump")
+    for folder in (tmp_path / "dump", tmp_path / "dump" / "dump_000001"):
+        equal(open_buffer(folder)[:], theirs[:])
+
+
+# ---- copies --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["exact", "full"])
+@pytest.mark.parametrize("room", [100, 240, 1000])
+def test_a_copy_holds_the_newest_rows_that_fit_and_can_be_extended(tmp_path, mode, room):
+    written = batches(mode)
+    folder = segments(tmp_path, written)
+    buffer = open_buffer(folder, max_size=room, batch_size=16)
+    whole = by_step(full_next_obs(concat(written)))
+    rows = min(room // 3 * 3, 240)
+    assert len(buffer) == rows
+    equal(buffer[:], whole[-rows:])
+    assert (buffer.ring.index.successors(np.arange(rows)) >= 0).sum() >= rows * 0.8
+    buffer.extend(written[0])
+    buffer.sample()
+
+
+def test_a_copy_without_ids_joins_nothing_that_was_apart(tmp_path):
+    """Trajectories that end without a flag, told apart by ids alone, stay apart where ids are not copied."""
+    from rlcli.data.stored import copy_rows
+
+    written = [batch.clone() for batch in batches("full")]
+    for number, batch in enumerate(written):
+        batch["collector", "traj_ids"] += 1000 * number  # every batch begins others, as after a reset
+    source = open_buffer(segments(tmp_path, written))
+    for ndim in (1, 2):
+        target = TensorDictReplayBuffer(storage=LazyTensorStorage(240, ndim=ndim), next_obs="full")
+        copy_rows(source, target, lambda rows: source.ring.read(rows).exclude("collector"))
+        found = np.arange(240)
+        next_row = target.ring.index.successors(found)
+        steps = next_row >= 0
+        one, other = target[torch.from_numpy(found[steps])], target[torch.from_numpy(next_row[steps])]
+        assert torch.equal(one[NEXT], other["observation"]) and not one["next", "done"].any()
+        lengths = target.ring.index.trajectories()["length"]
+        assert lengths.max() <= max(batch.shape[-1] for batch in written)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lane_that_stops_leaves_the_trajectories_of_other_lanes_whole(lanes, known, monkeypatch):
+    """A copy without ids has the trajectories of its source, whatever stops in which lane."""
+    from rlcli.data.stored import copies
+
+    monkeypatch.setattr(copies, "ROWS", 24)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        ids = torch.from_numpy((rng.random((lanes, 60)) < 0.08).cumsum(1)) + 100 * torch.arange(lanes)[:, None]
+        done = torch.from_numpy(rng.random((lanes, 60, 1)) < 0.04)
+        x = 1000.0 * ids + torch.arange(60)
+        nexts = {"done": done} | ({"x": x + 1} if known else {})
+        batch = TensorDict({"x": x, "next": nexts, "collector": {"traj_ids": ids}}, [lanes, 60])
+        ndim = 1 if lanes == 1 else 2
+        source, target = (ReplayBuffer(storage=LazyTensorStorage(60 * lanes, ndim=ndim)) for _ in range(2))
+        source.extend(batch[0] if lanes == 1 else batch)
+        copies.copy_rows(source, target, lambda rows, ring=source.ring: ring.read(rows).exclude("collector"))
+        rows = np.arange(60 * lanes)
+        assert target.ring.index.successors(rows).tolist() == source.ring.index.successors(rows).tolist()
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+def test_folders_without_steps_are_refused(tmp_path):
+    with pytest.raises(ResourceError, match="no such folder"):
+        open_buffer(tmp_path / "nowhere")
+    with pytest.raises(ResourceError, match="no stored steps"):
+        open_buffer(tmp_path)
+    SegmentWriter(tmp_path / "data").close()
+    with pytest.raises(ResourceError, match="nothing was written here yet"):
+        open_buffer(tmp_path)
+
+
+@pytest.mark.parametrize("header", [True, False], ids=["header", "torn header"])
+@pytest.mark.parametrize("kind", ["segments", "rows"])
+def test_a_folder_whose_writer_was_killed_before_its_first_commit_holds_nothing_yet(tmp_path, kind, header):
+    """Only what a commit names counts; without a header, files would prove that a journal was lost."""
+    folder = tmp_path / "x"
+    if kind == "segments":
+        SegmentWriter(folder)._journal.close()
+    else:
+        storage = LazyMemmapStorage(120, scratch_dir=folder, ndim=2, commit_seconds=3600.0)
+        TensorDictReplayBuffer(storage=storage).extend(batches("full")[0][:, :3])
+        storage._journal.abandon()
+    journal = folder / "journal.jsonl"
+    if not header:
+        for path in folder.glob("*.bin"):
+            path.unlink()
+        journal.write_bytes(journal.read_bytes()[:20])
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for look in (open_buffer, inspect) if kind == "rows" or not header else (open_buffer,):
+        with pytest.raises(ResourceError, match="nothing was written here yet") as caught:
+            look(folder)
+        assert "resume" in caught.value.fix and str(folder) in str(caught.value)
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["00000000.safetensors", "rows-00000000.0.bin"])
+def test_a_journal_without_a_header_beside_what_it_named_is_damaged(tmp_path, name):
+    (tmp_path / "journal.jsonl").write_bytes(b"")
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DamagedDataError, match="no header"):
+        open_buffer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["segments", "rows", "dump"])
+def test_a_flipped_bit_is_found_when_a_folder_is_opened(tmp_path, kind):
+    written = batches("exact")
+    if kind == "segments":
+        segments(tmp_path / "x", written)
+    else:
+        ours, theirs = kept(tmp_path / "x", written, max_size=300)
+        ours.close()
+    folder = tmp_path / "x"
+    if kind == "dump":
+        theirs.dumps(tmp_path / "y")
+        folder = tmp_path / "y"
+    victims = [p for p in sorted(folder.rglob("*")) if p.suffix in (".safetensors", ".bin", ".jsonl", ".json")]
+    for victim in victims:
+        data = victim.read_bytes()
+        at = 9 if victim.suffix == ".bin" else len(data) // 2
+        victim.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DamagedDataError):
+            open_buffer(folder)
+        victim.write_bytes(data)
+    open_buffer(folder)
+    os.truncate(victims[-1], 5)
+    with pytest.raises(DamagedDataError):
+        open_buffer(folder)
