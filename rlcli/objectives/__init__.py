@@ -3,13 +3,11 @@
 from rlcli.objectives.a2c import A2CLoss
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
-from rlcli.objectives.ppo.clip import ClipPPOLoss
-from rlcli.objectives.ppo.kl_penalty import KLPENPPOLoss
-from rlcli.objectives.ppo.loss import PPOLoss
+from rlcli.objectives.ppo import ClipPPOLoss, KLPENPPOLoss, PPOLoss
 from rlcli.objectives.reinforce import ReinforceLoss
 from rlcli.objectives.sac import SACLoss
 from rlcli.objectives.targets import HardUpdate, SoftUpdate
-from rlcli.objectives.value.choice import ValueEstimators
+from rlcli.objectives.value.estimators import ValueEstimators
 
 __all__ = [
     "A2CLoss",

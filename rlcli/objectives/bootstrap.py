@@ -16,14 +16,13 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
-from rlcli.objectives.arguments import Elsewhere, elsewhere, one_of
+from rlcli.objectives.keyed import Elsewhere, elsewhere, one_of
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.lowered import Columns
-from rlcli.objectives.reduction import MASK_KEYS, reduce
+from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, reduce
 from rlcli.objectives.targets import Pair
-from rlcli.objectives.value.choice import ValueEstimators
+from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
-from rlcli.objectives.value_error import DISTANCES
 
 ROWS = "td_error"  # the one entry of `terms` that has a number for every row
 

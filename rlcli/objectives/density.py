@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, RlcliError, told
+from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, Key, show, unravel
 from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.modules.distributions.family import Params
@@ -72,7 +72,7 @@ class Density:
             raise ArgumentError(
                 "the actor cannot be evaluated on the batch",
                 where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read.items()),
-                why=told(error),
+                why=in_words(error),
                 fix="Compare with the shapes, dtypes and actions that it was made for.",
             ) from error
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION_VALUE, Key, under_next, unravel
-from rlcli.modules.q_value import QValueActor, action_space_of, chosen, greedy
-from rlcli.modules.stages import Stage, take_apart_values
+from rlcli.modules.stages import take_apart_values
+from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
 from rlcli.objectives.loss import Terms
-from rlcli.objectives.lowered import Columns
+from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.reduction import value_error
 from rlcli.objectives.targets import Pair, target_of
-from rlcli.objectives.value_error import value_error
 from rlcli.specs import TensorSpec
 
 
@@ -74,10 +73,10 @@ class DQNLoss(BootstrappedLoss):
         self.action_space: str = action_space_of(said or (known if spec is None else None), spec)  # type: ignore
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
-        self.online = ActionValues(value_network)
-        self.delayed = ActionValues(self.target_value_network) if delay_value else self.online  # type: ignore[arg-type]
-        if self.online.key is not None:
-            self.tensor_keys.action_value = self.online.key
+        self.online = action_values(value_network)
+        self.delayed = self.online if self.target_value_network is None else action_values(self.target_value_network)
+        if (parts := take_apart_values(value_network)) is not None:
+            self.tensor_keys.action_value = parts.choice.action_value_key
 
     @property
     def loss_keys(self) -> list[str]:
@@ -101,13 +100,13 @@ class DQNLoss(BootstrappedLoss):
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         columns, mask, weights = self.rows(columns, batch_dims)
         key = self.tensor_keys.action_value
-        values = self.online(columns, key, batch_dims)
+        values = self.online(columns, batch_dims)[key]
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
             later = next_columns(columns, [unravel(k) for k in self.value_network.in_keys])
-            next_values = self.delayed(later, key, batch_dims)
+            next_values = self.delayed(later, batch_dims)[key]
             if self.double_dqn:
-                best = greedy(self.online(later, key, batch_dims), self.action_space)
+                best = greedy(self.online(later, batch_dims)[key], self.action_space)
                 next_value = chosen(next_values, best, self.action_space)
             else:
                 next_value = next_values.amax(-1)
@@ -117,21 +116,7 @@ class DQNLoss(BootstrappedLoss):
         return {"loss": loss, "q_value": mean_of(value, mask), ROWS: error}
 
 
-class ActionValues:
-    """A `QValueActor` as a function from columns to values `[*B, n]`, on raw tensors where it allows that."""
-
-    def __init__(self, network: TensorDictModuleBase) -> None:
-        self.network = network
-        parts = take_apart_values(network)
-        self.stages: tuple[Stage, ...] = () if parts is None else parts.stages
-        self.key: Key | None = None if parts is None else parts.choice.action_value_key
-
-    def __call__(self, columns: Columns, key: Key, batch_dims: int = 1) -> Tensor:
-        if self.stages:
-            values = dict(columns)
-            for stage in self.stages:
-                stage.run(values)
-            return values[key]
-        inputs = {k: columns[k] for k in map(unravel, self.network.in_keys)}
-        size = next(iter(inputs.values())).shape[:batch_dims]
-        return self.network(TensorDict(dict(inputs), batch_size=size)).get(key)
+def action_values(network: TensorDictModuleBase) -> Lowered:
+    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing."""
+    parts = take_apart_values(network)
+    return Lowered(network) if parts is None else Lowered(network, parts.stages)

@@ -1,17 +1,76 @@
-"""A stage whose tensordict keys can be renamed: the base of losses and estimators."""
+"""A stage whose keys can be renamed and whose arguments may be upstream's: the base of losses and estimators."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, as_tuple, unravel
+from rlcli.keys import NEXT, STEP_RESULTS, Key, as_tuple, under_next, unravel
+
+T = TypeVar("T")
+
+
+def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
+    """Refuse a word that is not among those allowed."""
+    if given not in allowed:
+        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
+
+
+def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
+    """An argument that has two names, given under at most one of them."""
+    if given is not None and other is not None:
+        raise ArgumentError(f"{alias} is another name of {name}", fix="Give one of them")
+    return other if given is None else given
+
+
+class Elsewhere(NamedTuple):
+    """An option that upstream has and rlcli has not."""
+
+    same: tuple[Any, ...] | None  # values that ask for what happens here anyway; None: every value
+    instead: str  # what to do instead of another
+
+
+def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewhere]) -> None:
+    """Take options of upstream's that change nothing here, and refuse all others.
+
+    Parameters
+    ----------
+    owner : object
+        Whose constructor was called.
+    given : dict
+        The keyword arguments that the constructor does not have.
+    options : dict
+
+    Raises
+    ------
+    ArgumentError
+    """
+    kind = type(owner)
+    for name, value in given.items():
+        if name not in options:
+            raise ArgumentError(f"{kind.__name__} has no option called {name!r}", fix=_nearest_argument(kind, name))
+        same, instead = options[name]
+        if same is not None and not any(value is x for x in same):
+            given_as = f"{name}={value!r}" if isinstance(value, bool | int | float | str) else name
+            raise ArgumentError(f"{kind.__name__} has no {given_as}", why="torchrl has", fix=instead)
+
+
+def _nearest_argument(kind: type, name: str) -> str | None:
+    makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
+    known = {parameter for maker in makers for parameter in inspect.signature(maker).parameters}
+    return _nearest(name, known)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else None
 
 
 class KeyedModule(nn.Module):
@@ -36,16 +95,19 @@ class KeyedModule(nn.Module):
         self.tensor_keys = SimpleNamespace(**self.default_keys)
 
     def set_keys(self, **names: Key) -> None:
-        """Rename entries: `loss.set_keys(advantage="adv")`."""
+        """Rename entries: `loss.set_keys(advantage="adv")`. Reward and ends lie under `next`, said or not."""
         for role, key in names.items():
             if role not in self.default_keys:
-                near = difflib.get_close_matches(role, self.default_keys, n=1)
                 raise ArgumentError(
                     f"{type(self).__name__} has no key called {role!r}",
                     why=f"its keys are {', '.join(self.default_keys)}",
-                    fix=f"Did you mean {near[0]!r}?" if near else None,
+                    fix=_nearest(role, self.default_keys),
                 )
-            setattr(self.tensor_keys, role, unravel(key))
+            parts = as_tuple(key)
+            if role in STEP_RESULTS:
+                root = (parts[1:] or parts) if parts[0] == NEXT else parts
+                parts = under_next(root) if as_tuple(self.default_keys[role])[0] == NEXT else root
+            setattr(self.tensor_keys, role, unravel(parts))
 
     @property
     def readable(self) -> Sequence[Key]:
@@ -71,11 +133,10 @@ class KeyedModule(nn.Module):
         known = {"_".join(as_tuple(key)): key for key in self.readable}
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
                 raise ArgumentError(
                     f"{type(self).__name__} reads nothing called {name!r}",
                     why=f"it reads {', '.join(known)}",
-                    fix=f"Did you mean {near[0]!r}?" if near else None,
+                    fix=_nearest(name, known),
                 )
         td = TensorDict({known[name]: x for name, x in given.items()})
         for role in ("reward", "advantage"):  # one number a row: what comes before it is the batch

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
-from rlcli.objectives.arguments import one_of
-from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.keyed import KeyedModule, one_of
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
 
@@ -77,6 +76,15 @@ class Loss(KeyedModule, ABC):
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         """`forward` on raw tensors that share their first `batch_dims` dims."""
+
+    def after_batch(self, kl: float) -> None:
+        """Told once a batch how far it moved the policy.
+
+        Parameters
+        ----------
+        kl : float
+            Mean `kl` of the last epoch; NaN for losses that report none.
+        """
 
     def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
         """What the loss reads of a batch."""

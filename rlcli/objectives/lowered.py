@@ -1,18 +1,20 @@
 """A tensordict module as a function of raw tensors, so that a minibatch loop makes no tensordict.
 
 A network that can be taken apart (`rlcli.modules.stages`) does nothing but hand tensors from one inner module to the
-next; then those are called directly. Any other is called as it is, on a tensordict made for it.
+next; then those are called directly. Any other is called as it is, on a tensordict made for it. `frozen` keeps
+parameters that a computation may use from learning by it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_VALUE, Key, unravel
@@ -30,13 +32,19 @@ def value_key(network: TensorDictModuleBase) -> Key:
 class Lowered:
     """A tensordict module called on columns `{key: Tensor [*B, ...]}`.
 
+    Parameters
+    ----------
+    module : TensorDictModuleBase
+    stages : tuple of Stage, optional
+        What of it is called, where that is not all of it.
+
     Attributes
     ----------
     stages : tuple of Stage or None
         The inner modules in order; None where the module has to be called on a tensordict.
     """
 
-    def __init__(self, module: TensorDictModuleBase) -> None:
+    def __init__(self, module: TensorDictModuleBase, stages: tuple[Stage, ...] | None = None) -> None:
         if not hasattr(module, "in_keys"):
             raise ArgumentError(
                 "a network of a loss or estimator must work on tensordicts",
@@ -46,8 +54,9 @@ class Lowered:
         self.module = module
         self.in_keys: list[Key] = [unravel(k) for k in module.in_keys]
         self.out_keys: list[Key] = [unravel(k) for k in module.out_keys]
-        parts = take_apart(module)
-        self.stages = None if parts is None or parts.head is not None else parts.stages
+        if stages is None and (parts := take_apart(module)) is not None and parts.head is None:
+            stages = parts.stages
+        self.stages = stages
 
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
@@ -81,3 +90,22 @@ def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
     while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.out_keys}:
         count -= 1
     return count
+
+
+@contextmanager
+def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """What is computed inside has a gradient with respect to its inputs, but none with respect to these."""
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
+def shared_parameters(network: nn.Module, other: nn.Module) -> list[nn.Parameter]:
+    """Parameters of both networks, by identity: it does not matter which modules hold them."""
+    own = {id(p) for p in network.parameters()}
+    return [p for p in other.parameters() if id(p) in own]

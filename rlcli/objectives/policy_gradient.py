@@ -17,15 +17,21 @@ from torch import Tensor, no_grad
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
-from rlcli.objectives.arguments import Elsewhere, either, elsewhere, one_of
 from rlcli.objectives.density import Density, log_prob_key
-from rlcli.objectives.frozen import frozen, shared_parameters
+from rlcli.objectives.keyed import Elsewhere, either, elsewhere, one_of
 from rlcli.objectives.loss import Loss, Terms
-from rlcli.objectives.lowered import Columns, Lowered, shared_stages, value_key
-from rlcli.objectives.reduction import MASK_KEYS, reduce, standardise
-from rlcli.objectives.value.choice import ValueEstimators, make_estimator
+from rlcli.objectives.lowered import Columns, Lowered, frozen, shared_parameters, shared_stages, value_key
+from rlcli.objectives.reduction import (
+    DISTANCES,
+    MASK_KEYS,
+    clipped_value_error,
+    explained_variance,
+    reduce,
+    standardise,
+    value_error,
+)
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value_error import DISTANCES, clipped_value_error, explained_variance, value_error
+from rlcli.objectives.value.estimators import ValueEstimators, make_estimator
 
 
 class PolicyGradientLoss(Loss):
@@ -251,15 +257,6 @@ class PolicyGradientLoss(Loss):
         mask : bool Tensor `[*B]`, optional
         """
         return {self.actor_term: -reduce(log_prob * advantage, mask, self.reduction)}
-
-    def after_batch(self, kl: float) -> None:
-        """Told once a batch how far it moved the policy.
-
-        Parameters
-        ----------
-        kl : float
-            Mean `kl` of the last epoch; NaN for losses that report none.
-        """
 
     def criticised(self, columns: Columns, written: Columns, batch_dims: int = 1) -> dict[Key, Tensor]:
         """What the critic writes for a batch, beside what the actor wrote: a trunk that both begin with runs once.

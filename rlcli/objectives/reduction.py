@@ -1,7 +1,7 @@
-"""Means and standard deviations over the rows that count: the one place where masks meet arithmetic.
+"""One number a row: how far values are from their targets, and means and deviations over the rows that count.
 
-A mask is bool `[*B]` or `[*B, 1]`, or None for "every row counts". Rows outside it may hold anything, NaN
-too: they are selected away, never multiplied by zero.
+The one place where masks meet arithmetic. A mask is bool `[*B]` or `[*B, 1]`, or None for "every row counts". Rows
+outside it may hold anything, NaN too: they are selected away, never multiplied by zero.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
@@ -92,3 +93,23 @@ def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:
         return x
     mean, std = moments(x, mask)
     return (x - mean) / std.clamp_min(floor)
+
+
+DISTANCES = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}  # Huber's with delta 1
+
+
+def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:
+    """Distance from the target: squared ("l2"), absolute ("l1") or Huber's ("smooth_l1")."""
+    return DISTANCES[kind](value, target, reduction="none")
+
+
+def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: str, limit: float) -> Tensor:
+    """The larger of the error and the error of the value moved at most `limit` away from `old_value`."""
+    near = old_value + (value - old_value).clamp(-limit, limit)
+    return torch.maximum(value_error(value, target, kind), value_error(near, target, kind))
+
+
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant."""
+    eps = torch.finfo(target.dtype).eps
+    return 1 - variance(target - value, mask) / (variance(target, mask) + eps)

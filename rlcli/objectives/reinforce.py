@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
-from rlcli.objectives.value.choice import ValueEstimators
+from rlcli.objectives.value.estimators import ValueEstimators
 
 
 class ReinforceLoss(PolicyGradientLoss):

@@ -20,14 +20,13 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, Key, under_next
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
-from rlcli.objectives.arguments import Elsewhere
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
 from rlcli.objectives.density import Density
-from rlcli.objectives.frozen import frozen, shared_parameters
+from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
-from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.lowered import Columns, Lowered, frozen, shared_parameters
+from rlcli.objectives.reduction import value_error
 from rlcli.objectives.targets import Pair, target_of
-from rlcli.objectives.value_error import value_error
 from rlcli.specs import Composite, TensorSpec
 
 

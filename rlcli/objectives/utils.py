@@ -2,6 +2,6 @@
 
 from rlcli.objectives.targets import HardUpdate, SoftUpdate
 from rlcli.objectives.targets import TargetUpdate as TargetNetUpdater
-from rlcli.objectives.value.choice import ValueEstimators
+from rlcli.objectives.value.estimators import ValueEstimators
 
 __all__ = ["HardUpdate", "SoftUpdate", "TargetNetUpdater", "ValueEstimators"]

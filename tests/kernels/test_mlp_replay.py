@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlcli.kernels.mlp import Replay, layers_of, on_rows
+from rlcli.kernels.mlp import Recent, Replay, layers_of, on_rows
+from rlcli.kernels.mlp.replay import SIZES
 
 
 def stack(activation, bias=True, dtype=torch.float32):
@@ -135,3 +136,21 @@ def test_only_the_first_rows_teach(hidden, rows):
     assert torch.allclose(got, back, atol=1e-5)
     for p, w in zip(net.parameters(), wanted, strict=True):
         assert (p.grad - w).abs().max() <= 1e-5 * (1 + w.abs().max())
+
+
+# ---- work arrays are kept for the sizes in use, not for every size that ever was ---------------------------------
+def test_the_oldest_goes():
+    kept = Recent()
+    for n in range(SIZES + 3):
+        kept[n] = n
+    kept[SIZES] = -1
+    assert list(kept) == list(range(3, SIZES + 3)) and kept[SIZES] == -1
+
+
+def test_batches_of_many_lengths_leave_few_work_arrays():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    replay = Replay(layers_of(net), trained=False)
+    for n in range(1, 200):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(replay.forward(x), net(x).detach())
+    assert len(replay._work) == SIZES

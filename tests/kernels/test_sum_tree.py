@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.kernels.sum_tree import SumTree, reference
+from rlcli.kernels.sum_tree import reference
+from rlcli.kernels.sum_tree.tree import SumTree
 
 
 @st.composite

@@ -8,7 +8,7 @@ from torch import nn
 
 from rlcli.objectives import A2CLoss, ClipPPOLoss, ReinforceLoss
 from rlcli.objectives import loss as loss_module
-from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, guard, observations
+from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, checks, observations
 from rlcli.objectives.value.shifted import slots_of
 
 B, T, D, ACTIONS = 4, 8, 3, 2
@@ -83,7 +83,7 @@ def test_one_graph_serves_every_placement_of_ends():
 @pytest.fixture
 def like_a_gpu(monkeypatch):
     """Tensors without numbers, treated as a GPU's are: reading one raises."""
-    for module in (guard, observations, loss_module):
+    for module in (checks, observations, loss_module):
         monkeypatch.setattr(module, "may_ask", lambda x: False)
     return "meta"
 

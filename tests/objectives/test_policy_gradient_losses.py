@@ -310,3 +310,19 @@ def test_targets_of_one_step_are_what_off_policy_losses_have():
         DQNLoss(MLP(4, 3, (8,)), action_space="categorical", priority_key="p")
     with pytest.raises(ArgumentError, match=r"no value_network.*Leave it out"):
         SACLoss(make_actor("tanh_normal"), make_critic(), target_entropy=-3.0, value_network=make_critic())
+
+
+@pytest.mark.parametrize("spelling", [lambda key: key, lambda key: ("next", key), lambda key: ("next", "info", key)])
+def test_the_reward_and_the_ends_of_a_loss_lie_under_next_said_or_not(spelling):
+    actor, critic = make_actor(), make_critic()
+    expected = ClipPPOLoss(actor, critic)(rollout(actor))
+    td, names = rollout(actor), {"reward": "score", "done": "over", "terminated": "dead"}
+    keys = {old: spelling(new) for old, new in names.items()}
+    for old, key in keys.items():
+        td.rename_key_(("next", old), key if isinstance(key, tuple) else ("next", key))
+    for when in ("before", "after", "never"):
+        loss = ClipPPOLoss(actor, critic)
+        loss.make_value_estimator() if when == "before" else None
+        loss.set_keys(**keys)
+        loss.make_value_estimator() if when == "after" else None
+        torch.testing.assert_close(dict(loss(td.copy()).items()), dict(expected.items()))

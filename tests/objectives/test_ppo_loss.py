@@ -15,7 +15,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
-from rlcli.modules.value import ActorValueOperator
+from rlcli.modules.values import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss, PPOLoss
 from rlcli.objectives.value import GAE
 

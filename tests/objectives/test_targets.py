@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -96,3 +97,16 @@ def test_a_batch_without_next_observations_is_told_what_keeps_them():
     del columns["action"]
     with pytest.raises(MissingKeyError, match="action"):
         dqn().terms({**columns, ("next", "observation"): torch.randn(3, 4)})
+
+
+def test_the_reward_and_the_ends_of_a_loss_lie_under_next_said_or_not():
+    td = TensorDict({"observation": torch.ones(3, 4), "action": torch.tensor([0, 1, 1])}, [3])
+    ended = torch.tensor([[False], [True], [False]])
+    td["next"] = {"observation": torch.ones(3, 4) / 2, "score": torch.ones(3, 1), "over": ended, "dead": ended}
+    found = []
+    for below in ((), ("next",)):
+        loss = dqn()
+        loss.set_keys(reward=(*below, "score"), done=(*below, "over"), terminated=(*below, "dead"))
+        found.append(loss(td.copy())["loss"])
+        assert loss.next_keys == [("next", "score"), ("next", "over"), ("next", "dead")]
+    assert torch.equal(*found)

@@ -1,6 +1,6 @@
 """Columns of small values into one column of records and back, by address.
 
-Every value is looked at while it is packed; what a code cannot hold is told, never rounded. Bytes count, so -0.0 is
+Every value is looked at while it is packed; what a code cannot hold is reported, never rounded. Bytes count, so -0.0 is
 not 0.0. Nothing else is checked: whoever calls holds contiguous memory of the right size alive.
 
 The loops over rows are inlined by numba: LLVM optimises a function that it finds in its caller's object a second
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.codes.layout import AT, BITS, COUNT, KIND, ONE, ONE_HOT, SIZE, WIDE
-from rlcli.kernels.compiled import compiled
-from rlcli.kernels.rows.bytes import (
+from rlcli.kernels.bytes import (
     load_1,
     read_1,
     read_2,
@@ -25,6 +23,8 @@ from rlcli.kernels.rows.bytes import (
     write_4,
     write_8,
 )
+from rlcli.kernels.codes import AT, BITS, COUNT, KIND, ONE, ONE_HOT, SIZE, WIDE
+from rlcli.kernels.compiled import compiled
 
 
 @compiled()

@@ -15,7 +15,7 @@ KINDS = {"l2": 0, "l1": 1, "smooth_l1": 2}
 
 
 @compiled()
-def _distance(miss, kind):
+def distance(miss, kind):
     """A value error and its slope."""
     size = abs(miss)
     if kind == 0:
@@ -63,7 +63,7 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
             discount = gamma ** steps[i] if steps.shape[0] else gamma
             target += discount * next_values[i, _best(choosing[i])]
         miss = values[i, action[i]] - target
-        error, slope = _distance(miss, kind)
+        error, slope = distance(miss, kind)
         share = (weight[i] if weight.shape[0] else 1.0) / total
         for j in range(values.shape[1]):
             grad[i, j] = 0

@@ -1,4 +1,4 @@
-"""Many frames a call: told from the frames before them, and put together again.
+"""Many frames a call: coded against the frames before them, and put together again.
 
 What is known of every frame is its piece of memory, its place in it, its bytes, and how many patches lie between it
 and its key.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import copy_bytes
 from rlcli.kernels.compiled import compiled
 from rlcli.kernels.frames.lz4_block import decode_lz4
 from rlcli.kernels.frames.patches import apply_patch, make_patch
-from rlcli.kernels.rows.bytes import copy_bytes
 
 NEEDS_KEY, FULL = range(2)
 _NEAR = 8  # rows back in which the same one is looked for: two stacks that overlap

@@ -5,9 +5,8 @@ Every length is checked against what was given, so that a damaged block cannot r
 
 from __future__ import annotations
 
+from rlcli.kernels.bytes import byte, copy_bytes, load_64, store_64
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.frames.words import byte, load_64, store_64
-from rlcli.kernels.rows.bytes import copy_bytes
 
 
 @compiled()

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import byte, load_1, load_64, store_1, store_64
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.frames.words import byte, load_64, store_64
-from rlcli.kernels.rows.bytes import load_1, store_1
 
 _GAP = 3  # equal bytes that end a run: a new run costs two bytes
 

@@ -1,4 +1,4 @@
-"""Drawing slices: a trajectory, then one of its legal starts, all draws uniform and independent.
+"""Drawing slices: a trajectory, then one of its legal starts, all draws uniform and independent; and their flags.
 
 A trajectory of `len` rows has the starts `-left .. len - slice_len + right` (at least one: 0), counted from its
 oldest live row; rows before the first and after the last are clipped away. "transition" weighting draws a
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import load_1, store_1
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.index.layout import (
+from rlcli.kernels.index import (
     CURSOR,
     END,
     FIRST,
@@ -171,3 +172,23 @@ def draw(
         written += stop - start
         sizes[i] = stop - start
     return written
+
+
+@compiled(borrows=True)
+def mark(init: int, terminated: int, truncated: int, done: int, width: int, fresh: bool, lengths: np.ndarray) -> None:
+    """Boundary flags `[M, width]`, one byte each, at addresses, of slices that lie end to end.
+
+    `fresh`: `init` is memory that nothing was written to. Nothing is checked: whoever calls has seen that they fit.
+    `rlcli.data.samplers.slice_sampler` says the same in plain indexing.
+    """
+    yes, row = np.uint8(1), 0
+    for i in range(lengths.sum() * width if fresh else 0):
+        store_1(init + i, np.uint8(0))
+    for length in lengths:
+        for i in range(row, row + width):
+            store_1(init + i, yes)
+        row += length * width
+        for i in range(row - width, row):
+            if load_1(terminated + i) == 0:
+                store_1(truncated + i, yes)
+            store_1(done + i, yes)

@@ -1,11 +1,11 @@
-"""Small steps on the arrays of the index that all passes share; see `layout`."""
+"""Small steps on the arrays of the index that all passes share; see `rlcli.kernels.index`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.index.layout import (
+from rlcli.kernels.index import (
     CURSOR,
     END,
     FIRST,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import copy_bytes, read_8, same_bytes
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.index.layout import (
+from rlcli.kernels.index import (
     BELOW,
     CLOSED,
     CURSOR,
@@ -26,7 +27,6 @@ from rlcli.kernels.index.layout import (
     LANES,
     LAST,
     LINKED,
-    LOOSE,
     MANY,
     NEED_RUNS,
     NXT,
@@ -46,10 +46,10 @@ from rlcli.kernels.index.layout import (
     TRAJ,
     TRAJ_FREE,
     TRAJ_LIVE,
+    UNFOLLOWED,
     WHERE,
 )
 from rlcli.kernels.index.table import free_slot, new_slot, new_traj, parked, unpark
-from rlcli.kernels.rows.bytes import copy_bytes, read_8, same_bytes
 
 # how next observations are given: a column of their own, Rows with an index, Rows of a whole batch with its ends
 PLAIN, INDEXED, ENDS = range(3)
@@ -150,13 +150,13 @@ def compare(
 ) -> None:  # fmt: skip
     """Note for each row of `[start, stop)` how it follows the row above it; count the runs it takes."""
     known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
-    need, paired, loose, first = scalars[LANES], 0, 0, max(start, 1)
+    need, paired, unfollowed, first = scalars[LANES], 0, 0, max(start, 1)
     for lane in range(scalars[LANES] if first < stop else 0):
         top, bottom = lane * length + first, lane * length + stop
         if exact:
             follow_all(pairs, top, bottom, form, index, notes)
             paired += bottom - top
-            loose += without(notes[top:bottom], SAME)
+            unfollowed += without(notes[top:bottom], SAME)
         else:
             notes[top:bottom] = 0
         go(done[top - 1 : bottom - 1], ids[top - 1 : bottom] if has_ids else ids, notes[top:bottom], exact)
@@ -166,9 +166,9 @@ def compare(
             goes = notes[row] & GOES != 0 and has_ids and (same or not known)
             notes[row] = GOES * goes + SAME * same + PLAIN_ROW * (goes and (same or not exact))
             if exact:
-                paired, loose = paired - 1, loose - (not same)
+                paired, unfollowed = paired - 1, unfollowed - (not same)
         need += without(notes[top:bottom], PLAIN_ROW)
-    scalars[NEED_RUNS], scalars[PAIRED], scalars[LOOSE] = need, paired, loose
+    scalars[NEED_RUNS], scalars[PAIRED], scalars[UNFOLLOWED] = need, paired, unfollowed
 
 
 @compiled(borrows=True)

@@ -2,6 +2,6 @@
 
 from rlcli.kernels.mlp.forward import on_rows
 from rlcli.kernels.mlp.layers import Layer, hooked, hooks_of, layers_of, usual
-from rlcli.kernels.mlp.replay import Replay
+from rlcli.kernels.mlp.replay import Recent, Replay
 
-__all__ = ["Layer", "Replay", "hooked", "hooks_of", "layers_of", "on_rows", "usual"]
+__all__ = ["Layer", "Recent", "Replay", "hooked", "hooks_of", "layers_of", "on_rows", "usual"]

@@ -13,14 +13,13 @@ Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlcli.kernels.mlp.layers import IN_PLACE, Layer
-from rlcli.kernels.recent import Recent
 
 _aten = torch.ops.aten
 # the gradient before an activation from that after it, in place, given the activated output
@@ -33,6 +32,17 @@ _BACKWARD: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
 
 WIDE = 128  # inputs and outputs from which on a layer goes through oneDNN
 _FUSED: dict[type | None, str] = {nn.ReLU: "relu"}  # activations that come with the product
+
+SIZES = 8  # a run has two or three: whole minibatches, a last one, both halves of a step
+
+
+class Recent(dict):
+    """Work arrays by size: the `SIZES` entries that were set last, while batches of any other length come and go."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key not in self and len(self) >= SIZES:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 class Work(NamedTuple):

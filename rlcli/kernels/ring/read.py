@@ -1,16 +1,16 @@
 """A whole read: rows of all columns gathered, next observations from where they lie.
 
-Rows are live, which whoever calls has checked (`rlcli.data.buffers.read_plan`).
+Rows are live, which whoever calls has checked (`rlcli.data.ring.plans`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import copy_bytes
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.index.layout import POOL, SLOT_WIDTH
+from rlcli.kernels.index import POOL, SLOT_WIDTH
 from rlcli.kernels.index.read import next_places
-from rlcli.kernels.rows.bytes import copy_bytes
 from rlcli.kernels.rows.cpu import gather_column
 
 # one column of `columns` for each key that is read: where its rows begin, their bytes, and where it lies in a slot of

@@ -1,17 +1,17 @@
 """A whole write: the columns of a batch copied to their rows, its markers read, the index taken on.
 
 The batch is `[lanes, length]`, contiguous in memory, and no longer than the ring. Nothing is checked here but room in
-the index: whoever calls knows the form of the batch (`rlcli.data.buffers.write_plan`).
+the index: whoever calls knows the form of the batch (`rlcli.data.ring.plans`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import copy_bytes, load_1
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.index.layout import CURSOR, LANES, STEPS
+from rlcli.kernels.index import CURSOR, LANES, STEPS
 from rlcli.kernels.index.write import NEXT, OBS, PLAIN, compare, fits, record
-from rlcli.kernels.rows.bytes import copy_bytes, load_1
 from rlcli.kernels.rows.cpu import copy_apart
 
 # of a batch's form: steps of a lane, rows of one env, and which source holds ids

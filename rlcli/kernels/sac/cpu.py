@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.dqn.cpu import _distance
+from rlcli.kernels.dqn.cpu import distance
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
@@ -61,7 +61,7 @@ def critic_grads(values, target, weight, kind, grads, errors):
         errors[i] = 0
         for c in range(critics):
             miss = values[c, i] - target[i]
-            error, slope = _distance(miss, kind)
+            error, slope = distance(miss, kind)
             grads[c, i] = share * slope
             loss += share * error
             errors[i] = max(errors[i], abs(miss))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numba import carray, types
 
+from rlcli.kernels.bytes import pointer
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.rows.bytes import pointer
 
 TOGETHER = 4096  # steps of the rows that are passed over together: 90 KB of columns
 

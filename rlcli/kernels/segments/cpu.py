@@ -1,7 +1,7 @@
-"""Rows of many columns that lie in segments, copied in one compiled pass.
+"""Rows of many columns that lie in segments, or in files of any length, copied in one compiled pass.
 
 ```
-row r  ->  number n of the step that was last written there  ->  segment n >> shift, place n & (2**shift - 1)
+row r  ->  number n that was last written there  ->  segment n >> shift, place n & (2**shift - 1)
 segment    | column 0, 2**shift rows | column 1, 2**shift rows | ...     at table[(n >> shift) & mask]
 ```
 Numbers grow for ever, rows are used again. A segment that is not there has the address 0, which is never read.
@@ -11,47 +11,37 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlcli.kernels.bytes import copy_bytes
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.rows.bytes import copy_bytes
 
 
-@compiled()
-def numbers(rows: np.ndarray, total: int, capacity: int) -> np.ndarray:
-    """The number of the step that was last written to each row; negative where none was."""
-    out = np.empty(len(rows), np.int64)
-    for i in range(len(rows)):
-        out[i] = total - 1 - (total - 1 - rows[i]) % capacity
-    return out
-
-
-@compiled()
-def gather(
-    table: np.ndarray,
-    shift: int,
-    total: int,
-    capacity: int,
-    offsets: np.ndarray,
-    widths: np.ndarray,
-    rows: np.ndarray,
-    targets: np.ndarray,
-) -> bool:
-    """`target[i] = column[rows[i]]` for every column; False, and nothing useful, if a row was never written."""
-    mask, inside = len(table) - 1, (1 << shift) - 1
+@compiled(borrows=True)
+def numbers(rows: np.ndarray, first: int, total: int, capacity: int, out: np.ndarray) -> None:
+    """The number that was last written to each row, of the numbers `[first, total)`; -1 where none was."""
     newest = (total - 1) % capacity
     lap = total - 1 - newest
     for i in range(len(rows)):
-        row = rows[i]
-        number = row + lap if row <= newest else row + lap - capacity
-        segment = table[(number >> shift) & mask] if number >= 0 and 0 <= row < capacity else 0
+        number = rows[i] + lap if rows[i] <= newest else rows[i] + lap - capacity
+        out[i] = number if number >= first and 0 <= rows[i] < capacity else -1
+
+
+@compiled(borrows=True)
+def gather(
+    table: np.ndarray, shift: int, numbers: np.ndarray, offsets: np.ndarray, widths: np.ndarray, targets: np.ndarray
+) -> bool:
+    """`target[i] = column[numbers[i]]` for every column; False, and nothing useful, if a row is not there."""
+    mask, inside = len(table) - 1, (1 << shift) - 1
+    for i in range(len(numbers)):
+        segment = table[(numbers[i] >> shift) & mask] if numbers[i] >= 0 else 0
         if segment == 0:
             return False
-        place = number & inside
+        place = numbers[i] & inside
         for k in range(len(offsets)):
             copy_bytes(targets[k] + i * widths[k], segment + offsets[k] + place * widths[k], widths[k])
     return True
 
 
-@compiled()
+@compiled(borrows=True)
 def put(
     table: np.ndarray,
     shift: int,
@@ -73,7 +63,7 @@ def put(
             done += part
 
 
-@compiled()
+@compiled(borrows=True)
 def scatter(
     table: np.ndarray,
     shift: int,
@@ -89,3 +79,41 @@ def scatter(
         for i in range(len(at)):
             place = table[(at[i] >> shift) & mask] + offsets[k] + (at[i] & inside) * width
             copy_bytes(place, sources[k] + i * width, width)
+
+
+@compiled()
+def gather_parts(
+    numbers: np.ndarray,
+    parts: np.ndarray,
+    shapes: np.ndarray,
+    columns: np.ndarray,
+    chosen: np.ndarray,
+    widths: np.ndarray,
+    targets: np.ndarray,
+) -> None:
+    """Rows of many columns that lie in files of any length.
+
+    ```
+    row number n, part p  ->  place n - first[p], of step l // lanes and lane l % lanes
+    step-major            ->  place
+    lane-major            ->  lane * steps + step, as a batch [lanes, steps] lies in memory
+    ```
+    Nothing is checked: every row is in the part that is named for it, and every part is mapped.
+
+    Parameters
+    ----------
+    numbers, parts : int64 array ``[N]``
+    shapes : int64 array ``[P, 3]``
+        First number, lanes and steps of each part; one lane and one step where it is step-major.
+    columns : int64 array ``[P, F]``
+        Where each column of each part begins.
+    chosen, widths, targets : int64 array ``[K]``
+        Which of the columns; bytes of a row; where the copies begin.
+    """
+    for i in range(len(numbers)):
+        first, lanes, steps = shapes[parts[i]]
+        place = numbers[i] - first
+        if lanes > 1:
+            place = place % lanes * steps + place // lanes
+        for k in range(len(widths)):
+            copy_bytes(targets[k] + i * widths[k], columns[parts[i], chosen[k]] + place * widths[k], widths[k])

@@ -24,7 +24,6 @@ from rlcli.keys import (
     APPROXIMATED,
     DONE,
     IS_INIT,
-    NEXT,
     REWARD,
     SAMPLE_LOG_PROB,
     SHIFTED_VALID,
@@ -34,26 +33,18 @@ from rlcli.keys import (
     TRUNCATED,
     VALUE_TARGET,
     Key,
-    as_tuple,
     show,
     under_next,
 )
-from rlcli.objectives.arguments import Elsewhere, either, elsewhere
-from rlcli.objectives.frozen import frozen
-from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
+from rlcli.objectives.lowered import frozen
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
-from rlcli.objectives.value.chunks import Chunks
-from rlcli.objectives.value.compute import need_compute_dtype
-from rlcli.objectives.value.ends import ends_of
-from rlcli.objectives.value.fit import check_columns, check_features, need
-from rlcli.objectives.value.guard import check_numbers
-from rlcli.objectives.value.network import RowValues
+from rlcli.objectives.value.checks import check_columns, check_features, check_numbers, need, need_rate
+from rlcli.objectives.value.network import Chunks, RowValues, SequenceValues, need_compute_dtype, values_of
 from rlcli.objectives.value.normaliser import PopArt, ValueNorm
-from rlcli.objectives.value.parts import Ends, Read, Values
-from rlcli.objectives.value.rates import need_rate
-from rlcli.objectives.value.recurrent import SequenceValues, values_of
-from rlcli.objectives.value.shifted import cut_at_dropped, evaluate_shifted, need_budget, refuse_what_one_call_cannot
-from rlcli.objectives.value.successors import evaluate
+from rlcli.objectives.value.reading import Ends, Read, Values, ends_of
+from rlcli.objectives.value.shifted import cut_at_dropped, need_budget, refuse_what_one_call_cannot, shifted_values
+from rlcli.objectives.value.successors import successor_values
 
 
 class ValueEstimator(KeyedModule, ABC):
@@ -202,13 +193,6 @@ class ValueEstimator(KeyedModule, ABC):
     @property
     def returned(self) -> list[Key]:
         return [self.tensor_keys.advantage, self.tensor_keys.value_target]
-
-    def set_keys(self, **names: Key) -> None:
-        """Rename entries: `estimator.set_keys(advantage="adv")`. Rewards and ends lie under `next`, said or not."""
-        below = {role for role, key in ValueEstimator.default_keys.items() if as_tuple(key)[0] == NEXT}
-        super().set_keys(
-            **{role: under_next(x) if role in below and as_tuple(x)[0] != NEXT else x for role, x in names.items()}
-        )
 
     @property
     def last_rows(self) -> int:
@@ -384,9 +368,9 @@ class ValueEstimator(KeyedModule, ABC):
         chunk_rows = self.chunks.rows(td.shape)
         if self.shifted:
             refuse_what_one_call_cannot(td, target_params)
-            return evaluate_shifted(td, net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+            return shifted_values(td, net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
         target = None if target_params is None else net.with_parameters(target_params)
-        return evaluate(td, net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
+        return successor_values(td, net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
 
     def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
         keys = [] if self._net is None else self._net.in_keys

@@ -1,19 +1,141 @@
-"""Calling a feed-forward value network on the observations of a batch, in chunks where memory is short."""
+"""Calling a value network on the observations of a batch: on rows, or on sequences where it is recurrent.
+
+In chunks where memory is short; those of a recurrent network begin only where a sequence starts anyway, since one that
+began inside a trajectory would begin without the state before it, and give other numbers. In a lower precision where
+that is asked for: less time and memory, values off by its rounding.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Size, Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
-from rlcli.keys import Key
+from rlcli.errors import ArgumentError, in_words
+from rlcli.keys import IS_INIT, Key, show, under_next, unravel
 from rlcli.objectives.lowered import Columns, Lowered, value_key
-from rlcli.objectives.value.compute import computed_in
-from rlcli.objectives.value.fit import called
 from rlcli.objectives.value.observations import Observations
+
+
+class Chunks:
+    """Parts of a batch.
+
+    Parameters
+    ----------
+    number, size : int, optional
+        At most one: so many parts of equally many rows, or parts of so many elements of the leading dim. Neither: one.
+    """
+
+    def __init__(self, number: int | None, size: int | None) -> None:
+        if number is not None and size is not None:
+            raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
+        for name, count in (("num_chunks", number), ("value_chunk_size", size)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
+        self.number, self.size = number, size
+
+    def rows(self, shape: Size) -> int | None:
+        """Rows of a part of a batch ``[*B]``; None: all."""
+        if self.number is not None:
+            return -(-shape.numel() // self.number)
+        return None if self.size is None else self.size * shape[1:].numel()
+
+
+Net = Callable[[Columns], dict[Key, Tensor]]
+LOWER = (torch.bfloat16, torch.float16)
+
+_PRODUCTS = {
+    *("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "gru", "lstm"),
+}
+
+
+def need_compute_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """A lower precision, or None for that of the network itself."""
+    if dtype in (None, torch.float32):
+        return None
+    if dtype not in LOWER:
+        raise ArgumentError(
+            f"compute_dtype={dtype} is no lower precision", fix="Use torch.bfloat16, torch.float16, or None."
+        )
+    return dtype
+
+
+def computed_in(dtype: torch.dtype | None, net: Net) -> Net:
+    """A network whose linear and convolution layers compute in `dtype`, as `torch.autocast` has it, float32 outside.
+
+    Parameters stay what they are, and float64 ones compute in float64. None: the network as it is.
+    """
+    if dtype is None:
+        return net
+
+    def lower(columns: Columns) -> dict[Key, Tensor]:
+        with _autocast(next(iter(columns.values())).device.type, dtype):
+            written = net(columns)
+        return {key: x.float() if x.dtype in LOWER else x for key, x in written.items()}
+
+    return lower
+
+
+def _autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    # casts of weights that are made without gradients must not be kept for somebody's outer context, hence no cache
+    return _OnMeta(dtype) if device == "meta" else torch.autocast(device, dtype=dtype, cache_enabled=False)
+
+
+class _OnMeta(TorchFunctionMode):
+    """What autocast does, for tensors without memory, which it does not know: planned bytes are those of a run."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = (args, kwargs or {})
+        if getattr(func, "__name__", None) in _PRODUCTS:
+            given = tree_map(lambda x: x.to(self._dtype) if _is_float32(x) else x, given)
+        return func(*given[0], **given[1])
+
+
+def _is_float32(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype is torch.float32
+
+
+def _called(net: Any, columns: Columns, key: Key, rows: int) -> Tensor:
+    """Values `[rows, F]` of a network, or the sentence that it does not fit what it was given.
+
+    Parameters
+    ----------
+    net : callable from columns to columns
+    """
+    given = ", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in columns.items())
+    try:
+        value = net(columns)[key]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ArgumentError(
+            "the value network cannot be evaluated on the batch",
+            where=given,
+            why=in_words(error),
+            fix="Compare with the shapes and dtypes that it was made for.",
+        ) from error
+    if value.ndim != 2 or len(value) != rows:
+        raise ArgumentError(
+            f"the value network must write one row of {show(key)} for each row it reads",
+            where=given,
+            why=f"expected ({rows}, 1), got {tuple(value.shape)}",
+            fix="Use value.unsqueeze(-1)." if tuple(value.shape) == (rows,) else None,
+        )
+    return value
 
 
 class RowValues:
@@ -52,10 +174,12 @@ class RowValues:
     def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
         net, n = computed_in(self._compute_dtype, self.net), next(iter(columns.values())).shape[0]
         if chunk_rows is None or chunk_rows >= n:
-            return called(net, columns, self.key, n)
+            return _called(net, columns, self.key, n)
         starts = range(0, n, chunk_rows)
         parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
-        return torch.cat([called(net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)])
+        return torch.cat(
+            [_called(net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)]
+        )
 
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
@@ -76,3 +200,98 @@ class RowValues:
         parts = [self(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
         found = torch.cat(parts) if len(parts) != 1 else parts[0]
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+
+
+def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:
+    """A value network, called the way it needs, in a lower precision where one is given."""
+    recurrent = getattr(network, "recurrent", False) or any(
+        isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
+    )
+    return (SequenceValues if recurrent else RowValues)(network, compute_dtype)
+
+
+class SequenceValues:
+    """A recurrent value network as a function from sequences to values.
+
+    Parameters
+    ----------
+    network : TensorDictModule
+        Called on `[R, S]`; has `is_init` among its in_keys and starts anew wherever that is set. A key that it writes
+        under `next` as well is its state: read where a sequence begins, as the batch holds it.
+    compute_dtype : torch.dtype, optional
+        The lower precision it is called in.
+    """
+
+    def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
+        self.module, self._compute_dtype = network, compute_dtype
+        keys = [unravel(key) for key in network.in_keys]
+        written = [unravel(key) for key in network.out_keys]
+        if IS_INIT not in keys:
+            raise ArgumentError(
+                "a recurrent value network must be told where trajectories start",
+                where=type(network).__name__,
+                why="is_init is not among its in_keys, so that its state would run over their ends",
+                fix="Let it read is_init and start anew where that is set.",
+            )
+        self.state_keys = tuple(key for key in keys if under_next(key) in written)
+        self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
+        self.key = value_key(network)
+
+    def with_parameters(self, params: TensorDictBase) -> RowValues:
+        """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
+        raise ArgumentError(
+            "target_params need a feed-forward value network",
+            why="a recurrent one values a step and its successor in one sequence",
+        )
+
+    def sequences(
+        self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `RowValues.sequences`."""
+        pick = seen.picker(row.reshape(-1), following.reshape(-1))
+        width = row.shape[1]
+        values = []
+        for first, last in _pieces(starts, following, seen.shape.numel(), chunk_rows):  # of slots `[R * S]`
+            shape = ((last - first) // width, width) if len(row) > 1 else (1, last - first)
+            columns: dict[Any, Tensor] = {
+                key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
+            }
+            columns[IS_INIT] = starts.reshape(-1)[first:last].reshape(*shape, 1)
+            net = computed_in(self._compute_dtype, partial(self._flat, shape=shape))
+            values.append(_called(net, columns, self.key, last - first))
+        found = torch.cat(values) if len(values) != 1 else values[0]
+        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+
+    def _flat(self, columns: Columns, shape: tuple[int, int]) -> dict[Key, Tensor]:
+        """The values of sequences `shape`, one after the other."""
+        value = self.module(TensorDict(dict(columns), batch_size=shape)).get(self.key)
+        return {self.key: value.reshape(shape[0] * shape[1], -1)}
+
+
+def _pieces(starts: Tensor, following: Tensor, count: int, chunk_rows: int | None) -> list[tuple[int, int]]:
+    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins.
+
+    A chunk is counted in rows of the batch, `count` of them: the slots of next observations (`following`) come
+    with the rows before them.
+    """
+    rows, width = starts.shape
+    if chunk_rows is None or chunk_rows >= count:
+        return [(0, rows * width)]
+    if rows > 1:
+        many = max(1, chunk_rows * rows // count)
+        return [(i * width, min(i + many, rows) * width) for i in range(0, rows, many)]
+    before = [0, *(~following[0]).cumsum(0).tolist()]  # rows, slot by slot
+    edges = [*(i for i in starts[0].nonzero().squeeze(1).tolist() if i), width]
+    pieces, first = [], 0
+    for edge, after in zip(edges, [*edges[1:], None], strict=True):
+        if after is not None and before[after] - before[first] <= chunk_rows:
+            continue
+        if before[edge] - before[first] > chunk_rows:
+            raise ArgumentError(
+                "a recurrent value network can be called in chunks only where a trajectory starts",
+                why=f"a chunk is {chunk_rows} steps, and a trajectory of this batch has {before[edge] - before[first]}",
+                fix="Use larger chunks (fewer num_chunks), or a batch [B, T]: its rows are chunks of their own.",
+            )
+        pieces.append((first, edge))
+        first = edge
+    return pieces

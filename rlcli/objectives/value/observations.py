@@ -17,7 +17,7 @@ from torch import Tensor
 from rlcli.keys import Key
 from rlcli.objectives.lowered import Columns
 from rlcli.objectives.reduction import may_ask
-from rlcli.objectives.value.fit import need
+from rlcli.objectives.value.checks import need
 from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
@@ -154,15 +154,15 @@ def is_gathered(x: Any) -> bool:
 def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:
     """Rows of `first`, or of `second` where `other`: of those few alone, where that may be asked of the device."""
     out = {}
-    few = other.nonzero().squeeze(1) if may_ask(other) else None
+    rows_there = other.nonzero().squeeze(1) if may_ask(other) else None
     for key, x in first.items():
         size = x.shape[0]
         rows = x.index_select(0, index.clamp(max=size - 1))
-        if few is None:
+        if rows_there is None:
             there = second[key].index_select(0, index.clamp(max=max(second[key].shape[0] - 1, 0)))
             rows = torch.where(like(other, rows), there, rows)
-        elif len(few):
-            rows.index_copy_(0, few, second[key].index_select(0, index[few]))
+        elif len(rows_there):
+            rows.index_copy_(0, rows_there, second[key].index_select(0, index[rows_there]))
         out[key] = rows
     return out
 

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEPS_TO_NEXT_OBS, show
-from rlcli.objectives.value.network import RowValues
+from rlcli.objectives.value.network import RowValues, SequenceValues
 from rlcli.objectives.value.observations import Observations, like
-from rlcli.objectives.value.parts import Ends, Values
-from rlcli.objectives.value.recurrent import SequenceValues
+from rlcli.objectives.value.reading import Ends, Values
 
 
 class Slots(NamedTuple):
@@ -63,7 +62,7 @@ def slots_of(reset: Tensor, budget: int) -> Slots:
     return Slots(step[:, :count], inserted[:, :count], position.clamp(max=count - 2), valid)
 
 
-def evaluate_shifted(
+def shifted_values(
     td: TensorDictBase,
     net: RowValues | SequenceValues,
     ends: Ends,

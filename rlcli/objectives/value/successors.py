@@ -14,14 +14,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.objectives.value.network import RowValues
+from rlcli.objectives.value.network import RowValues, SequenceValues
 from rlcli.objectives.value.observations import Observations, like
-from rlcli.objectives.value.parts import Ends, Values
-from rlcli.objectives.value.recurrent import SequenceValues
-from rlcli.objectives.value.shifted import evaluate_shifted
+from rlcli.objectives.value.reading import Ends, Values
+from rlcli.objectives.value.shifted import shifted_values
 
 
-def evaluate(
+def successor_values(
     td: TensorDictBase,
     net: RowValues | SequenceValues,
     ends: Ends,
@@ -45,7 +44,7 @@ def evaluate(
         Evaluate `exact` batches as `full` ones are, bit for bit.
     """
     if isinstance(net, SequenceValues):  # a successor's value needs the state before it
-        return evaluate_shifted(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
+        return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
     seen, following = Observations(td, net.in_keys), target or net
     value = _batch(net(seen.root, chunk_rows), td)
     if not seen.kept:

@@ -1,0 +1,19 @@
+"""Advantage actor-critic (arXiv:1602.01783), without its asynchrony."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcli.algorithms.policy_gradient import PolicyGradient
+from rlcli.modules import ActorCritic
+from rlcli.objectives import A2CLoss
+
+
+class A2C(PolicyGradient):
+    """`loss=a2c`."""
+
+    uses = (*PolicyGradient.uses, "loss.clip_value")
+    one_pass = True  # there is no ratio of policies
+
+    def objective(self, policy: ActorCritic, **options: Any) -> A2CLoss:
+        return A2CLoss(policy.actor, policy.critic, clip_value=self.cfg.loss.clip_value, **options)

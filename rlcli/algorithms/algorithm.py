@@ -1,0 +1,128 @@
+"""What an algorithm is asked for, and the parts of a run that it makes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from rlcli.collectors import Collector
+from rlcli.collectors.build import build_collector, devices
+from rlcli.config import registry
+from rlcli.config.schemas import Config
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.envs import EnvBase
+from rlcli.keys import Key
+from rlcli.learning.buffer import build_buffer
+from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import Loop
+from rlcli.learning.update import Update
+from rlcli.modules import ActorCritic
+from rlcli.objectives.loss import Loss
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.runs.folder import Run
+
+
+class Parts(NamedTuple):
+    """What a training run holds beside its env and its policy.
+
+    Attributes
+    ----------
+    collector : Collector
+    update : Update
+    estimator : ValueEstimator or None
+    buffer : ReplayBuffer or None
+        The collector's too.
+    """
+
+    collector: Collector
+    update: Update
+    estimator: ValueEstimator | None
+    buffer: ReplayBuffer | None
+
+
+class Algorithm(ABC):
+    """How a run learns; made of the run's configuration.
+
+    Parameters
+    ----------
+    cfg : Config
+        Options that only an algorithm of a user's package has are in `cfg.loss.kwargs`.
+
+    Attributes
+    ----------
+    uses : tuple of str
+        The keys that it reads, among those that not every algorithm does; what is typed of others is refused.
+    off_policy : bool
+        It learns from stored rows, whoever collected them.
+    one_pass : bool
+        A second pass over a batch learns from another policy's actions.
+    stores : bool
+        The collector writes into a buffer.
+    """
+
+    uses: ClassVar[tuple[str, ...]] = ()
+    off_policy: ClassVar[bool] = False
+    one_pass: ClassVar[bool] = False
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+
+    @property
+    @abstractmethod
+    def stores(self) -> bool: ...
+
+    @abstractmethod
+    def networks(self, env: EnvBase) -> ActorCritic:
+        """What acts, and what values; all that a checkpoint saves as the policy.  Not asked of a user's `policy=`."""
+
+    @abstractmethod
+    def loss(self, policy: ActorCritic, env: EnvBase) -> Loss:
+        """The loss of these networks, which are on the device that they learn on."""
+
+    def estimator(self, policy: ActorCritic) -> ValueEstimator | None:
+        """The value stage; None where the loss needs none."""
+        return None
+
+    @abstractmethod
+    def keys(self, loss: Loss, estimator: ValueEstimator | None, env: EnvBase) -> list[Key]:
+        """What a collected row holds."""
+
+    def rebuilt(self, estimator: ValueEstimator | None, env: EnvBase) -> Sequence[Key]:
+        """Observations whose next value samples get from the row that follows in the storage."""
+        return ()
+
+    @abstractmethod
+    def update(self, loss: Loss) -> Update:
+        """The update stage."""
+
+    @abstractmethod
+    def loop(self, parts: Parts, policy: ActorCritic, hooks: Hooks) -> Loop:
+        """The loop over these parts."""
+
+    @abstractmethod
+    def load_kernels(self) -> None:
+        """Compile or load what would otherwise be inside the first batch's timing."""
+
+    def parts(self, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:
+        """All parts of a run; rows of a buffer on a disk go into the folder of `run`."""
+        cfg = self.cfg
+        estimator, loss = self.estimator(policy), self.loss(policy, env)
+        collector = build_collector(cfg, env, policy, self.keys(loss, estimator, env))
+        update, buffer = self.update(loss), None
+        if self.stores:
+            device = devices(cfg)["train_device"]
+            buffer = build_buffer(cfg, run, device, collector, self.rebuilt(estimator, env))
+            collector.replay_buffer = buffer
+        return Parts(collector, update, estimator, buffer)
+
+
+def algorithm_of(cfg: Config) -> Algorithm:
+    """The algorithm that `loss=` names.
+
+    Raises
+    ------
+    ConfigError
+        A user's cannot be made.
+    """
+    return registry.build("algorithm", cfg.loss.kind, Algorithm, cfg)  # type: ignore[type-abstract]

@@ -1,0 +1,75 @@
+"""Actor and critic from a configuration, and how many threads their size is worth."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from rlcli.algorithms.algorithm import algorithm_of
+from rlcli.config import registry
+from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
+from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError
+from rlcli.modules import ActorCritic, build_actor_critic
+
+WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
+
+
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    """Actor and critic for the env; None for random actions."""
+    p = cfg.policy
+    if p.kind == "random":
+        return None
+    if p.kind in registry.users_names("policy"):
+        return _users_policy(p, env)
+    if isinstance(cfg, Config):
+        return algorithm_of(cfg).networks(env)
+    return actor_and_critic(cfg, env)
+
+
+def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
+    """Those of a policy gradient."""
+    p = cfg.policy
+    return build_actor_critic(
+        env.observation_spec, env.action_spec, shared=p.shared, distribution=p.distribution, init_std=p.init_std,
+        state_dependent_std=p.state_dependent_std, **network_options(cfg),
+    )  # fmt: skip
+
+
+def network_options(cfg: CollectConfig) -> dict[str, Any]:
+    """What the networks of every algorithm are built with."""
+    p = cfg.policy
+    activation = None if p.activation == "auto" else p.activation
+    return {
+        "net": p.kind, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
+    }  # fmt: skip
+
+
+def _users_policy(p: PolicyConfig, env: EnvBase) -> ActorCritic:
+    made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **p.kwargs)
+    pair = made if isinstance(made, tuple) else (made, None)
+    if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module) or not isinstance(pair[1], torch.nn.Module | None):
+        raise ConfigError(
+            f"policy={p.kind} is no module",
+            why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
+            fix="Return an nn.Module that acts, or a pair (actor, critic).",
+        )
+    return ActorCritic(*pair)
+
+
+def _kinds(pair: tuple) -> str:
+    return " and ".join(type(part).__name__ for part in pair if part is not None) or "None"
+
+
+def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
+    """Threads of one torch operation: what was asked for, or one for small nets and all cores for large ones."""
+    if isinstance(cfg.threads, int):
+        return cfg.threads
+    if policy is None:
+        return 1
+    rows = getattr(getattr(cfg, "sampler", None), "batch_size", cfg.env.num)
+    largest = max((p.numel() for p in policy.parameters() if p.ndim > 1), default=0)
+    convolves = any(isinstance(m, torch.nn.Conv2d) for m in policy.modules())
+    return (os.cpu_count() or 1) if convolves or largest * rows > WORTH_A_THREAD else 1

@@ -1,0 +1,34 @@
+"""Proximal policy optimisation (arXiv:1707.06347): the clipped ratio, and the penalised divergence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcli.algorithms.policy_gradient import PolicyGradient
+from rlcli.modules import ActorCritic
+from rlcli.objectives import ClipPPOLoss, KLPENPPOLoss
+
+
+class ClipPPO(PolicyGradient):
+    """`loss=ppo_clip`."""
+
+    uses = (*PolicyGradient.uses, "loss.clip_epsilon", "loss.anneal_clip", "loss.clip_value", "loss.target_kl")
+
+    def objective(self, policy: ActorCritic, **options: Any) -> ClipPPOLoss:
+        o = self.cfg.loss
+        return ClipPPOLoss(
+            policy.actor, policy.critic, clip_epsilon=o.clip_epsilon, clip_value=o.clip_value, entropy_bonus=True,
+            **options,
+        )  # fmt: skip
+
+
+class PenalisedPPO(PolicyGradient):
+    """`loss=ppo_kl`."""
+
+    uses = (*PolicyGradient.uses, "loss.clip_value", "loss.target_kl", "loss.kl_target", "loss.kl_coeff")
+
+    def objective(self, policy: ActorCritic, **options: Any) -> KLPENPPOLoss:
+        o = self.cfg.loss
+        return KLPENPPOLoss(
+            policy.actor, policy.critic, dtarg=o.kl_target, beta=o.kl_coeff, clip_value=o.clip_value, **options
+        )

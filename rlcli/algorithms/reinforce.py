@@ -1,0 +1,25 @@
+"""REINFORCE (Williams 1992), with or without a learned baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcli.algorithms.policy_gradient import PolicyGradient
+from rlcli.modules import ActorCritic
+from rlcli.objectives import ReinforceLoss
+
+
+class Reinforce(PolicyGradient):
+    """`loss=reinforce`."""
+
+    uses = (*PolicyGradient.uses, "loss.baseline")
+    one_pass = True  # there is no ratio of policies
+
+    @property
+    def valued(self) -> bool:
+        return self.cfg.loss.baseline
+
+    def objective(self, policy: ActorCritic, **options: Any) -> ReinforceLoss:
+        o = self.cfg.loss
+        critic = policy.critic if o.baseline else None
+        return ReinforceLoss(policy.actor, critic, entropy_bonus=o.entropy_coeff > 0, **options)

@@ -1,0 +1,51 @@
+"""Soft actor-critic of continuous actions, with twin critics and a learned temperature (arXiv:1812.05905)."""
+
+from __future__ import annotations
+
+import torch
+
+from rlcli.algorithms.bootstrapped import Bootstrapped
+from rlcli.algorithms.policy import network_options
+from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError
+from rlcli.keys import ACTION
+from rlcli.modules import ActorCritic, build_soft_actor_critic
+from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
+from rlcli.objectives import SACLoss
+from rlcli.specs import Composite
+
+
+class SAC(Bootstrapped):
+    """`loss=sac`."""
+
+    uses = (*Bootstrapped.uses, "loss.alpha", "loss.alpha_init", "loss.target_entropy")
+
+    def networks(self, env: EnvBase) -> ActorCritic:
+        return build_soft_actor_critic(env.observation_spec, env.action_spec, **network_options(self.cfg))
+
+    def objective(self, policy: ActorCritic, env: EnvBase) -> SACLoss:
+        """The losses of the actor and its critics."""
+        o, spec = self.cfg.loss, env.action_spec
+        if not isinstance(policy.critic, torch.nn.ModuleList):
+            raise ConfigError(
+                "SAC needs an actor and a list of critics that read observations and action",
+                where=f"policy={self.cfg.policy.kind}",
+                fix="Return (actor, nn.ModuleList([ValueOperator(net, ['observation', 'action']), ...])).",
+            )
+        loss = SACLoss(
+            policy.actor, list(policy.critic), loss_function=o.distance, gamma=self.cfg.value.gamma,
+            action_spec=spec[ACTION] if isinstance(spec, Composite) else spec,
+            alpha_init=o.alpha_init if o.alpha == "auto" else float(o.alpha), fixed_alpha=o.alpha != "auto",
+            generator=self.generator,
+        )  # fmt: skip
+        if o.target_entropy == "auto":
+            loss.target_entropy += _log_width(loss)
+        else:
+            loss.target_entropy = float(o.target_entropy)
+        return loss
+
+
+def _log_width(loss: SACLoss) -> float:
+    """What an action's entropy gains by its units, against actions scaled to [-1, 1]."""
+    family = loss.density.family
+    return float(torch.from_numpy(family._half).log().sum()) if isinstance(family, TanhNormalFamily) else 0.0

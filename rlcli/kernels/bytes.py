@@ -1,0 +1,211 @@
+"""Bytes at an address, inside a compiled loop: copied, compared, read and written; and words that processes share.
+
+Nothing is checked: whoever calls keeps the memory alive and knows its size.
+
+A word that one process stores and others load is 8 bytes, in an order that every processor keeps: a release store is
+seen after all that was written before it; what is read after an acquire load is at least as new as that store. On x86
+these are plain moves; on ARM they are not, and nothing in Python or numpy promises either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from rlcli.kernels.compiled import compiled
+
+_COPY = types.void(types.int64, types.int64, types.int64)
+_SAME = types.boolean(types.int64, types.int64, types.int64)
+
+
+def _callable(generator: Callable) -> Any:
+    """An intrinsic is called without its first argument, which no type checker can know."""
+    return intrinsic(generator)
+
+
+@_callable
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """C's `memcpy(target, source, count)`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = cgutils.voidptr_t
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
+        return context.get_dummy_value()
+
+    return _COPY, generate
+
+
+@_callable
+def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
+    """C's `memcmp(one, other, count) == 0`: bits, never values, so NaN equals itself and -0.0 differs from 0.0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = cgutils.voidptr_t
+        kind = ir.FunctionType(ir.IntType(32), [pointer, pointer, ir.IntType(64)])
+        compare = cgutils.get_or_insert_function(builder.module, kind, "memcmp")
+        answer = builder.call(
+            compare, [builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2]]
+        )
+        return builder.icmp_signed("==", answer, ir.Constant(ir.IntType(32), 0))
+
+    return _SAME, generate
+
+
+def _mover(size: int) -> Any:
+    @_callable
+    def move(typing: Any, target: Any, source: Any) -> Any:
+        """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.PointerType(ir.IntType(8 * size))
+            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return _MOVE, generate
+
+    return move
+
+
+_MOVE = types.void(types.int64, types.int64)
+move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
+
+
+def _reader(size: int) -> Any:
+    @_callable
+    def read(typing: Any, address: Any) -> Any:
+        """The signed whole number at an address, which need not be aligned."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.PointerType(ir.IntType(8 * size))
+            value = builder.load(builder.inttoptr(args[0], pointer), align=1)
+            return value if size == 8 else builder.sext(value, ir.IntType(64))
+
+        return types.int64(types.int64), generate
+
+    return read
+
+
+read_1, read_2, read_4, read_8 = _reader(1), _reader(2), _reader(4), _reader(8)
+
+
+def _writer(size: int) -> Any:
+    @_callable
+    def write(typing: Any, address: Any, value: Any) -> Any:
+        """The low bytes of a whole number, to an address that need not be aligned."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.IntType(8 * size)
+            value = args[1] if size == 8 else builder.trunc(args[1], kind)
+            builder.store(value, builder.inttoptr(args[0], ir.PointerType(kind)), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return write
+
+
+write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer(8)
+
+
+@_callable
+def load_1(typing: Any, address: Any) -> Any:
+    """The byte at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.PointerType(ir.IntType(8))))
+
+    return types.uint8(types.int64), generate
+
+
+@_callable
+def store_1(typing: Any, address: Any, value: Any) -> Any:
+    """Write the byte at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.PointerType(ir.IntType(8))))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint8), generate
+
+
+@_callable
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as what `numba.carray` makes an array of."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@_callable
+def load_64(typing: Any, address: Any) -> Any:
+    """Eight bytes at once, unsigned; they need not be aligned."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(types.uint64)
+        return builder.load(builder.inttoptr(args[0], kind.as_pointer()), align=1)
+
+    return types.uint64(types.int64), generate
+
+
+@_callable
+def store_64(typing: Any, address: Any, value: Any) -> Any:
+    """Write eight bytes at once, to an address that need not be aligned."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(types.uint64)
+        builder.store(args[1], builder.inttoptr(args[0], kind.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), generate
+
+
+@compiled()
+def byte(address: int) -> int:
+    """A byte as a number that sums with other numbers: an unsigned one would make them floats."""
+    return np.int64(load_1(address))  # type: ignore[return-value]
+
+
+# ---- words that processes share ------------------------------------------------------------------------------------
+_WORD = ir.IntType(64)
+
+
+@_callable
+def store_release(typing: Any, address: Any, value: Any) -> Any:
+    """Write an aligned word after all that this thread wrote before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.PointerType(_WORD)), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@_callable
+def load_acquire(typing: Any, address: Any) -> Any:
+    """Read an aligned word before all that this thread reads after it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(_WORD)), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@compiled()
+def publish(address: int, value: int) -> None:
+    """`store_release`, for Python."""
+    store_release(address, value)
+
+
+@compiled()
+def published(address: int) -> int:
+    """`load_acquire`, for Python."""
+    return load_acquire(address)

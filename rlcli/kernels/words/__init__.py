@@ -1,1 +1,0 @@
-"""Words of memory that processes share."""

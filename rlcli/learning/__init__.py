@@ -1,0 +1,1 @@
+"""Learning from batches and stored rows: the update, the loops around it, and playing episodes to judge a policy."""

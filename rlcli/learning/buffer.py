@@ -1,0 +1,149 @@
+"""The replay buffer of a run: where its rows lie, how they are drawn, and what rebuilds their next observations.
+
+Both kinds of learning from stored rows are wired with it; what is learned from a sample is their affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rlcli.collectors import Collector
+from rlcli.collectors.row_fields import RowSchema, schema_of
+from rlcli.config import registry
+from rlcli.config.schemas import Config
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
+from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler, SliceSampler
+from rlcli.data.storages import LazyTensorStorage, Storage
+from rlcli.errors import ResourceError
+from rlcli.keys import Key, under_next
+from rlcli.runs.folder import BUFFER, Run
+from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
+
+
+def build_buffer(
+    cfg: Config, run: Run, device: torch.device | None, collector: Collector, rebuilt: Sequence[Key] = ()
+) -> ReplayBuffer:
+    """Storage, sampler and what a sample passes, seeded from the run's seed.
+
+    Parameters
+    ----------
+    device : torch device, optional
+        Where samples go.
+    collector : Collector
+        Asked for the schema of its rows.
+    rebuilt : sequence of keys
+        Observations whose next value samples get from the row that follows in the storage (`compact`).
+    """
+    sampler = build_sampler(cfg)
+    kind: Any = TensorDictReplayBuffer if sampler.has_priorities else ReplayBuffer
+    buffer = kind(
+        storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
+        next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
+        frame_stack=frame_stacks(cfg, schema_of(collector, 1, 1)) or None, codes=cfg.storage.codes,
+    )  # fmt: skip
+    if cfg.memory.next_obs == "delta":
+        buffer.append_transform(NextObservationDelta())
+    if rebuilt:
+        buffer.append_transform(NextStateReconstructor(rebuilt))
+    if cfg.loss.n_steps > 1:
+        buffer.append_transform(MultiStepTransform(cfg.loss.n_steps, cfg.value.gamma))
+    return buffer
+
+
+def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
+    """Observations of which a row stores its newest frame, and how many frames a stack has.
+
+    A transform behind the stacking may give them another form: those are stored as they are.
+    """
+    frames, memory = cfg.env.frame_stack, cfg.memory
+    if frames is None or frames < 2 or memory.frame_stack != "auto" or memory.next_obs != "exact":
+        return {}
+    found = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
+    return {key: frames for key, field in found.items() if len(field.shape) > 1 and field.shape[0] == frames}
+
+
+def build_sampler(cfg: Config) -> Sampler:
+    """Which rows a sample holds."""
+    s = cfg.sampler
+    options = registry.arguments("sampler", s)
+    if s.kind == "prioritized":
+        options["max_capacity"] = cfg.storage.max_size
+    if {"num_slices", "slice_len"} <= options.keys():
+        options["num_slices"], options["slice_len"] = slices_of(cfg)
+    return registry.build("sampler", s.kind, Sampler, seed=cfg.seed, **options)
+
+
+def slices_of(cfg: Config) -> tuple[int, int]:
+    """Number and length of the slices of a sample; what is not given follows from the batch size."""
+    s = cfg.sampler
+    length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
+    return s.num_slices or s.batch_size // length, length
+
+
+def clear_rows(folder: Path) -> None:
+    """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count.
+
+    Whole or not at all: half of it would look like damage.
+
+    Raises
+    ------
+    ResourceError
+        Files are there that no storage makes.
+    """
+    from rlcli.data.files.disk import Disk
+
+    disk, place = Disk(), folder.resolve()  # the folder may be a link to another disk
+    old = place.with_name(f".old_{place.name}")
+    if old.exists() or old.is_symlink():  # of a crash while it was taken away
+        disk.remove(old)
+    if not place.is_dir():
+        return
+    ours = [path for pattern in _ROWS for path in place.glob(pattern)]
+    if others := sorted(set(place.iterdir()).difference(ours)):
+        raise ResourceError(
+            "the folder of the buffer holds other files",
+            where=str(folder),
+            why=", ".join(path.name for path in others[:5]),
+            fix="Move them away: a resumed run writes its rows anew.",
+        )
+    disk.rename(place, old)
+    disk.make_folder(place)
+    disk.remove(old)
+
+
+_ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-*.bin", "state-*.safetensors")
+
+
+def build_storage(cfg: Config, run: Run) -> Storage:
+    """Where rows lie."""
+    s = cfg.storage
+    options = registry.arguments("storage", s)
+    del options["codes"]  # of the buffer
+    if s.kind == "memmap":
+        folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
+        if run.checkpoints:  # it is resumed; rows of another run in this place are refused by the storage
+            clear_rows(folder)
+        options["scratch_dir"] = folder
+    return registry.build("storage", s.kind, Storage, **options)
+
+
+def load_buffer_compiler(cfg: Config) -> None:
+    """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
+    one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
+    following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}
+    rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
+    sampler: Sampler = RandomSampler(seed=0)
+    if cfg.sampler.kind == "prioritized":
+        sampler = PrioritizedSampler(8, 0.6, 0.4, seed=0)
+    elif cfg.sampler.kind == "slice":
+        sampler = SliceSampler(slice_len=2, seed=0)
+    exact = "exact" if cfg.memory.next_obs == "exact" else "full"
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=exact)
+    buffer.extend(rows)
+    buffer.sample()

@@ -1,0 +1,220 @@
+"""Playing whole episodes with a policy, each on a seed of its own that training never uses.
+
+Episode k is played by env k modulo their number, on a seed that follows from k alone: how many envs play decides how
+fast, and neither which episodes are played nor which of them count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from tensordict.nn import InteractionType
+
+from rlcli.collectors import Collector
+from rlcli.envs import EnvBase
+from rlcli.keys import DONE, REWARD
+from rlcli.lanes.bounds import Bounds
+from rlcli.learning.threads import one_thread
+from rlcli.runs.session import due as reached
+
+EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
+STEPS_A_BATCH = 64
+LONGEST = 30_000  # steps after which an episode that does not end is cut off
+SHORTEST_LIMIT = 1_000  # most benchmarks' episodes end within it
+PROGRESS_EVERY = 10.0  # seconds between lines of how far an evaluation is
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves.
+
+    `outside` holds what the env showed outside its declared bounds, where it was made to count that.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    cut: int = 0
+    outside: Bounds = field(default_factory=Bounds, compare=False)
+
+    def __str__(self) -> str:
+        return "; ".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Sentences: the result, and what there is to say of how it came about."""
+        r = self.returns
+        text = (
+            f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episodes "
+            f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
+        )
+        cut = [f"{self.cut} did not end and were cut off"] if self.cut else []
+        return [text, *cut, *self.outside.lines()]
+
+    def as_dict(self) -> dict:
+        """Plain values for a report."""
+        return {
+            "mean_return": float(self.returns.mean()),
+            "std_return": float(self.returns.std()),
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "cut": self.cut,
+            "out_of_bounds": self.outside.figures(),
+        }
+
+    def figures(self) -> dict[str, float]:
+        """Among the figures of an iteration."""
+        return {"eval_return": float(self.returns.mean()), "eval_length": float(self.lengths.mean())}
+
+
+@dataclass(frozen=True)
+class FailedEvaluation:
+    """An evaluation that an error ended; the run that asked for it goes on."""
+
+    error: str
+
+    def __str__(self) -> str:
+        return f"failed: {self.error}"
+
+    def as_dict(self) -> dict:
+        """Plain values for a report."""
+        return {"error": self.error}
+
+    def figures(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+Played = Evaluation | FailedEvaluation
+
+
+class PeriodicEvaluation:
+    """An evaluation every so many frames.
+
+    Parameters
+    ----------
+    every : int
+        Frames.
+    play : callable
+        Plays the episodes with the present weights; None where it was asked to stop.
+    """
+
+    def __init__(self, every: int, play: Callable[[], Played | None]) -> None:
+        self.every, self.play = every, play
+        self._last = 0
+        self._found: Played | None = None  # of the last call of `after_batch`
+
+    def due(self, frames: int) -> bool:
+        """Whether `after_batch` would play."""
+        return reached(self.every, self._last, frames)
+
+    def after_batch(self, frames: int) -> dict[str, float]:
+        """Figures for the report; empty when none is due."""
+        due, self._last = self.due(frames), frames
+        self._found = self.play() if due else None
+        return {} if self._found is None else self._found.figures()
+
+    def played_at(self, frames: int) -> Played | None:
+        """What was found after this many frames, if episodes were played then."""
+        return self._found if frames == self._last else None
+
+    def resumed_at(self, frames: int) -> None:
+        """The run goes on after this many frames."""
+        self._last = frames
+
+
+def longest_episode(asked: int | None, total_frames: int) -> int:
+    """Steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
+
+    A policy that stands still plays on for as long as its env lets it (27,000 steps in Breakout), and judging it must
+    not take many times as long as training it did.
+    """
+    return min(max(total_frames // 4, SHORTEST_LIMIT), LONGEST) if asked is None else asked
+
+
+def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.ndarray, int], None]:
+    """For `evaluate`: every ten seconds a line of how far it is goes to `say`.
+
+    A policy that stands still plays on to an episode's limit.
+    """
+    last = time.monotonic()
+
+    def progress(returns: np.ndarray, frames: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_EVERY:
+            last = time.monotonic()
+            so_far = f", return {returns.mean():.1f} so far" if len(returns) else ""
+            say(f"evaluating: {len(returns)} of {episodes} episodes ended, {frames:,} frames played{so_far} ...")
+
+    return progress
+
+
+def evaluate(
+    env: EnvBase,
+    policy,
+    episodes: int | None = None,
+    *,
+    seed: int = EVALUATION_SEED,
+    deterministic: bool = True,
+    longest: int = LONGEST,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,
+) -> Evaluation | None:
+    """Play episodes; returns are of the env's own rewards, before any transform.
+
+    Parameters
+    ----------
+    env : EnvBase
+        Batch size `(lanes,)`.
+    policy : actor or None
+        None plays random actions.
+    episodes : int, optional
+        One in every lane by default.
+    seed : int
+        Of the episodes.
+    deterministic : bool
+        The mode of the policy's distribution, or a draw from it.
+    longest : int
+        Steps after which an episode is cut off: an env may never end one.
+    stop : callable
+        Asked between batches; when it says so, the evaluation is given up and None returned.
+    progress : callable
+        Called between batches with the returns of the episodes that have ended, and the frames that were played; see
+        `progress_lines`.
+    """
+    n = env.batch_size.numel()
+    episodes = n if episodes is None else episodes
+    collector = Collector(
+        env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE],
+        exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
+        next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
+    )  # fmt: skip
+    rounds = -(-episodes // n)
+    if rounds > 1:
+        collector.limit_episodes(longest)
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    playing = np.arange(n)  # each lane's episode
+    of_lane = np.arange(episodes) % n
+    steps = 0
+    while playing.min() < episodes and steps < longest * rounds:
+        if stop():
+            return None
+        with one_thread():
+            played = collector.deliver(min(STEPS_A_BATCH, longest * rounds - steps))
+        assert played.reward is not None and played.done is not None  # `keep_keys` names them
+        reward, done = played.reward[..., 0], played.done[..., 0]  # [N, T]
+        ended = np.cumsum(done, 1)  # a lane's next episode is the one `n` further on
+        episode = playing[:, None] + n * (ended - done)
+        wanted = episode < episodes
+        returns += np.bincount(episode[wanted], reward[wanted], episodes)
+        lengths += np.bincount(episode[wanted], minlength=episodes)
+        playing = playing + n * ended[:, -1]
+        steps += done.shape[1]
+        progress(returns[playing[of_lane] > np.arange(episodes)], steps * n)
+    began = lengths > 0  # an engine that cannot be made to cut an episode may leave some unplayed
+    open_ended = np.zeros(episodes, np.bool_)
+    open_ended[playing[playing < episodes]] = True
+    if rounds > 1:
+        open_ended |= lengths >= longest
+    return Evaluation(returns[began], lengths[began], cut=int(open_ended[began].sum()), outside=collector.bounds)

@@ -1,0 +1,189 @@
+"""What hangs on a training loop: the clock of its stages, evaluations, reports with their ledger lines, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from rlcli.collectors import Collector, Delivered
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.keys import show
+from rlcli.learning.evaluation import PeriodicEvaluation
+from rlcli.learning.threads import one_thread
+from rlcli.report.clock import Clock
+from rlcli.report.ledger import Entry
+from rlcli.report.reporter import Reporter
+from rlcli.report.tally import ValueRows
+from rlcli.runs.session import Saver, due
+
+BUFFER = "buffer"
+TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
+
+
+class Followed(Protocol):
+    """What hooks ask of a loop.
+
+    Attributes
+    ----------
+    report_every : int
+        Frames between reports, each of which is a line of metrics.
+    """
+
+    collector: Collector
+    total_frames: int
+    report_every: int
+
+    def figures(self) -> dict[str, float]:
+        """Of the learning since the last report."""
+
+
+class Hooks:
+    """Follows a loop. Without a reporter, a saver or an evaluation nobody reports, saves or evaluates.
+
+    Parameters
+    ----------
+    reporter : Reporter, optional
+    saver : Saver, optional
+        Checkpoints when one is due, and stops the run safely when asked to.
+    evaluation : PeriodicEvaluation, optional
+        Plays episodes along the way.
+
+    Attributes
+    ----------
+    stage : Clock
+        `with hooks.stage(name)` times a stage.
+    valued : ValueRows, optional
+        What the value stage counted since the last report.
+    unreported : list of (reward, done)
+        Of each batch since the last report.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter | None = None,
+        saver: Saver | None = None,
+        evaluation: PeriodicEvaluation | None = None,
+    ) -> None:
+        self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
+        self.stage = Clock() if reporter is None else reporter.clock
+        self.valued: ValueRows | None = None
+        self.unreported: list[tuple[np.ndarray, np.ndarray]] = []
+
+    # ---- the stages of a batch --------------------------------------------------------------------------------
+    def collect(self, collector: Collector, iteration: int) -> Delivered:
+        """One batch, cut to what is left of the run; every 16th is timed from within."""
+        clock = self.stage
+
+        @contextlib.contextmanager
+        def stage(name: str) -> Iterator[None]:
+            # a few rows a step: a second thread costs more than it gives, and would change bits
+            with clock(name), one_thread() if name == "collect" else contextlib.nullcontext():
+                yield
+
+        delivered = collector.deliver(timed=iteration % TIMED_EVERY == 0, stage=stage)
+        seconds = delivered.seconds
+        if seconds is not None:
+            store = seconds.total - seconds.env - seconds.policy
+            clock.split("collect", of=seconds.total, env=seconds.env, policy=seconds.policy, store=store)
+        return delivered
+
+    @contextlib.contextmanager
+    def valuing(self, rows: int) -> Iterator[None]:
+        """The value stage of so many rows."""
+        with self.stage("values"), self.reporter.values.of(rows) if self.reporter else contextlib.nullcontext():
+            yield
+
+    def count(self, rows: ValueRows) -> None:
+        """Count what the value stage saw."""
+        if self.valued is None:
+            self.valued = ValueRows()
+        self.valued.add(rows)
+
+    # ---- between batches --------------------------------------------------------------------------------------
+    def begin(self, frames: int) -> None:
+        """Before the first batch; raises StoppedSafely where the run was asked to stop."""
+        if self.saver is not None:
+            self.saver.stop_if_asked(frames)
+
+    def after_batch(self, loop: Followed, delivered: Delivered, batch: TensorDictBase) -> None:
+        """Evaluate and report when it is due: what was collected and learned since the last report."""
+        frames, new = loop.collector.frames, delivered.raw.numel()
+        last = frames >= loop.total_frames
+        if not last and not due(loop.report_every, frames - new, frames) and not self._evaluates(frames):
+            self._remember(delivered)
+            return
+        learned, evaluation = loop.figures(), self.evaluation
+        if evaluation is not None:
+            with self.stage("evaluate"):
+                learned |= evaluation.after_batch(frames)
+        reward, done = self._since_the_last_report(delivered)
+        if self.reporter is not None:
+            self.reporter.batch(
+                batch, learned, reward=reward, done=done, frames=None if done is None else done.size,
+                valued=self.valued, others=_others(loop.collector),
+            )  # fmt: skip
+            self.reporter.out_of_bounds(loop.collector.out_of_bounds())
+        self.valued = None
+
+    def save(self, frames: int) -> None:
+        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop."""
+        if self.saver is not None:
+            self.saver.after_batch(frames)
+
+    def end(self, collector: Collector) -> None:
+        """After the last batch: say what was collected and not learned from."""
+        held = collector.trajectories
+        lost = 0 if held is None else held.leftover_frames + held.dropped_frames
+        if lost and self.reporter is not None:
+            self.reporter.warn("leftovers", f"{lost:,} frames of unfinished trajectories were not learned from")
+
+    def _evaluates(self, frames: int) -> bool:
+        return self.evaluation is not None and self.evaluation.due(frames)
+
+    def _remember(self, delivered: Delivered) -> None:
+        if delivered.reward is not None and delivered.done is not None:
+            self.unreported.append((delivered.reward.copy(), delivered.done.copy()))  # their memory is written again
+
+    def _since_the_last_report(self, delivered: Delivered) -> tuple[np.ndarray | None, np.ndarray | None]:
+        reward, done = delivered.reward, delivered.done
+        if self.unreported and reward is not None and done is not None:
+            reward, done = (np.concatenate(x, 1) for x in zip(*self.unreported, (reward, done), strict=True))
+        self.unreported = []
+        return reward, done
+
+
+# ---- ledger lines -----------------------------------------------------------------------------------------------
+def _others(collector: Collector) -> list[Entry]:
+    """What a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
+    held = collector.trajectories
+    entries = [] if held is None else [Entry("trajectories", "held back", held.nbytes)]
+    return entries if collector.replay_buffer is None else [*entries, *_stored(collector.replay_buffer)]
+
+
+def _stored(buffer: ReplayBuffer) -> list[Entry]:
+    """One entry a key, in bytes of the rows that are stored; index and next observations of their own follow."""
+    ring = buffer.ring
+    if not ring.fields:
+        return []
+    rows, storage = max(len(ring), 1), buffer.storage
+    plain = sum(field.width for field in storage.fields.values())
+    share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
+    entries, device = [], str(storage.device)
+    for key, field in ring.fields.items():
+        width = ring.packing.width(key)
+        held = 0 if width is None else round(share * width)
+        kind = str(field.dtype).removeprefix("torch.")
+        saved = 0 if width == field.width else rows * field.width - held
+        note = "exact" if width is None else "" if width == field.width else "packed"
+        note = "one frame a row" if key in ring.stacks else note
+        shape = (rows, *field.shape)
+        entries.append(
+            Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)
+        )
+    own = ring.nbytes - storage.nbytes
+    entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
+    return entries

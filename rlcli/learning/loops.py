@@ -1,0 +1,283 @@
+"""The training loops. Each is the same walk; they differ in what is learned from.
+
+collector -> batch -> estimator -> loss -> update -> weights -> collector                         `OnPolicy`
+collector -> batch -> buffer -> sampler -> estimator -> loss -> update -> weights -> collector    `BufferedOnPolicy`
+collector -> batch -> buffer -> sampler -> loss -> update -> weights -> collector                 `OffPolicy`
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from rlcli.collectors import Collector, Delivered
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.data.next_obs import move
+from rlcli.learning.hooks import Hooks
+from rlcli.learning.update import Update
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.report.tally import ValueRows
+
+
+class Loop(ABC):
+    """Trains until `total_frames`.
+
+    Parameters
+    ----------
+    collector : Collector
+    update : Update
+    total_frames : int
+    hooks : Hooks, optional
+        Clock, evaluation, reports, checkpoints.
+
+    Attributes
+    ----------
+    iteration : int
+        Batches so far.
+    init_rows : int
+        Rows that its buffer began with.
+    explore : callable or None
+        Called with the frames of every batch (an epsilon that falls).
+    """
+
+    report_every = 1
+
+    def __init__(self, collector: Collector, update: Update, total_frames: int, hooks: Hooks | None = None) -> None:
+        self.collector, self.update, self.total_frames = collector, update, total_frames
+        self.hooks = Hooks() if hooks is None else hooks
+        self.iteration = self.init_rows = 0
+        self.explore: Callable[[int], None] | None = None
+
+    def run(self) -> None:
+        """Train; returns early only by raising (StoppedSafely among others)."""
+        collector, hooks = self.collector, self.hooks
+        hooks.begin(collector.frames)
+        while collector.frames < self.total_frames:
+            progress = collector.frames / self.total_frames
+            delivered = hooks.collect(collector, self.iteration)
+            batch = self.learn(delivered, progress)
+            collector.update_policy_weights_()
+            if self.explore is not None:
+                self.explore(delivered.raw.numel())
+            self.iteration += 1
+            hooks.after_batch(self, delivered, batch)
+            del delivered  # the trajectories in it are not held while the next are collected
+            hooks.save(collector.frames)
+        hooks.end(collector)
+
+    @abstractmethod
+    def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
+        """Improve the parameters after a batch was collected.
+
+        Parameters
+        ----------
+        progress : float
+            Share of the run's frames that was done before it.
+
+        Returns
+        -------
+        TensorDict
+            To be reported: its rows are the raw batch's.
+        """
+
+    def begin_with(self, rows: int) -> None:
+        """The buffer holds so many rows before the first frame."""
+        self.init_rows = rows
+
+    def figures(self) -> dict[str, float]:
+        """Of the update, since they were last asked for."""
+        return self.update.figures()
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the loop needs to go on as if it had never stopped, beside modules, update and buffer."""
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iteration = int(state["iteration"])
+
+
+class OnPolicy(Loop):
+    """Trains on each batch as it arrives, and forgets it.
+
+    Parameters
+    ----------
+    collector, update, total_frames, hooks
+        See `Loop`.
+    estimator : ValueEstimator
+        Batch -> batch with `advantage` and `value_target`; counts the rows it had to approximate.
+    device : torch device, optional
+        Where batches are learned from; None leaves them where they are stored.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        estimator: ValueEstimator,
+        update: Update,
+        total_frames: int,
+        hooks: Hooks | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(collector, update, total_frames, hooks)
+        self.estimator, self.device = estimator, device
+
+    def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
+        """Value what the batch delivers, itself or the trajectories that it made whole, and update on it."""
+        batch = delivered.raw
+        for batch in delivered.pieces:
+            batch = self.value(batch)
+            with self.hooks.stage("update"):
+                self.update.improve(batch, progress)
+        cut = self.collector.split_trajs or self.collector.trajectories is not None
+        return delivered.raw if cut else batch
+
+    def value(self, batch: TensorDictBase) -> TensorDictBase:
+        """The value stage, its rows counted."""
+        estimator = self.estimator
+        with self.hooks.valuing(batch.numel()):
+            batch = estimator(batch if self.device is None else move(batch, self.device))
+        dropped = estimator.last_dropped if estimator.shifted else None
+        self.hooks.count(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        norm = self.estimator.value_norm
+        return {**super().state_dict(), "value_norm": {} if norm is None else norm.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.estimator.value_norm is not None:
+            self.estimator.value_norm.load_state_dict(state["value_norm"])
+
+
+class BufferedOnPolicy(OnPolicy):
+    """Trains on slices of the last batches, each valued by the networks as they are when it is drawn.
+
+    They were collected by the last few policies: their stored log-probabilities say how those acted. An epoch of the
+    update is as many samples as it takes to draw the rows of a batch once, on average.
+
+    Parameters
+    ----------
+    collector : Collector
+        Its replay buffer draws slices.
+    estimator, update, total_frames, hooks
+        See `OnPolicy`.
+    slice_len : int, optional
+        Where every slice has this length: samples are `[slices, slice_len]`. None: flat, end to end.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        estimator: ValueEstimator,
+        update: Update,
+        total_frames: int,
+        hooks: Hooks | None = None,
+        *,
+        slice_len: int | None = None,
+    ) -> None:
+        super().__init__(collector, estimator, update, total_frames, hooks)
+        self.buffer: ReplayBuffer = collector.replay_buffer
+        self.slice_len = slice_len
+
+    def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
+        """Update on samples of what is stored."""
+        update, stage, length = self.update, self.hooks.stage, self.slice_len
+        assert self.buffer.batch_size is not None
+        update.begin(progress)
+        for _ in update.passes():
+            for _ in range(-(-delivered.raw.numel() // self.buffer.batch_size)):
+                with stage("sample"):
+                    sample = self.buffer.sample()
+                sample = self.value(sample if length is None else sample.reshape(-1, length))
+                with stage("update"):
+                    update.on(update.columns(sample))
+        return delivered.raw
+
+    def figures(self) -> dict[str, float]:
+        """Those of the update, and `rows_drawn`."""
+        valued = self.hooks.valued
+        return super().figures() | {"rows_drawn": 0 if valued is None else valued.rows}
+
+
+class OffPolicy(Loop):
+    """Trains on rows of a buffer that grows with every batch.
+
+    Parameters
+    ----------
+    collector : Collector
+        Its replay buffer holds the rows.
+    update, total_frames, hooks
+        See `Loop`.
+    updates_per_frame : float
+        Fractions add up over batches.
+    learning_starts : int
+        Frames without an update; they earn none.
+    explore : callable, optional
+        See `Loop`.
+    beta : callable, optional
+        Exponent of a prioritized sampler's weights, by the share of the run that is done.
+    """
+
+    report_every = 1000  # batches may hold a single frame
+
+    def __init__(
+        self,
+        collector: Collector,
+        update: Update,
+        total_frames: int,
+        hooks: Hooks | None = None,
+        *,
+        updates_per_frame: float = 1.0,
+        learning_starts: int = 0,
+        explore: Callable[[int], None] | None = None,
+        beta: Callable[[float], float] | None = None,
+    ) -> None:
+        super().__init__(collector, update, total_frames, hooks)
+        self.buffer: ReplayBuffer = collector.replay_buffer
+        self.updates_per_frame, self.learning_starts = updates_per_frame, learning_starts
+        self.beta, self.explore = beta, explore
+        self.by_priority = self.buffer.sampler.has_priorities
+        self.owed = 0.0  # updates that collected frames have earned and nobody has made
+
+    def begin_with(self, rows: int) -> None:
+        """As many random frames fewer are needed."""
+        super().begin_with(rows)
+        self.learning_starts = max(0, self.learning_starts - rows)
+        self.collector.init_random_frames = max(0, self.collector.init_random_frames - rows)
+
+    def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
+        """The updates that the frames of a batch have earned, each on a sample."""
+        batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
+        self.owed += self.updates_per_frame * min(batch.numel(), max(0, self.collector.frames - self.learning_starts))
+        if self.owed >= 1:
+            if self.beta is not None:
+                buffer.sampler.beta = self.beta(progress)  # type: ignore[union-attr]
+            update.begin(progress)
+        while self.owed >= 1:
+            with stage("sample"):
+                sample = buffer.sample()
+            with stage("update"):
+                errors = update.on(update.read(sample))
+            if self.by_priority and errors is not None:
+                with stage("sample"):
+                    buffer.update_priority(sample["index"], errors)
+            self.owed -= 1
+        return batch
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        rewards, ends = ([pair[i] for pair in self.hooks.unreported] for i in (0, 1))
+        return {**super().state_dict(), "owed": self.owed, "given": self.init_rows, "rewards": rewards, "ends": ends}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.owed = float(state["owed"])
+        self.hooks.unreported = list(zip(state["rewards"], state["ends"], strict=True))
+        self.begin_with(int(state["given"]))

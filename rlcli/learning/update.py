@@ -1,0 +1,235 @@
+"""The update: steps along a loss's gradient, one a minibatch, and the target networks after them.
+
+Reads the loss's in_keys and any mask; changes the parameters; gives mean diagnostics, and of losses on stored rows each
+row's error. Which rows it is given, and how often, is the loop's affair. Knows nothing of envs, collectors, checkpoints
+or the console.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError
+from rlcli.learning.flat import FlatParameters
+from rlcli.learning.gradient import Gradient, GradientChoice
+from rlcli.learning.means import Means, mean
+from rlcli.learning.minibatches import Minibatch, Minibatches
+from rlcli.learning.optimizer import FlatOptimizer
+from rlcli.learning.schedules import Schedule, schedule
+from rlcli.learning.step import Guard, Step
+from rlcli.objectives.bootstrap import ROWS
+from rlcli.objectives.loss import Loss
+from rlcli.objectives.reduction import MASK_KEYS, mask_of
+from rlcli.objectives.targets import TargetUpdate
+
+
+class Update:
+    """Minimises a loss.
+
+    On a batch, in epochs of shuffled minibatches: `update(batch, fraction) -> figures`. On minibatches that somebody
+    else draws: `begin(fraction)`, then `on(minibatch)` for each, between `passes()` where they come in epochs; then
+    `figures()`.
+
+    Parameters
+    ----------
+    loss : Loss
+        Its trainable parameters become views of `update.flat.tensor`.
+    targets : TargetUpdate, optional
+        Moves the loss's target networks after every step. None where nothing is delayed.
+    optimizer : {"adam", "adamw", "rmsprop", "sgd"}
+    lr : float or Schedule
+    optimizer_options : dict, optional
+        betas, eps, weight_decay, ...
+    epochs : int
+        Passes over a batch, each in a new order.
+    batch_size : int
+        Rows of a minibatch; the last one of an epoch may be shorter.
+    max_grad_norm : float, optional
+        The gradient of all parameters together is scaled down to this norm. None: never.
+    target_kl : float, optional
+        No further epoch once the mean `kl_approx` of one exceeds this.
+    clip_epsilon : float or Schedule, optional
+        Sets `loss.clip_epsilon` before each batch. None leaves it alone.
+    generator : torch.Generator, optional
+        Of the minibatch order, on the CPU, or of what the loss draws; its state is part of `state_dict`. Seeded with 0
+        by default.
+    max_nonfinite : int
+        A step whose loss or gradient is not finite is skipped and counted; so many in a row are an error.
+    gradient : {"auto", "autograd"}
+        `auto` takes the closed form where it fits.
+    compile : bool
+        Compile the loss with torch.compile (then always autograd).
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        targets: TargetUpdate | None = None,
+        *,
+        optimizer: str = "adam",
+        lr: float | Schedule = 3e-4,
+        optimizer_options: Mapping[str, Any] | None = None,
+        epochs: int = 10,
+        batch_size: int = 256,
+        max_grad_norm: float | None = 0.5,
+        target_kl: float | None = None,
+        clip_epsilon: float | Schedule | None = None,
+        generator: torch.Generator | None = None,
+        max_nonfinite: int = 3,
+        gradient: str = "auto",
+        compile: bool = False,
+    ) -> None:
+        if epochs < 1:
+            raise ArgumentError("epochs must be at least 1", why=f"got {epochs}")
+        self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
+        self.lr = schedule(lr)
+        self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
+        self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
+        self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
+        self.step = Step(self.flat, self.optimizer, max_grad_norm, Guard(max_nonfinite))
+        self.epochs, self.target_kl, self.compile = epochs, target_kl, compile
+        self.gradient = GradientChoice(loss, self.flat, gradient, compile)
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.minibatches = Minibatches(batch_size, self.generator)
+        # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
+        cpu = self.flat.tensor.device.type == "cpu"
+        self._look = cpu or not self.optimizer.can_skip or targets is not None
+        self._keys = [*loss.in_keys, *loss.optional_keys]
+        self._gradient: Gradient | None = None  # of the minibatches since `begin`
+        self._means, self._skipped, self._passes = Means(), 0, 0
+
+    def __call__(self, batch: TensorDictBase, fraction: float = 0.0) -> dict[str, float]:
+        """Improve the parameters on `batch [*B]`.
+
+        Parameters
+        ----------
+        fraction : float
+            Share of the run's frames that is done, for the schedules.
+
+        Returns
+        -------
+        dict of float
+            See `figures`.
+        """
+        self.improve(batch, fraction)
+        return self.figures()
+
+    def improve(self, batch: TensorDictBase, fraction: float = 0.0) -> None:
+        """The same, its figures not asked for yet."""
+        columns = self.columns(batch)
+        self.begin(fraction)
+        for _ in self.passes():
+            for minibatch in self.minibatches.epoch(columns):
+                self.on(minibatch)
+
+    def begin(self, fraction: float = 0.0) -> None:
+        """Before the steps that follow one batch of frames; `fraction` of the run's frames are done.
+
+        A batch of frames may be a single one, and looking for parameters that somebody moved takes 0.3 ms: without
+        `passes`, which looks, call `update.flat.bind()` after such a move.
+        """
+        self._gradient = None
+        self.optimizer.lr = self.lr.at(fraction)
+        if self.clip_epsilon is not None:
+            epsilon = self.clip_epsilon.at(fraction)
+            self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile else epsilon  # type: ignore
+
+    def passes(self) -> Iterator[None]:
+        """Epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
+        self.flat.bind()
+        self._means, self._skipped, self._passes = Means(), self.step.guard.skipped, 0
+        enough, kl = False, math.nan
+        while self._passes < self.epochs and not enough:
+            yield
+            means = self._means
+            self.step.count(means.epoch("skipped"))
+            enough = self.target_kl is not None and mean(means.epoch("kl_approx")) > self.target_kl
+            kl = mean(means.epoch("kl"))
+            means.next_epoch()
+            self._passes += 1
+        self.loss.after_batch(kl)
+
+    def on(self, minibatch: Minibatch) -> Tensor | None:
+        """One step on columns `[N, ...]`, the same ones as of the others since `begin`.
+
+        Returns
+        -------
+        Tensor `[N]` or None
+            Of a loss that gives it, each row's absolute error, for priorities. It is 0 where it is not finite: from
+            such a row nothing can be learned, and it need not be drawn again.
+        """
+        gradient = self._gradient
+        if gradient is None:
+            gradient = self._gradient = self.gradient.of(minibatch)
+        figures = gradient(minibatch)
+        errors = figures.pop(ROWS, None)
+        made = self.step(figures) if self._look else self.step.unseen(figures)
+        self._means.add(made)
+        if made and self.targets is not None:
+            self.targets.step()
+        return errors if errors is None or (made and self._look) else errors.nan_to_num(0.0, 0.0, 0.0)
+
+    def figures(self) -> dict[str, float]:
+        """Means over the steps since the last call, or since `passes`; empty where there was none.
+
+        Of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`, `skipped` (steps, of these), and the
+        `epochs` that were made, or where there were none the `updates` of the whole run.
+        """
+        means, passes = self._means.result(), self._passes
+        self._means, self._passes = Means(), 0
+        if not means and not passes:
+            return {}
+        skipped, self._skipped = self.step.guard.skipped - self._skipped, self.step.guard.skipped
+        count = {"epochs": float(passes)} if passes else {"updates": float(self.step.made)}
+        return means | {"lr": self.optimizer.lr, **count, "skipped": float(skipped)}
+
+    def read(self, batch: TensorDictBase) -> Minibatch:
+        """What the loss reads of a batch; its keys are those that it had when the update was built."""
+        return {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
+
+    def columns(self, batch: TensorDictBase) -> Minibatch:
+        """The same `[N, ...]` over all batch dims, of the rows that masks let through."""
+        columns = {key: x.detach().reshape(-1, *x.shape[batch.ndim :]) for key, x in self.loss.columns(batch).items()}
+        mask = mask_of(columns)
+        if mask is None:
+            return columns
+        rows = mask.reshape(-1).nonzero().squeeze(-1)
+        return {k: x.index_select(0, rows) for k, x in columns.items() if k not in MASK_KEYS}
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, draws, counters, and what the loss holds itself: target networks, a temperature, a coefficient.
+
+        The parameters of the networks that it trains are saved with the policy.
+        """
+        state: dict[str, Any] = dict(self.step.state_dict())
+        state |= {f"{_LOSS}{name}": x for name, x in self._own().items()}
+        state["generator"] = self.generator.get_state()
+        if self.targets is not None:
+            state["targets"] = self.targets.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as the update whose `state_dict()` this is would have."""
+        self.step.load_state_dict(state)
+        own = {name.removeprefix(_LOSS): x for name, x in state.items() if name.startswith(_LOSS)}
+        if own.keys() != self._own().keys():
+            raise KeyError(f"the saved loss holds {sorted(own)}, this one {sorted(self._own())}")
+        self.loss.load_state_dict(own, strict=False)
+        self.flat.bind()
+        self._gradient, self._skipped = None, self.step.guard.skipped
+        self.generator.set_state(state["generator"].cpu())
+        if self.targets is not None:
+            self.targets.load_state_dict(state["targets"])
+
+    def _own(self) -> dict[str, Tensor]:
+        return {k: x for k, x in self.loss.state_dict().items() if "." not in k or k.startswith("target_")}
+
+
+_LOSS = "loss."

@@ -1,1 +1,0 @@
-"""Training loops and what surrounds them: update, checkpoints, run folder, signals."""

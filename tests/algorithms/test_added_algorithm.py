@@ -1,0 +1,112 @@
+"""An algorithm of a user's package is one file and one recipe: it trains, is saved, resumes, plays, and is planned."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rlcli
+from rlcli.algorithms import Algorithm, algorithm_of
+from rlcli.cli.main import main
+from rlcli.config import registry
+from rlcli.config.compose import configure
+from rlcli.config.parts import CHOICES
+from rlcli.errors import ConfigError
+from rlcli.runs import checkpoint
+from rlcli.runs.folder import CHECKPOINTS, open_run
+from rlcli.runs.session import Saver
+
+HERE = Path(__file__).parent
+QUIET = ["console=off", "logger=none", "threads=1"]
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch, tmp_path):
+    """The package, registered anew and forgotten after the test; the working folder is empty."""
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setattr(registry, "_users", {kind: {} for kind in registry.KINDS})
+    monkeypatch.setattr(registry, "imported", [])
+    monkeypatch.delitem(sys.modules, "added_algorithm.iql", raising=False)
+    registry.import_package("added_algorithm.iql")
+    monkeypatch.chdir(tmp_path)
+    return sys.modules["added_algorithm.iql"]
+
+
+def train(folder, *words):
+    recipes = str(HERE / "added_algorithm" / "recipes")
+    return main(["train", "recipe=iql", "--recipe-dir", recipes, *QUIET, *words, f"run.dir={folder}"])
+
+
+def weights(folder):
+    state = checkpoint.load_latest(Path(folder) / CHECKPOINTS).state
+    own = {name: x for name, x in state["update"].items() if isinstance(x, torch.Tensor)}
+    return {**{f"policy.{name}": x for name, x in state["policy"].items()}, **own}
+
+
+def test_it_trains_by_its_own_loss_and_moves_every_network(package):
+    assert train("r") == 0
+    run = open_run("r")
+    assert run.config["loss"]["kind"] == "iql" and run.info["packages"] == ["added_algorithm.iql"]
+    last = run.metrics()[-1]
+    assert {*package.IQLLoss.out_keys, "grad_norm", "updates"} <= last.keys() and last["updates"] == 150
+    assert all(last[name] == last[name] for name in package.IQLLoss.out_keys)
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert len(summary["evaluation"]["returns"]) == 2
+
+
+def test_a_checkpoint_holds_all_that_it_learns_and_a_stopped_run_resumes_bit_for_bit(monkeypatch):
+    assert train("whole") == 0
+    after, seen = Saver.after_batch, []
+
+    def stop(self, frames):
+        seen.append(frames)
+        if len(seen) == 12:
+            self.stop.requested, self.stop.reason = True, "a test"
+        after(self, frames)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "after_batch", stop)
+        assert train("cut") != 0
+    assert checkpoint.latest_number(Path("cut") / CHECKPOINTS) == 480
+    assert main(["resume", "cut", "--import", "added_algorithm.iql"]) == 0
+    whole, cut = weights("whole"), weights("cut")
+    assert any(name.startswith("loss.target_qvalue_network") for name in whole) and whole.keys() == cut.keys()
+    assert all(torch.equal(x, cut[name]) for name, x in whole.items())
+
+
+def test_its_run_is_evaluated_loaded_and_planned_as_any_other():
+    train("r", "run.eval_episodes=0")
+    assert len(rlcli.evaluate("r", episodes=2).returns) == 2
+    policy = rlcli.load("r")
+    env = policy.make_env()
+    observation, _ = env.reset(seed=0)
+    policy.reset()
+    assert policy(observation) in (0, 1)
+    plan = rlcli.plan(["recipe=iql", *QUIET], recipe_dirs=[HERE / "added_algorithm" / "recipes"])
+    assert any(entry.component == "buffer" for entry in plan.entries)
+
+
+def test_what_it_uses_is_read_and_what_it_does_not_is_refused():
+    words = ["loss=iql", "storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
+    assert configure("train", [*words, "loss.tau=0.5"]).loss.tau == 0.5
+    with pytest.raises(ConfigError, match=r"optim\.epochs has no meaning with loss=iql"):
+        configure("train", [*words, "optim.epochs=3"])
+    with pytest.raises(ConfigError, match="loss=iql learns from stored rows, and storage=none keeps none"):
+        configure("train", ["loss=iql", "storage=none"])
+
+
+def test_what_is_no_algorithm_is_refused():
+    registry.register_algorithm("nothing")(lambda cfg: 3)
+    cfg = configure("train", [])
+    cfg.loss.kind = "nothing"
+    with pytest.raises(ConfigError, match="loss=nothing is no algorithm: its builder gave int"):
+        algorithm_of(cfg)
+
+
+@pytest.mark.parametrize("name", [name for name in CHOICES["loss"] if CHOICES["loss"][name].place])
+def test_one_of_ours_is_its_file_and_a_line_of_the_table(name):
+    found = registry.find("algorithm", name)
+    assert issubclass(found, Algorithm) and found.__module__.startswith("rlcli.algorithms.")
+    assert found.uses == CHOICES["loss"][name].uses and found.off_policy == CHOICES["loss"][name].off_policy

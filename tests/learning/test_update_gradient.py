@@ -1,0 +1,193 @@
+"""The closed-form gradient against autograd, and when it steps aside."""
+
+import copy
+
+import pytest
+import torch
+from actor_critic_batches import make_actor, make_critic, rollout
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from rlcli.learning.closed.ppo import ByAutograd, Replayed, closed_ppo
+from rlcli.learning.flat import FlatParameters
+from rlcli.learning.gradient import Autograd, GradientChoice
+from rlcli.learning.schedules import Linear
+from rlcli.learning.update import Update
+from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
+from rlcli.modules.values import ActorValueOperator
+from rlcli.objectives import ClipPPOLoss
+from rlcli.objectives.value import GAE
+
+
+def columns_for(loss, shape=(4, 16), seed=0):
+    actor, critic = loss.actor_network, loss.critic_network
+    td = GAE(gamma=0.99, lmbda=0.95, value_network=critic)(rollout(actor, shape, seed))
+    td["state_value"] += 0.3 * torch.randn_like(td["state_value"])
+    return {k: td.get(k).reshape(-1, *td.get(k).shape[2:]).contiguous() for k in loss.in_keys}
+
+
+def both(loss, columns):
+    """Figures and gradients by the closed form and by autograd, and the closed form."""
+    flat = FlatParameters(loss)
+    fast = closed_ppo(loss, flat, columns)
+    assert fast is not None
+    flat.grad.fill_(123.0)  # whatever is there must not be added to
+    a, grad = fast(columns), None
+    gaps = torch.ones_like(flat.grad, dtype=torch.bool)
+    for p in flat.parameters:
+        start = (p.grad.data_ptr() - flat.grad.data_ptr()) // 4
+        gaps[start : start + p.numel()] = False
+    grad = flat.grad.masked_fill(gaps, 0)
+    b = {k: float(x) for k, x in Autograd(loss, flat)(columns).items()}
+    return a, grad, b, flat.grad.clone(), fast
+
+
+options = st.fixed_dictionaries(
+    {
+        "loss_critic_type": st.sampled_from(["l2", "l1", "smooth_l1"]),
+        "clip_value": st.sampled_from([None, 0.05, 0.5]),
+        "clip_epsilon": st.sampled_from([0.2, 0.05, (0.1, 0.4)]),
+        "entropy_bonus": st.booleans(),
+        "entropy_coeff": st.sampled_from([0.01, 0.5]),
+        "critic_coeff": st.sampled_from([0.5, 1.0]),
+        "normalize_advantage": st.booleans(),
+        "log_explained_variance": st.booleans(),
+    }
+)
+
+
+@given(options, st.sampled_from(["categorical", "normal"]), st.sampled_from(["tanh", "relu"]), st.integers(0, 99))
+def test_closed_form_is_the_gradient_that_autograd_finds(options, kind, activation, seed):
+    loss = ClipPPOLoss(make_actor(kind, seed, activation), make_critic(seed + 1, activation), **options)
+    a, grad, b, expected, fast = both(loss, columns_for(loss, seed=seed))
+    assert isinstance(fast.nets, Replayed)
+    assert (grad - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
+    assert set(a) == set(b)
+    for key in b:
+        assert abs(a[key] - b[key]) <= 2e-5 * (1 + abs(b[key])), key
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal"])
+def test_nets_of_any_kind_keep_the_closed_form_of_the_loss(kind):
+    loss = ClipPPOLoss(make_actor(kind, activation="gelu"), make_critic(activation="gelu"))
+    _, grad, _, expected, fast = both(loss, columns_for(loss))
+    assert isinstance(fast.nets, ByAutograd)
+    assert (grad - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
+
+
+def test_a_shared_trunk_keeps_the_closed_form_of_the_loss():
+    torch.manual_seed(0)
+    net = TensorDictModule(nn.Linear(8, 3), ["hidden"], ["logits"])
+    both_heads = ActorValueOperator(
+        TensorDictModule(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), ["observation"], ["hidden"]),
+        ProbabilisticActor(net, ["logits"], distribution_class=Categorical, return_log_prob=True),
+        ValueOperator(nn.Linear(8, 1), ["hidden"]),
+    )
+    loss = ClipPPOLoss(both_heads.get_policy_operator(), both_heads.get_value_operator())
+    _, grad, _, expected, fast = both(loss, columns_for(loss))
+    assert isinstance(fast.nets, ByAutograd) and expected.abs().max() > 0
+    assert (grad - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
+
+
+def test_masked_actions_have_no_gradient_and_no_nan():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.net(x).masked_fill(torch.tensor([False, False, True]), float("-inf"))
+
+    torch.manual_seed(0)
+    net = TensorDictModule(Masked(), ["observation"], ["logits"])
+    actor = ProbabilisticActor(net, ["logits"], distribution_class=Categorical, return_log_prob=True)
+    loss = ClipPPOLoss(actor, make_critic())
+    _, grad, _, expected, _ = both(loss, columns_for(loss))
+    assert grad.isfinite().all()
+    assert (grad - expected).abs().max() <= 1e-6
+
+
+def test_float64_stays_float64():
+    loss = ClipPPOLoss(make_actor().double(), make_critic().double())
+    columns = columns_for(ClipPPOLoss(make_actor(), make_critic()))
+    columns = {k: x.double() if x.is_floating_point() else x for k, x in columns.items()}
+    flat = FlatParameters(loss)
+    closed_ppo(loss, flat, columns)(columns)
+    grad = flat.grad.clone()
+    Autograd(loss, flat)(columns)
+    assert (grad - flat.grad).abs().max() <= 1e-12
+
+
+def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    columns = columns_for(loss)
+    columns["action"][3] = 7
+    with pytest.raises(IndexError, match="number of actions"):
+        closed_ppo(loss, FlatParameters(loss), columns)(columns)
+
+
+class Shouting(ClipPPOLoss):
+    def objective(self, *args):
+        return {k: 2 * x for k, x in super().objective(*args).items()}
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        lambda: Shouting(make_actor(), make_critic()),
+        lambda: ClipPPOLoss(make_actor("tanh_normal"), make_critic()),
+        lambda: ClipPPOLoss(make_actor("one_hot"), make_critic()),
+        lambda: ClipPPOLoss(make_actor(), make_critic(), separate_losses=True),
+        lambda: ClipPPOLoss(make_actor(), make_critic(), critic_coeff=None),
+        lambda: ClipPPOLoss(make_actor(), make_critic(), reduction="sum"),
+    ],
+)
+def test_anything_unusual_is_left_to_autograd(unusual):
+    loss = unusual()
+    columns = columns_for(loss) if loss.critic_network is not None else None
+    assert isinstance(GradientChoice(loss, FlatParameters(loss)).of(columns), Autograd)
+    td = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)(rollout(loss.actor_network, (2, 8)))
+    before = [p.clone() for p in loss.actor_network.parameters()]
+    Update(loss, epochs=1, batch_size=8)(td)
+    assert any(not torch.equal(a, b) for a, b in zip(before, loss.actor_network.parameters(), strict=True))
+
+
+def test_frozen_parameters_are_not_replayed_and_not_moved():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    frozen = loss.actor_network.module[0].module[0].weight.requires_grad_(False)
+    kept = frozen.clone()
+    columns = columns_for(loss)
+    flat = FlatParameters(loss)
+    fast = closed_ppo(loss, flat, columns)
+    assert isinstance(fast.nets, ByAutograd)
+    fast(columns)
+    assert frozen.grad is None and torch.equal(frozen, kept)
+
+
+def test_deepcopy_trains_on_its_own():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    Update(loss)
+    twin = copy.deepcopy(loss)
+    td = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)(rollout(loss.actor_network, (2, 16)))
+    before = [p.clone() for p in loss.parameters()]
+    Update(twin, epochs=1, batch_size=16)(td)
+    assert all(torch.equal(a, b) for a, b in zip(before, loss.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_follows_its_schedules_without_compiling_again():
+    losses = [ClipPPOLoss(make_actor(), make_critic()) for _ in range(2)]
+    updates = [
+        Update(loss, clip_epsilon=Linear(0.2, 0.1), epochs=2, batch_size=32, optimizer="sgd", compile=compiled)
+        for loss, compiled in zip(losses, (False, True), strict=True)
+    ]
+    td = GAE(gamma=0.99, lmbda=0.95, value_network=losses[0].critic_network)(rollout(make_actor(), (4, 16)))
+    for fraction in (0.0, 0.25, 0.5, 0.75):
+        with torch._dynamo.config.patch(error_on_recompile=fraction > 0):
+            for update in updates:
+                update(td, fraction)
+        gap = (updates[0].flat.tensor - updates[1].flat.tensor).abs().max()
+        assert gap < 1e-6
