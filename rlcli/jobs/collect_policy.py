@@ -1,7 +1,7 @@
 """The policy that collects frames: built, or taken from a training run.
 
 It is kept in the run folder, so that a resumed run acts with the same weights whatever became of the run that they came
-from. What a policy is made of, `rlcli.builders` knows.
+from. What a policy is made of, `build_policy` knows.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from rlcli.builders.policy import build_policy
-from rlcli.builders.restore import config_of, restored_policy
+from rlcli.algorithms.policy import build_policy
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import CollectConfig
-from rlcli.data.fitting import fitting
+from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.jobs.saved import newest
+from rlcli.jobs.load import config_of, restored_policy
 from rlcli.modules import ActorCritic
-from rlcli.training import checkpoint
-from rlcli.training.run import Run, open_run
+from rlcli.runs import checkpoint
+from rlcli.runs.checkpoint import newest
+from rlcli.runs.folder import Run, open_run
 
 KEPT = "policy"  # the folder, and what the weights are called in it
 SEEN = ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")  # decide observations
@@ -65,7 +65,7 @@ def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
 
 
 def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
-    with fitting(found.path):
+    with loading_state(found.path):
         if cfg.policy.kind == "checkpoint":
             return restored_policy(config_of(found.manifest["config"]), env, found.state)
         policy = build_policy(cfg, env)

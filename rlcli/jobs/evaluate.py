@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
-from rlcli.builders.env import build_evaluation_env
-from rlcli.builders.restore import config_of, restored_policy, restored_transforms
-from rlcli.data.fitting import fitting
-from rlcli.errors import ArgumentError, ConfigError
-from rlcli.jobs.load import check_imports
-from rlcli.jobs.saved import newest
-from rlcli.training.evaluation import EVALUATION_SEED, Evaluation, longest_episode
-from rlcli.training.evaluation import evaluate as play
-from rlcli.training.run import open_run
+from rlcli.data.files.state import loading_state
+from rlcli.envs.build import build_evaluation_env, restored_transforms
+from rlcli.errors import ArgumentError
+from rlcli.jobs.load import restored_policy, trained
+from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episode, progress_lines
+from rlcli.learning.evaluation import evaluate as play
 
 
 def evaluate(
@@ -25,49 +23,32 @@ def evaluate(
     seed: int | None = None,
     max_steps: int | None = None,
     video: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """Play whole episodes with the newest checkpoint that verifies, rewards as the env gives them.
-
-    Parameters
-    ----------
-    path : path
-        A run folder.
-    episodes : int
-        How many, each on a seed of its own.
-    deterministic : bool
-        The most likely action, or a draw.
-    seed : int, optional
-        Another set of episodes: 0, the default, is that of a run's own evaluations. No run trains on one of these sets.
-    max_steps : int, optional
-        Steps after which an episode is cut off; by default as in the run's own evaluations.
-    video : str, optional
-        Where to write the first episode.
-    """
+    """See `rlcli.evaluate`; `say` is given a line every ten seconds, of how far it is."""
     if episodes < 1:
         raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
     if max_steps is not None and max_steps < 1:
         raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
     if seed is not None and not 0 <= seed < 2**32:
         raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
-    run = open_run(Path(path))
-    if run.info.get("verb") != "train":
-        raise ConfigError("only training runs hold a policy", where=str(path))
-    check_imports(run)
-    saved = newest(run)
-    cfg = config_of(saved.manifest["config"])  # what the weights were trained with, whatever config.json says
+    saved, cfg = trained(path)
     state = saved.state
     env = build_evaluation_env(cfg, episodes)
     try:
-        with fitting(saved.path):
+        with loading_state(saved.path):
             policy = restored_policy(cfg, env, state)
         first = EVALUATION_SEED + (seed or 0)
         limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
-        found = play(env, policy.actor, episodes, seed=first, deterministic=deterministic, longest=limit)
+        found = play(
+            env, policy.actor, episodes, seed=first, deterministic=deterministic, longest=limit,
+            progress=progress_lines(episodes, say),
+        )  # fmt: skip
         assert found is not None  # nobody asked it to stop
     finally:
         env.close()
     if video is not None:
-        from rlcli.training.video import record
+        from rlcli.learning.video import record
 
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
         serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures

@@ -5,16 +5,21 @@ from __future__ import annotations
 import sys
 from os import PathLike
 from pathlib import Path
+from typing import Any, cast
 
-from rlcli.builders.env import build_env
-from rlcli.builders.restore import config_of, restored_policy
-from rlcli.builders.trained_policy import TrainedPolicy
-from rlcli.data.fitting import fitting
+from rlcli.algorithms.policy import build_policy
+from rlcli.config.resolved import from_dict
+from rlcli.config.schemas import Config
+from rlcli.data.files.state import loading_state
+from rlcli.envs import EnvBase
+from rlcli.envs.build import build_env, restored_transforms
 from rlcli.errors import ConfigError
-from rlcli.jobs.saved import newest
-from rlcli.training import random_streams
-from rlcli.training.commands import packages_of
-from rlcli.training.run import Run, open_run
+from rlcli.jobs.trained_policy import TrainedPolicy
+from rlcli.modules import ActorCritic
+from rlcli.runs import random_streams
+from rlcli.runs.checkpoint import Checkpoint, newest
+from rlcli.runs.commands import packages_of
+from rlcli.runs.folder import Run, open_run
 
 
 class TrainingRun(Run):
@@ -26,42 +31,34 @@ class TrainingRun(Run):
 
 
 def load(path: str | PathLike[str]) -> TrainedPolicy:
-    """The policy of a training run that is finished, stopped, or still going: that of its newest whole checkpoint.
+    """See `rlcli.load`."""
+    saved, cfg = trained(path)
+    with random_streams.kept():
+        env = build_env(cfg.env, gamma=cfg.value.gamma, num=1)
+        try:
+            with loading_state(saved.path):
+                networks = restored_policy(cfg, env, saved.state)
+            return TrainedPolicy(cfg, networks, env, frames=saved.manifest["number"])
+        finally:
+            env.close()
 
-    Parameters
-    ----------
-    path : path
-        The run's folder.
 
-    Returns
-    -------
-    TrainedPolicy
-        Call it on an observation, on several, or on a TensorDict.
+def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
+    """The newest checkpoint of a training run, and what its weights were trained with, whatever config.json says.
 
     Raises
     ------
     ConfigError
-        It is no training run, or a package that registered its env, policy or transforms was not imported: it is
-        named, and never imported here.
-    ResourceError
-        There is no such run, or it has no checkpoint yet.
-    DamagedDataError
-        Its checkpoints cannot be read, or do not fit its configuration.
+        It is no training run, or the packages that it was made with are not imported.
+    ResourceError, DamagedDataError
+        There is no run, or no checkpoint that verifies.
     """
     run = open_run(Path(path))
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))
     check_imports(run)
     saved = newest(run)
-    with random_streams.kept():
-        cfg = config_of(saved.manifest["config"])
-        env = build_env(cfg.env, gamma=cfg.value.gamma, num=1)
-        try:
-            with fitting(saved.path):
-                networks = restored_policy(cfg, env, saved.state)
-            return TrainedPolicy(cfg, networks, env, frames=saved.manifest["number"])
-        finally:
-            env.close()
+    return saved, config_of(saved.manifest["config"])
 
 
 def check_imports(run: Run) -> None:
@@ -75,3 +72,18 @@ def check_imports(run: Run) -> None:
             fix=f"In Python: import {', '.join(missing)}; on the command line: add "
             f"{' '.join(f'--import {name}' for name in missing)}.",
         )
+
+
+def config_of(data: dict[str, Any]) -> Config:
+    """The typed configuration of a saved training run."""
+    return cast(Config, from_dict("train", data))
+
+
+def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
+    """A run's policy with its saved weights, and its saved observation statistics put into `env`."""
+    policy = build_policy(cfg, env)
+    if policy is None:
+        raise ConfigError("a random policy has no weights to restore", where="policy=random")
+    policy.load_state_dict(state["policy"])
+    restored_transforms(env, state)
+    return policy

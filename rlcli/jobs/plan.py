@@ -11,25 +11,22 @@ import gc
 import importlib
 from typing import Any
 
-import torch
-
-from rlcli.builders import off_policy, on_policy
-from rlcli.builders.buffer import load_buffer_compiler
-from rlcli.builders.collector import build_collector
-from rlcli.builders.env import build_env, evaluation_lanes, wants_native
-from rlcli.config.schemas import CollectConfig, Config, DeviceConfig, is_off_policy
+from rlcli.algorithms import algorithm_of
+from rlcli.collectors.build import build_collector
+from rlcli.collectors.faces import Face
+from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
+from rlcli.envs.build import build_env, evaluation_lanes, wants_native
 from rlcli.errors import ConfigError
+from rlcli.jobs.collect import stored_keys
 from rlcli.jobs.collect_policy import policy_to_look_at
-from rlcli.jobs.collection import stored_keys
-from rlcli.jobs.foresee import Learning, foresee, parameter_bytes, working
-from rlcli.jobs.given_rows import rows_given
-from rlcli.jobs.on_policy import load_compiler
+from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
+from rlcli.planning.foresee import Learning, foresee, parameter_bytes, working
+from rlcli.planning.plan import Plan
+from rlcli.processes.memory import process_memory
 from rlcli.report.metrics import wants_tensorboard
-from rlcli.report.plan import Plan
-from rlcli.report.process import process_memory
-from rlcli.training import random_streams
+from rlcli.runs import random_streams
 
 
 def plan(cfg: CollectConfig, verb: str) -> Plan:
@@ -48,14 +45,14 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
     gc.collect()
     imported = process_memory()[0]
     with random_streams.kept():
-        env = build_env(_one_lane(cfg))
+        env = build_env(one_lane(cfg))
         try:
             first = process_memory()[0]
             more = _one_more(cfg)
             before = process_memory()[0]
             policy = policy_to_look_at(cfg, env)
-            learning, keep = _learning(cfg, env, policy)
             here = dataclasses.replace(cfg, device=DeviceConfig(kind="cpu"))
+            learning, keep = _learning(here, env, policy)
             collector = build_collector(here, env, policy, keep)
             built = process_memory()[0]
             _load_what_runs_load(cfg)
@@ -68,7 +65,23 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                 "envs of the evaluation": more * _evaluation_envs(cfg),
                 "libraries at work": working(learning),
             }
-            return foresee(cfg, verb, collector, learning, process, given=rows_given(cfg))
+            return foresee(cfg, verb, collector, learning, process, given=count_init_rows(cfg))
+        finally:
+            env.close()
+
+
+def faces(cfg: CollectConfig) -> list[Face]:
+    """What `Collector.faces()` of the run would say.
+
+    Raises
+    ------
+    RlcliError
+        The env or the policy cannot be made: the run would say the same.
+    """
+    with random_streams.kept():
+        env = build_env(one_lane(cfg))
+        try:
+            return build_collector(cfg, env, policy_to_look_at(cfg, env), None).faces()
         finally:
             env.close()
 
@@ -80,24 +93,22 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
         return Learning(policy), stored_keys(cfg, observed, policy)
     if policy is None:
         raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
-    if is_off_policy(cfg):
-        loss = off_policy.build_loss(cfg, policy, env.action_spec, torch.Generator())
-        return Learning(policy, loss), off_policy.keys_to_keep(cfg, loss)
-    estimator, gradient = on_policy.build_estimator(cfg, policy), on_policy.build_loss(cfg, policy)
-    return Learning(policy, gradient, estimator), on_policy.keys_to_keep(cfg, gradient, estimator, env)
+    algorithm = algorithm_of(cfg)
+    estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
+    return Learning(policy, loss, estimator), algorithm.keys(loss, estimator, env)
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------
-def _one_lane(cfg: CollectConfig) -> Any:
+def one_lane(cfg: CollectConfig) -> Any:
     """The env of the run with one lane, on the engine that it would choose for all."""
     mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
-    return dataclasses.replace(cfg.env, num=1, mode=mode)
+    return dataclasses.replace(cfg.env, num=1, mode=mode, workers=None)
 
 
 def _one_more(cfg: CollectConfig) -> int:
     """Bytes that one more env takes."""
     before = process_memory()[0]
-    another = build_env(_one_lane(cfg))
+    another = build_env(one_lane(cfg))
     grown = process_memory()[0] - before
     another.close()
     return max(grown, 0)
@@ -110,10 +121,7 @@ def _evaluation_envs(cfg: CollectConfig) -> int:
 def _load_what_runs_load(cfg: CollectConfig) -> None:
     """The compiled kernels and the logger, on inputs of one row."""
     if isinstance(cfg, Config):
-        if is_off_policy(cfg):
-            load_buffer_compiler(cfg)
-        else:
-            load_compiler(cfg)
+        algorithm_of(cfg).load_kernels()
     if wants_tensorboard(cfg.logger.kind):
         importlib.import_module("tensorboard.compat.proto.event_pb2")
         importlib.import_module("tensorboard.summary.writer.event_file_writer")

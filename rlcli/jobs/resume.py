@@ -8,31 +8,28 @@ from os import PathLike
 from pathlib import Path
 from typing import cast
 
-from rlcli.builders.collector import devices
+from rlcli.collectors.build import devices
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.validate import validate
+from rlcli.config.words import key_of
 from rlcli.errors import ConfigError
-from rlcli.jobs.changes import Changes, changes
-from rlcli.jobs.collect import fill
+from rlcli.jobs.collect import Collection, fill
 from rlcli.jobs.collect_policy import with_kept_policy
-from rlcli.jobs.collection import Collection
-from rlcli.jobs.found import find_state
-from rlcli.jobs.given_rows import without_source
+from rlcli.jobs.init_rows import without_source
 from rlcli.jobs.learner import Learner
 from rlcli.jobs.load import TrainingRun, check_imports
-from rlcli.jobs.saved import newest
 from rlcli.jobs.train import go
 from rlcli.report.reporter import Reporter
-from rlcli.training.descriptors import own_descriptors
-from rlcli.training.evidence import kept_in
-from rlcli.training.run import Run, open_run
-from rlcli.training.run_lock import RunLock
-from rlcli.training.signals import StopSignals
+from rlcli.runs.changes import Changes, changes
+from rlcli.runs.checkpoint import gone_before, newest
+from rlcli.runs.collected import find_state
+from rlcli.runs.folder import Run, open_run
+from rlcli.runs.session import resumed
+from rlcli.runs.signals import StopSignals
 
 
-@own_descriptors()
 def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: bool = False) -> Run:
     """Continue the run in a folder: training from its newest checkpoint that verifies, collecting from its last frame.
 
@@ -57,9 +54,9 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     check_imports(run)
     cfg = from_dict(verb, run.config, overrides, where=str(run.path / "config.json"))
-    typed = {text.partition("=")[0] for text in overrides}
+    typed = set(map(key_of, overrides))
     raise_all(validate(without_source(with_kept_policy(cfg, run)), typed))
-    with StopSignals() as stop, RunLock(run.path), kept_in(run.path):
+    with resumed(run) as stop:
         if verb == "train":
             return TrainingRun(_train(run, cast(Config, cfg), overrides, stop, force).path)
         return _collect(run, cfg, overrides, stop, force)
@@ -82,6 +79,8 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     with learner.reporter:
         learner.load(found)
         run = learner.run = different.note(run, cfg, force=force)
+        if (why := gone_before(found)) is not None:
+            learner.reporter.say(f"{why}; goes on from there")
         _tell(learner.reporter, different)
         go(learner)
     return run

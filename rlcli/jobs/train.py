@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Learner
 from rlcli.jobs.load import TrainingRun
-from rlcli.jobs.reporting import closing
-from rlcli.jobs.saved import resumable
-from rlcli.training.commands import run_command
-from rlcli.training.descriptors import own_descriptors
-from rlcli.training.evidence import kept_in
-from rlcli.training.run_folder import create, taken_back
-from rlcli.training.run_lock import RunLock
-from rlcli.training.signals import StopSignals
+from rlcli.runs.commands import run_command
+from rlcli.runs.session import begun, closing, resumable
 
 
-@own_descriptors()
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """Train as `cfg` says, in a new run folder.
 
@@ -27,15 +19,11 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written.
     """
-    with StopSignals() as stop:
-        run = create(
-            to_dict(cfg), verb="train", recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
-        )
-        with taken_back(run), RunLock(run.path), kept_in(run.path):
-            learner = Learner(cfg, run, stop)
-            with learner.reporter:
-                learner.begin()
-                go(learner)
+    with begun(cfg, "train", overrides) as (run, stop):
+        learner = Learner(cfg, run, stop)
+        with learner.reporter:
+            learner.begin()
+            go(learner)
     return TrainingRun(run.path)
 
 
@@ -43,7 +31,7 @@ def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
     run, commands = learner.run, {"evaluate": run_command("eval", learner.run)}
     with resumable(run), closing(run, learner.reporter, learner.collector, "train", commands) as facts:
-        if rows := learner.loop.given:
+        if rows := learner.loop.init_rows:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
         learner.start()
         learner.loop.run()

@@ -11,27 +11,32 @@ from collections.abc import Callable
 
 from torch._dynamo.callback import callback_handler
 
-WORDS = {
+from rlcli.report.clock import COMPILE, Clock
+
+_WORDS = {
     "numba": "compiling kernels, once: later runs find them compiled ...",
     "torch.compile": "compiling the loss (optim.compile) ...",
 }
 
 
 class Compiling:
-    """While its context is open: calls `begin` before this thread compiles and `end` after it.
+    """While its context is open: what this thread compiles is said, once, and its time is a stage of its own.
 
     What is compiled for something that is being compiled is part of it, and not told apart. Other threads are not
     followed: their time is not this thread's.
 
     Parameters
     ----------
-    begin : callable
-        Told what compiles: "numba" or "torch.compile".
-    end : callable
+    say : callable
+        Takes the sentence; it is called when the compiling begins.
+    clock : Clock, optional
+        Whose stage is interrupted meanwhile.
     """
 
-    def __init__(self, begin: Callable[[str], None], end: Callable[[], None]) -> None:
-        self._begin, self._end = begin, end
+    def __init__(self, say: Callable[[str], object], clock: Clock | None = None) -> None:
+        self._say, self._clock = say, clock
+        self._said: set[str] = set()
+        self._resume: Callable[[], None] | None = None
         self._thread = threading.get_ident()
         self._depth = 0
 
@@ -67,12 +72,16 @@ class Compiling:
         if threading.get_ident() != self._thread:
             return
         self._depth += 1
-        if self._depth == 1:
-            self._begin(who)
+        if self._depth > 1:
+            return
+        self._resume = None if self._clock is None else self._clock.interrupt(COMPILE)
+        if who not in self._said:
+            self._said.add(who)
+            self._say(_WORDS[who])
 
     def _leave(self) -> None:
         if threading.get_ident() != self._thread or not self._depth:
             return
         self._depth -= 1
-        if not self._depth:
-            self._end()
+        if not self._depth and self._resume is not None:
+            self._resume()

@@ -6,22 +6,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rlcli.processes.memory import size as size
+
 NOTHING = "-"
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-def size(count: float | None) -> str:
-    """Bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
-    if count is None:
-        return NOTHING
-    sign, count = ("-" if count < 0 else ""), abs(count)
-    if count < 1024:
-        return f"{sign}{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        count /= 1024
-        if round(count) < 1024 or unit == "TiB":
-            break
-    return f"{sign}{count:.1f} {unit}" if count < 9.95 else f"{sign}{count:.0f} {unit}"
 
 
 def rate(per_second: float) -> str:

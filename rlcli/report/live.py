@@ -16,8 +16,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from rlcli.report import closing_view, figures
-from rlcli.report.snapshot import MemoryRow, Snapshot
+from rlcli.report import closing, figures
+from rlcli.report.memory import MemoryRow
+from rlcli.report.snapshot import Snapshot
 
 GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours
@@ -204,7 +205,7 @@ class LiveView:
     def report(self, summary: Mapping) -> None:
         with self._hang_up_is_quiet():
             self.console.print()
-            self.console.print(closing_view.to_terminal(summary))
+            self.console.print(closing.to_terminal(summary))
 
     @contextlib.contextmanager
     def _hang_up_is_quiet(self) -> Iterator[None]:

@@ -5,18 +5,58 @@ It measures, and spells the figures for a view, for metrics.jsonl and for the su
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.report.counted import counted
-from rlcli.report.devices import DevicePeaks
-from rlcli.report.facts import Expected, Facts, Watched
-from rlcli.report.largest_peak import LargestPeak
-from rlcli.report.ledger import Entry, Ledger
-from rlcli.report.process import process_memory
-from rlcli.report.snapshot import MemoryRow, memory_rows
+from rlcli.keys import Key, show, under_next
+from rlcli.processes.memory import process_memory
+from rlcli.report import figures
+from rlcli.report.ledger import ROLLOUT, Entry, Ledger, counted
+from rlcli.report.peaks import DevicePeaks, LargestPeak
+from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
+
+_FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One line of the memory column; None prints as a dash or not at all."""
+
+    label: str
+    now: int | None
+    peak: int | None = None
+    saved: int | None = None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The learner's memory: shown in the ledger."""
+
+    modules: Mapping[str, torch.nn.Module]
+    optimizer: torch.optim.Optimizer | Mapping | None = None
+    device: torch.device | str = "cpu"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan said of the process.
+
+    Attributes
+    ----------
+    total : int
+        Bytes at its peak.
+    imported : int
+        Of them after the imports, before anything was made.
+    values : int or None
+        What the value stage holds for a moment; None where there is none, or where it could not be counted.
+    """
+
+    total: int
+    imported: int
+    values: int | None = None
 
 
 class Memory:
@@ -24,8 +64,10 @@ class Memory:
 
     Parameters
     ----------
-    facts : Facts
-        Which observations there are, and how the next ones are kept.
+    obs_keys : sequence of keys
+        The observations of its batches.
+    next_obs : str
+        How the next ones are kept: "full", "compact", "exact" or "delta".
 
     Attributes
     ----------
@@ -36,8 +78,9 @@ class Memory:
         What the plan said.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts, self.ledger, self.values = facts, Ledger(), LargestPeak()
+    def __init__(self, obs_keys: Sequence[Key], next_obs: str) -> None:
+        self.obs_keys, self.next_obs = obs_keys, next_obs
+        self.ledger, self.values = Ledger(), LargestPeak()
         self.expected: Expected | None = None
         self._watched: Watched | None = None
         self._peaks: DevicePeaks | None = None
@@ -57,7 +100,7 @@ class Memory:
     def read(self, batch: TensorDictBase, others: Iterable[Entry] = ()) -> None:
         """Take the present state: of a batch, the learner, `others` and the process."""
         modules, optimizer = (self._watched.modules, self._watched.optimizer) if self._watched else (None, None)
-        self.ledger.read(counted(batch, self.facts.obs_keys, modules=modules, optimizer=optimizer, others=others))
+        self.ledger.read(counted(batch, self.obs_keys, modules=modules, optimizer=optimizer, others=others))
         self.ask_process()
 
     def rows(self) -> list[MemoryRow]:
@@ -65,8 +108,8 @@ class Memory:
         expected = self.expected
         return memory_rows(
             self.ledger,
-            self.facts.obs_keys,
-            next_obs=self.facts.next_obs,
+            self.obs_keys,
+            next_obs=self.next_obs,
             process=self._process,
             devices=self._devices(),
             planned=expected.total if expected else None,
@@ -109,3 +152,58 @@ class Memory:
 
     def _devices(self) -> dict[str, int]:
         return {} if self._peaks is None else {f"{self._peaks.device} peak": self._peaks.peak}
+
+
+def memory_rows(
+    ledger: Ledger,
+    obs_keys: Iterable[Key],
+    *,
+    next_obs: str = "",
+    process: tuple[int, int] | None = None,
+    devices: Mapping[str, int] | None = None,
+    planned: int | None = None,
+    stage: tuple[int | None, int | None] = (None, None),
+) -> list[MemoryRow]:
+    """The ledger folded to what fits beside the throughput.
+
+    Parameters
+    ----------
+    ledger : Ledger
+    obs_keys : iterable of keys
+        Observations; they and their "next" counterparts get a line each, the batch's other keys share one.
+    next_obs : str
+        The mode's name, shown beside "next.obs".
+    process : (int, int), optional
+        Resident bytes now and at the peak.
+    devices : mapping from device to bytes, optional
+        The most each has held.
+    planned : int, optional
+        What the plan said the process would hold at its peak.
+    stage : (int, int), each optional
+        What the plan said that the value stage would hold for a moment, and what it was seen to hold.
+    """
+    obs_keys = list(obs_keys)
+    obs = {show(key) for key in obs_keys}
+    following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key, kept_key)}
+    groups: dict[str, MemoryRow] = {}
+    for entry in ledger.entries:
+        label = entry.component
+        if entry.component == ROLLOUT:
+            label = "obs" if entry.key in obs else "next.obs" if entry.key in following else "rest of batch"
+        row = groups.get(label, MemoryRow(label, 0, 0, 0))
+        assert row.now is not None and row.peak is not None and row.saved is not None
+        groups[label] = MemoryRow(label, row.now + entry.bytes, row.peak + entry.peak, row.saved + entry.saved)
+    rows = []
+    for row in sorted(groups.values(), key=lambda row: _FIRST.get(row.label, len(_FIRST))):
+        label = row.label
+        if label == "next.obs" and next_obs:
+            label += f" {next_obs}"
+        rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
+    for device, peak in (devices or {}).items():
+        rows.append(MemoryRow(device, None, peak))
+    rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(*stage)]
+    if process is not None:
+        rows.append(MemoryRow("process RSS", *process))
+        if planned and process[1]:
+            rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))
+    return rows

@@ -12,9 +12,13 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from rlcli.config import registry
+from rlcli.config.installed import install
+from rlcli.config.parts import choices
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.report.events import EventsWriter
 
@@ -24,7 +28,7 @@ _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learni
     "rows": ("boundary_rows", "approximated", "dropped"),
     "throughput": ("frames_per_second", "seconds", "iteration"),
 }
-LOGGERS = ("auto", "none", "tensorboard")
+Logger = Callable[[Path, int | None], Any]
 
 
 class MetricsWriter:
@@ -36,8 +40,9 @@ class MetricsWriter:
         The file; created when missing.
     resume_at : int, optional
         Keep the records up to this many frames and drop the rest, a torn last line included.
-    logger : str
-        "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out.
+    logger : str or callable
+        "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out. A callable
+        makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
 
     Raises
     ------
@@ -47,9 +52,9 @@ class MetricsWriter:
         The file cannot be written: folder gone, disk full. What was written before stays.
     """
 
-    def __init__(self, path: Path | str, *, resume_at: int | None = None, logger: str = "none") -> None:
+    def __init__(self, path: Path | str, *, resume_at: int | None = None, logger: str | Logger = "none") -> None:
         self.path = Path(path)
-        use_tensorboard = wants_tensorboard(logger)
+        make = logger if callable(logger) else EventsWriter if wants_tensorboard(logger) else None
         with contextlib.ExitStack() as opened:  # what is open is closed where the rest is refused
             try:
                 if resume_at is not None and self.path.exists():
@@ -57,7 +62,7 @@ class MetricsWriter:
                 self._file = opened.enter_context(open(self.path, "ab", buffering=0))
                 _end_last_line(self._file)
                 self._inode = os.fstat(self._file.fileno()).st_ino
-                self._events = EventsWriter(self.path.parent, resume_at) if use_tensorboard else None
+                self._events = make(self.path.parent, resume_at) if make else None
             except OSError as error:
                 raise _cannot_write(self.path, error) from error
             opened.pop_all()
@@ -156,16 +161,17 @@ def wants_tensorboard(logger: str) -> bool:
     ConfigError
         For an unknown name, or for "tensorboard" where it is not installed.
     """
-    if logger not in LOGGERS:
-        raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(LOGGERS)}.")
+    known = (*choices("logger"), *registry.users_names("logger"))
+    if logger not in known:
+        raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(known)}.")
     installed = importlib.util.find_spec("tensorboard") is not None
     if logger == "tensorboard" and not installed:
         raise ConfigError(
             "TensorBoard is not installed",
             where="logger=tensorboard",
-            fix='pip install "rlcli[tensorboard]", or logger=none (metrics.jsonl is always written).',
+            fix=f"{install('tensorboard')}, or logger=none (metrics.jsonl is always written).",
         )
-    return installed and logger != "none"
+    return installed and logger in ("auto", "tensorboard")
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
@@ -229,7 +235,9 @@ def _tag(name: str) -> str:
 def _cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
     why = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
-        from rlcli.data.disk import shortage  # not above: it brings torch, which readers of metrics need not wait for
+        from rlcli.data.files.disk import (
+            shortage,  # not above: it brings torch, which readers of metrics need not wait for
+        )
 
         why += f": {shortage(path, needed)[0]}"
     elif needed:

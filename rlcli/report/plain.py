@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from rlcli.report import closing_view, figures
-from rlcli.report.snapshot import MemoryRow, Snapshot
-from rlcli.report.stages import Spent
+from rlcli.report import closing, figures
+from rlcli.report.clock import Spent
+from rlcli.report.memory import MemoryRow
+from rlcli.report.snapshot import Snapshot
+from rlcli.report.tables import WIDTH, wrapped
 
-WIDTH = 120
 DETAILS_EVERY = 10  # lines
 _FIRST = ("kl", "explained variance", "q value", "evaluation return")  # learning figures of every line
 
@@ -55,10 +56,10 @@ def details(snapshot: Snapshot) -> list[str]:
             memory.append(_memory(row))
     stages = [_stage(spent, name, seconds) for name, seconds in spent.stages().items()]
     groups = {"time": [figures.duration(snapshot.elapsed), *stages], "memory": memory, "learning": learning}
-    return [text for label, parts in groups.items() if parts for text in _wrapped(label, parts)]
+    return [text for label, parts in groups.items() if parts for text in _packed(label, parts)]
 
 
-def _wrapped(label: str, parts: list[str]) -> list[str]:
+def _packed(label: str, parts: list[str]) -> list[str]:
     lines = [f"      {label:<10}{parts[0]}"]
     for part in parts[1:]:
         if len(lines[-1]) + 2 + len(part) > WIDTH:
@@ -121,10 +122,10 @@ class PlainView:
             self._stream = None
 
     def warn(self, text: str) -> None:
-        self.say(f"warning: {text}")
+        self.say(wrapped(f"warning: {text}"))
 
     def report(self, summary: Mapping) -> None:
-        self.say(closing_view.to_text(summary))
+        self.say(closing.to_text(summary))
 
     def close(self, snapshot: Snapshot | None = None) -> None:
         if snapshot is not None and (self._last is None or self._last.frames != snapshot.frames):

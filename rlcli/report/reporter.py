@@ -13,29 +13,53 @@ It gathers what a view needs only when that view is due, and keeps no reference 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
 from tensordict import TensorDictBase
 
-from rlcli.keys import DONE, REWARD
+from rlcli.keys import DONE, OBSERVATION, REWARD, Key
 from rlcli.report import closing
-from rlcli.report.compiling import WORDS, Compiling
+from rlcli.report.clock import OTHER, Clock, Spent
+from rlcli.report.compiling import Compiling
 from rlcli.report.episodes import EpisodeStats
-from rlcli.report.facts import Expected, Facts, Watched
-from rlcli.report.largest_peak import LargestPeak
 from rlcli.report.ledger import Entry
-from rlcli.report.memory import Memory
-from rlcli.report.metrics import MetricsWriter, plain
+from rlcli.report.memory import Expected, Memory, Watched
+from rlcli.report.metrics import Logger, MetricsWriter, plain
+from rlcli.report.peaks import LargestPeak
 from rlcli.report.snapshot import Snapshot, shown
-from rlcli.report.stages import COMPILE, OTHER, Clock, Spent
-from rlcli.report.tally import Figure, Tally
-from rlcli.report.value_rows import ValueRows
+from rlcli.report.tally import Figure, Tally, ValueRows
 from rlcli.report.view import View, open_view
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run before it starts.
+
+    Attributes
+    ----------
+    title : str
+        The recipe's name, or the verb.
+    obs_keys : sequence of keys
+        The observations of the batch, for the ledger.
+    next_obs : str
+        "full", "compact", "exact" or "delta".
+    settings : mapping
+        What the run was asked for, by key (`"env.id"`).
+    """
+
+    title: str
+    env: str
+    total_frames: int
+    seed: int | None = None
+    obs_keys: Sequence[Key] = (OBSERVATION,)
+    next_obs: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 class Reporter:
@@ -48,8 +72,8 @@ class Reporter:
         The run folder; without one nothing is written.
     console : str
         "auto", "live", "plain" or "off".
-    logger : str
-        "auto", "tensorboard" or "none"; metrics.jsonl is always written.
+    logger : str or callable
+        "auto", "tensorboard", "none", or what makes another; metrics.jsonl is always written.
     resume_at : int, optional
         Frames of the checkpoint a resumed run continues from: later metrics are cut.
     stream : text file, optional
@@ -77,14 +101,14 @@ class Reporter:
         *,
         folder: Path | str | None = None,
         console: str = "auto",
-        logger: str = "none",
+        logger: str | Logger = "none",
         resume_at: int | None = None,
         stream: TextIO | None = None,
     ) -> None:
         self.facts = facts
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
-        self.tally, self.memory = Tally(), Memory(facts)
+        self.tally, self.memory = Tally(), Memory(facts.obs_keys, facts.next_obs)
         self._view: View = open_view(console, stream)
         self._metrics = (
             None
@@ -92,9 +116,7 @@ class Reporter:
             else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
         )
         self._next_ledger = 0.0
-        self._compiling = Compiling(self._compile_begins, self._compile_ends)
-        self._resume_stage: Callable[[], None] = lambda: None
-        self._said_compiling: set[str] = set()
+        self._compiling = Compiling(self.say, self.clock)
 
     @property
     def episodes(self) -> EpisodeStats:
@@ -265,15 +287,6 @@ class Reporter:
         self.tally.load_state_dict(state)
         self.clock.load_state_dict(state["clock"])
 
-    def _compile_begins(self, who: str) -> None:
-        self._resume_stage = self.clock.interrupt(COMPILE)
-        if who not in self._said_compiling:
-            self._said_compiling.add(who)
-            self.say(WORDS[who])
-
-    def _compile_ends(self) -> None:
-        self._resume_stage()
-
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
         """One line of metrics.jsonl."""
         tally, episodes = self.tally, self.episodes
@@ -315,7 +328,7 @@ class Reporter:
                 "frames": tally.frames,
                 "total_frames": facts.total_frames,
                 "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
-                "throughput": closing.throughput(self.clock.total()),
+                "throughput": self.clock.total().as_dict(),
                 "memory": self.memory.summary(),
                 "learning": learning,
                 "boundary_rows": tally.boundary,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import SupportsFloat
 
-from rlcli.keys import Key, show, under_next
-from rlcli.report import figures
-from rlcli.report.ledger import ROLLOUT, Ledger
-from rlcli.report.stages import Spent
-from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
+from rlcli.report.clock import Spent
+from rlcli.report.memory import MemoryRow
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them under its own
 LEARNING = {
@@ -22,18 +19,6 @@ LEARNING = {
     "clip_fraction": "clip fraction",
     "entropy": "entropy",
 }
-
-_FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
-
-
-@dataclass(frozen=True)
-class MemoryRow:
-    """One line of the memory column; None prints as a dash or not at all."""
-
-    label: str
-    now: int | None
-    peak: int | None = None
-    saved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,58 +93,3 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
         if name in learned:
             found.setdefault(short, float(learned[name]))
     return found
-
-
-def memory_rows(
-    ledger: Ledger,
-    obs_keys: Iterable[Key],
-    *,
-    next_obs: str = "",
-    process: tuple[int, int] | None = None,
-    devices: Mapping[str, int] | None = None,
-    planned: int | None = None,
-    stage: tuple[int | None, int | None] = (None, None),
-) -> list[MemoryRow]:
-    """The ledger folded to what fits beside the throughput.
-
-    Parameters
-    ----------
-    ledger : Ledger
-    obs_keys : iterable of keys
-        Observations; they and their "next" counterparts get a line each, the batch's other keys share one.
-    next_obs : str
-        The mode's name, shown beside "next.obs".
-    process : (int, int), optional
-        Resident bytes now and at the peak.
-    devices : mapping from device to bytes, optional
-        The most each has held.
-    planned : int, optional
-        What the plan said the process would hold at its peak.
-    stage : (int, int), each optional
-        What the plan said that the value stage would hold for a moment, and what it was seen to hold.
-    """
-    obs_keys = list(obs_keys)
-    obs = {show(key) for key in obs_keys}
-    following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key, kept_key)}
-    groups: dict[str, MemoryRow] = {}
-    for entry in ledger.entries:
-        label = entry.component
-        if entry.component == ROLLOUT:
-            label = "obs" if entry.key in obs else "next.obs" if entry.key in following else "rest of batch"
-        row = groups.get(label, MemoryRow(label, 0, 0, 0))
-        assert row.now is not None and row.peak is not None and row.saved is not None
-        groups[label] = MemoryRow(label, row.now + entry.bytes, row.peak + entry.peak, row.saved + entry.saved)
-    rows = []
-    for row in sorted(groups.values(), key=lambda row: _FIRST.get(row.label, len(_FIRST))):
-        label = row.label
-        if label == "next.obs" and next_obs:
-            label += f" {next_obs}"
-        rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
-    for device, peak in (devices or {}).items():
-        rows.append(MemoryRow(device, None, peak))
-    rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(*stage)]
-    if process is not None:
-        rows.append(MemoryRow("process RSS", *process))
-        if planned and process[1]:
-            rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))
-    return rows

@@ -7,13 +7,73 @@ it all the reporter says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from rlcli.report.curve import Curve
 from rlcli.report.episodes import EpisodeStats, boundary_rows
-from rlcli.report.value_rows import ValueRows
+
+
+class Curve:
+    """Points over a whole run, at most `capacity` (an even number) of them."""
+
+    def __init__(self, capacity: int = 128) -> None:
+        self._capacity = capacity
+        self._points: list[float] = []
+        self._stride = 1  # values a point stands for
+        self._pending: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Append one value."""
+        self._pending.append(value)
+        if len(self._pending) < self._stride:
+            return
+        self._points.append(sum(self._pending) / self._stride)
+        self._pending.clear()
+        if len(self._points) == self._capacity:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(a + b) / 2 for a, b in pairs]
+            self._stride *= 2
+
+    @property
+    def points(self) -> list[float]:
+        """Oldest first, what is not yet a whole point included."""
+        rest = [sum(self._pending) / len(self._pending)] if self._pending else []
+        return self._points + rest
+
+    def state_dict(self) -> dict:
+        return {"points": list(self._points), "stride": self._stride, "pending": list(self._pending)}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self._points, self._stride = list(state["points"]), int(state["stride"])
+        self._pending = list(state["pending"])
+
+
+@dataclass
+class ValueRows:
+    """Rows so far.
+
+    Parameters
+    ----------
+    rows : int
+        Valued, each as often as it was.
+    approximated : int
+        Of those, with a successor whose value stands for another.
+    dropped : int, optional
+        Of those, without room in the budget of `shifted`; None where that is off.
+    """
+
+    rows: int = 0
+    approximated: int = 0
+    dropped: int | None = None
+
+    def add(self, more: ValueRows) -> None:
+        """Count more."""
+        self.rows += more.rows
+        self.approximated += more.approximated
+        if more.dropped is not None:
+            self.dropped = (self.dropped or 0) + more.dropped
+
 
 Figure = float | Tensor
 

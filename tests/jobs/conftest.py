@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.builders.collector import build_collector
-from rlcli.builders.env import build_env
-from rlcli.builders.on_policy import build_estimator, build_loss, build_update, keys_to_keep
-from rlcli.builders.policy import build_policy
-from rlcli.cli.compose import configure
+from rlcli.algorithms import algorithm_of
+from rlcli.algorithms.policy import build_policy
+from rlcli.collectors.build import build_collector
+from rlcli.config.compose import configure
+from rlcli.envs.build import build_env
 from rlcli.jobs import train
 
 SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "run.eval_episodes=0", "console=off"]
@@ -44,10 +44,10 @@ def weights_after():
     def run(*overrides: str):
         cfg = configure("train", [*SHORT, *overrides])
         env = build_env(cfg.env, gamma=cfg.value.gamma)
-        policy = build_policy(cfg, env)
-        advantage, loss = build_estimator(cfg, policy), build_loss(cfg, policy)
-        collector = build_collector(cfg, env, policy, keys_to_keep(cfg, loss, advantage, env))
-        update = build_update(cfg, loss)
+        policy, algorithm = build_policy(cfg, env), algorithm_of(cfg)
+        advantage, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
+        collector = build_collector(cfg, env, policy, algorithm.keys(loss, advantage, env))
+        update = algorithm.update(loss)
         while collector.steps_left():
             done = collector.frames / cfg.total_frames
             update(advantage(collector.rollout(collector.steps_left())), done)

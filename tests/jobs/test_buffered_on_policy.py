@@ -9,16 +9,17 @@ import torch
 from test_off_policy_runs import decided
 from test_resume import final_state, same, stop_after
 
-from rlcli.builders.collector import build_collector
-from rlcli.builders.env import build_env
-from rlcli.builders.on_policy import build_estimator, build_loss, keys_to_keep
-from rlcli.builders.policy import build_policy
-from rlcli.cli.compose import configure
+from rlcli.algorithms import algorithm_of
+from rlcli.algorithms.policy import build_policy
+from rlcli.collectors.build import build_collector
+from rlcli.config.compose import configure
+from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
-from rlcli.jobs import on_policy, resume
+from rlcli.jobs import resume
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
-from rlcli.training.buffered_on_policy import BufferedOnPolicy
-from rlcli.training.run_folder import create
+from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import BufferedOnPolicy
+from rlcli.runs.folder import create
 
 BASE = [
     "env.num=4", "collector.frames_per_batch=128", "policy.hidden=[16]", "run.eval_episodes=0", "console=off",
@@ -79,7 +80,7 @@ def test_exact_and_full_rows_learn_the_same_weights(run):
     same(states[0]["policy"], states[1]["policy"])
 
 
-def walk_of(tmp_path, name: str, *words: str) -> tuple[BufferedOnPolicy, object]:
+def walk_of(tmp_path, name: str, *words: str) -> BufferedOnPolicy:
     """A loop whose buffer holds three batches of a policy that does not learn."""
     words = (*SLICES, *words)
     cfg = configure("train", list(words))
@@ -87,15 +88,15 @@ def walk_of(tmp_path, name: str, *words: str) -> tuple[BufferedOnPolicy, object]
     torch.manual_seed(0)
     policy = build_policy(cfg, env)
     run = create({}, verb="train", recipe=None, seed=0, directory=str(tmp_path / name))
-    wiring = on_policy.wire(cfg, env, policy, run)
-    loop = wiring.loop(None, None, None)
+    algorithm = algorithm_of(cfg)
+    loop = algorithm.loop(algorithm.parts(env, policy, run), policy, Hooks())
     for _ in range(3):
         loop.buffer.extend(loop.collector.rollout(loop.collector.steps_left()))
-    return loop, wiring
+    return loop
 
 
 def test_every_way_to_keep_next_observations_draws_the_same_rows(tmp_path):
-    loops = {mode: walk_of(tmp_path, mode, f"memory={mode}")[0] for mode in ("full", "exact", "delta", "compact")}
+    loops = {mode: walk_of(tmp_path, mode, f"memory={mode}") for mode in ("full", "exact", "delta", "compact")}
     for _ in range(5):
         samples = {mode: loop.buffer.sample() for mode, loop in loops.items()}
         want = samples["full"]
@@ -118,7 +119,7 @@ def test_every_way_to_keep_next_observations_draws_the_same_rows(tmp_path):
 
 
 def test_strict_slices_are_valued_side_by_side(tmp_path):
-    loop, _ = walk_of(
+    loop = walk_of(
         tmp_path, "a", "sampler.strict_length=true", "sampler.slice_len=4", "value.shifted=true", "memory=compact"
     )
     assert loop.slice_len == 4
@@ -145,9 +146,9 @@ def test_an_epoch_draws_about_as_many_rows_as_a_batch_holds(run):
 def test_a_batch_holds_what_loss_and_estimator_read_and_nothing_else(words, memory):
     cfg = configure("train", [*BASE, "sampler.batch_size=64", f"memory={memory}", *words])
     env = build_env(cfg.env, gamma=cfg.value.gamma)
-    policy = build_policy(cfg, env)
-    estimator, loss = build_estimator(cfg, policy), build_loss(cfg, policy)
-    collector = build_collector(cfg, env, policy, keys_to_keep(cfg, loss, estimator, env))
+    policy, algorithm = build_policy(cfg, env), algorithm_of(cfg)
+    estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
+    collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env))
     batch = collector.rollout(4)
     stored = set(batch.keys(True, True))
     read = ({*loss.in_keys, *estimator.in_keys} - {*estimator.out_keys}) | {("next", "done"), ("next", "truncated")}

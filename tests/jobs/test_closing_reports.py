@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import rlcli
-from rlcli.cli.compose import configure
 from rlcli.collectors import Collector
+from rlcli.config.compose import configure
 from rlcli.errors import EnvError, ResourceError
 from rlcli.jobs import collect, train
 from rlcli.report import closing
-from rlcli.training.run import open_run
+from rlcli.runs.folder import open_run
 
 WORDS = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "run.dir=r"]
 

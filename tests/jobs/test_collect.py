@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlcli.builders.collector import build_collector
-from rlcli.builders.env import build_env
-from rlcli.builders.restore import config_of, restored_policy
-from rlcli.cli.compose import configure
+from rlcli.collectors.build import build_collector
+from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
+from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.jobs import collect
-from rlcli.training import checkpoint
+from rlcli.jobs.load import config_of, restored_policy
+from rlcli.runs import checkpoint
 
 SMALL = ["total_frames=3000", "collector.frames_per_batch=512", "console=off", "env.num=3"]
 

@@ -12,7 +12,7 @@ from test_off_policy_runs import DQN
 from test_resume import final_state, same, stop_after
 
 import rlcli
-from rlcli.cli.compose import configure
+from rlcli.config.compose import configure
 from rlcli.data import open_segments
 from rlcli.errors import ConfigError, NumericsError
 from rlcli.jobs import resume

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.builders.env import build_env, evaluation_lanes
-from rlcli.builders.restore import config_of, restored_policy
-from rlcli.cli.compose import configure
 from rlcli.config import registry
+from rlcli.config.compose import configure
 from rlcli.config.registry import register_transform
 from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, SerialEnv
+from rlcli.envs.build import build_env, evaluation_lanes
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.jobs import collect, evaluate, learner
+from rlcli.jobs.load import config_of, restored_policy
 from rlcli.keys import OBSERVATION
-from rlcli.training import checkpoint, evaluation
-from rlcli.training.evaluation import evaluate as play
+from rlcli.learning import evaluation
+from rlcli.learning.evaluation import evaluate as play
+from rlcli.runs import checkpoint
 from rlcli.transforms import RewardScaling, RunningNorm, Transform
 
 BRIEF = ["total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=4", "console=off", "logger=none"]
@@ -225,12 +226,24 @@ def test_a_number_of_episodes_or_a_seed_that_is_none_is_refused(tmp_path, asked)
 
 
 def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):
-    monkeypatch.setattr(learner, "TOLD_EVERY", 0.0)
+    monkeypatch.setattr(evaluation, "PROGRESS_EVERY", 0.0)
     lengths = run("run.dir=a", *BRIEF, "console=plain").summary["evaluation"]["lengths"]
     said = [line for line in capsys.readouterr().out.splitlines() if "episodes ended" in line]
     batches = -(-max(lengths) // evaluation.STEPS_A_BATCH)
     assert len(said) == batches and said[-1].startswith("evaluating: 4 of 4 episodes ended, ")
-    assert said[0].endswith(f"{evaluation.STEPS_A_BATCH * 4} frames played ...")
+    assert f" ended, {evaluation.STEPS_A_BATCH * 4} frames played" in said[0]
+    lines = []
+    found = evaluate("a", episodes=4, say=lines.append)
+    assert lines == said and lines[-1].endswith(f", return {found.returns.mean():.1f} so far ...")
+    monkeypatch.setattr(evaluation, "PROGRESS_EVERY", 60.0)
+    evaluate("a", episodes=4, say=lines.append)
+    assert lines == said
+
+
+def test_what_is_said_of_a_long_evaluation_is_of_the_episodes_that_ended():
+    told = []
+    found = played(2, 9, progress=lambda returns, frames: told.append((returns.tolist(), frames)))
+    assert told[-1][0] == found.returns.tolist() and all(set(part) <= set(found.returns) for part, _ in told)
 
 
 def test_judging_a_short_run_does_not_take_many_times_as_long_as_training_it():

@@ -27,3 +27,8 @@ def test_another_seed_gives_other_weights(weights_after):
 
 def test_the_same_seed_gives_the_same_weights(weights_after):
     assert torch.equal(weights_after("seed=1"), weights_after("seed=1"))
+
+
+@pytest.mark.parametrize("task", [[], PENDULUM], ids=["CartPole", "Pendulum"])
+def test_envs_in_worker_processes_end_with_the_same_weights(weights_after, task):
+    assert torch.equal(weights_after(*task), weights_after("env.workers=2", *task))

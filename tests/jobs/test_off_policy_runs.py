@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import warnings
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tensordict.nn import TensorDictSequential
 from test_resume import final_state, same, stop_after
 
-from rlcli.cli.compose import configure
 from rlcli.config import registry
+from rlcli.config.compose import configure
 from rlcli.config.registry import register_policy
+from rlcli.data import open_buffer
 from rlcli.errors import ConfigError
+from rlcli.inspection.folder import inspect
 from rlcli.jobs import collect, evaluate, resume
 from rlcli.modules import MLP, EGreedyModule, QValueActor
 from rlcli.transforms import Transform
@@ -199,3 +203,24 @@ def test_a_users_own_network_of_action_values_is_trained(run):
     assert any(x.shape == (12, 4) for x in state["policy"].values())
     with pytest.raises(ConfigError, match="needs an actor and a list of critics"):
         run("run.dir=b", *sac, "policy=OwnValues", "env.id=CartPole-v1")
+
+
+@pytest.mark.parametrize("fate", ["gone", "damaged"])
+def test_who_opens_the_rows_of_an_older_checkpoint_is_told_what_became_of_the_newest(run, fate):
+    done = run("run.dir=r", *DQN, "run.checkpoint_every=400")
+    assert len(open_buffer("r")) == 500
+    newest = done.checkpoints[-1]
+    if fate == "gone":
+        shutil.rmtree(newest)
+        said = "the run had saved 1,200, whose checkpoint is gone"
+    else:
+        file = newest / "tensors.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        said = "checkpoint passed over: .*tensors.safetensors"
+    with pytest.warns(UserWarning, match=said):
+        open_buffer("r")
+    if fate == "gone":
+        with pytest.warns(UserWarning, match=said):
+            assert any(said in notice for found in inspect("r") for notice in found.notices)
+    with warnings.catch_warnings(action="error"):
+        open_buffer(done.checkpoints[-1 if fate == "gone" else -2])  # asked for by name

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 
 import pytest
 import torch
 
+from rlcli import verify
 from rlcli.errors import ConfigError, StoppedSafely
-from rlcli.jobs import resume
-from rlcli.training import checkpoint
-from rlcli.training.run import CHECKPOINTS, open_run
-from rlcli.training.saver import Saver
+from rlcli.jobs import load, resume
+from rlcli.runs import checkpoint
+from rlcli.runs.folder import CHECKPOINTS, open_run
+from rlcli.runs.session import Saver
 
 TASKS = {
     "cartpole exact": [],
@@ -29,6 +31,7 @@ TASKS = {
     ],
     "whole trajectories": ["collector.trajs_per_batch=7", "collector.deliver_leftovers=true"],
     "whole trajectories compact": ["collector.trajs_per_batch=40", "memory=compact"],
+    "envs in workers": ["env.workers=2"],
     "padded trajectories": ["collector.split_trajs=true"],
     "shared net, annealed clip": ["policy.shared=true", "loss.anneal_clip=true", "optim=adamw", "loss.clip_value=0.2"],
 }
@@ -107,6 +110,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(short_run
     same(final_state(again), whole)
 
 
+def test_a_run_whose_newest_checkpoint_is_gone_goes_on_from_the_one_before_and_says_so(short_run, capsys):
+    run = short_run("run.checkpoint_every=1024", "console=plain")
+    whole = final_state(run)
+    said = "the newest checkpoint is of 3,072 frames: the run had saved 4,096, whose checkpoint is gone"
+    assert not any(file.state == "note" for file in verify(run.path))
+    shutil.rmtree(run.checkpoints[-1])
+    assert [file.why for file in verify(run.path) if file.state == "note"] == [said]
+    with pytest.warns(UserWarning, match=said):
+        load(run.path)
+    capsys.readouterr()
+    again = resume(run.path)
+    assert f"{said}; goes on from there" in capsys.readouterr().out and again.summary["frames"] == 4096
+    same(final_state(again), whole)
+    assert not any(file.state == "note" for file in verify(run.path))
+
+
 def test_what_would_break_exactness_cannot_be_overridden(short_run):
     run = short_run()
     for override in ("env.num=4", "policy.hidden=[8]", "collector.frames_per_batch=64", "seed=3"):
@@ -117,3 +136,13 @@ def test_what_would_break_exactness_cannot_be_overridden(short_run):
 def test_a_finished_run_can_go_on_for_longer(short_run):
     run = short_run()
     assert resume(run.path, ["total_frames=5120"]).summary["frames"] == 5120
+
+
+@pytest.mark.parametrize("task", [[], ["env.id=Pendulum-v1", "env.max_episode_steps=90"]], ids=["CartPole", "Pendulum"])
+def test_a_run_goes_on_with_other_workers(short_run, task):
+    whole = final_state(short_run("run.dir=whole", *task))
+    with stop_after(3):
+        short_run("run.dir=cut", "env.workers=2", *task)
+    with stop_after(2):
+        resume("cut", ["env.workers=null"])
+    same(final_state(resume("cut", ["env.workers=3", "env.start_method=spawn"])), whole)

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.cli.compose import configure
+from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
-from rlcli.data.disk import Disk
+from rlcli.data.files.disk import Disk
 from rlcli.errors import DamagedDataError, StoppedSafely
 from rlcli.jobs import collect, resume
 from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED
 from rlcli.report.reporter import Reporter
-from rlcli.training.run import open_run
+from rlcli.runs.folder import open_run
 
 JOB = sys.modules["rlcli.jobs.collect"]  # the package has a function of that name
 SIZE = ["total_frames=1500", "collector.frames_per_batch=120", "env.num=3", "console=off", "logger=none"]
@@ -59,7 +59,7 @@ def segments(folder: str) -> list[bytes]:
 @contextlib.contextmanager
 def stop_after(batches: int):
     """Ask a collection to stop after its k-th batch."""
-    from rlcli.training.signals import StopSignals
+    from rlcli.runs.signals import StopSignals
 
     original, seen, asked = Reporter.batch, [], []
     enter = StopSignals.__enter__
@@ -239,6 +239,28 @@ def test_where_an_env_cannot_be_brought_back_its_open_episodes_end_and_the_repor
     runs = [x for row in ids for x in row[np.flatnonzero(np.r_[True, row[1:] != row[:-1]])]]
     assert len(set(runs)) == len(runs), "no id twice"
     assert "count as truncated" in again.summary["warnings"][-1]["text"]
+
+
+@pytest.mark.parametrize("words", [["run.max_replay_steps=0"], ["env.mode=native"]], ids=["gym", "native"])
+def test_no_two_episodes_begin_alike_however_often_states_were_lost(words):
+    def lose_states():
+        for path in Path("cut/data").glob("state-*"):
+            path.unlink()
+
+    words = ["policy=random", "run.max_replay_steps=0", *words]
+    with stop_after(3):
+        start("cut", *words)
+    for batches in (5, 7):
+        lose_states()
+        with stop_after(batches):
+            resume("cut")
+    lose_states()
+    resume("cut")
+    whole = open_segments("cut/data").concat()
+    first = np.roll(whole.get(DONE)[..., 0].numpy(), 1, axis=1)
+    first[:, 0] = True
+    begins = whole.get("observation").numpy()[first]
+    assert len(begins) > 30 and len(np.unique(begins, axis=0)) == len(begins)
 
 
 def test_frames_collected_before_states_were_kept_are_gone_on_with():

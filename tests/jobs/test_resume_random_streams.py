@@ -16,7 +16,7 @@ from rlcli.config import registry
 from rlcli.jobs import resume
 from rlcli.jobs.learner import Learner
 from rlcli.modules import ValueOperator, as_actor
-from rlcli.training import random_streams
+from rlcli.runs import random_streams
 
 
 class Drifting(gym.Env):

@@ -15,20 +15,20 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
-from rlcli.builders.env import build_env
-from rlcli.builders.trained_policy import TrainedPolicy
-from rlcli.cli.compose import configure
 from rlcli.config import registry
+from rlcli.config.compose import configure
 from rlcli.envs import GymEnv, TransformedEnv
+from rlcli.envs.build import build_env
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, ResourceError
+from rlcli.jobs.trained_policy import TrainedPolicy
+from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic, ProbabilisticActor
 from rlcli.modules.distributions import Categorical
+from rlcli.runs.folder import open_run
+from rlcli.runs.session import Saver
 from rlcli.specs import Unbounded
-from rlcli.training.evaluation import evaluate as play
-from rlcli.training.run import open_run
-from rlcli.training.saver import Saver
-from rlcli.transforms import InitTracker, RewardSum, TensorDictPrimer
-from rlcli.transforms.map import MapTransform
+from rlcli.transforms import InitTracker, RewardSum, TensorDictPrimer, Transform
+from rlcli.transforms.maps import MapTransform
 
 QUIET = {"console": "off", "logger": "none", "run.eval_episodes": 0}
 TINY = {
@@ -340,3 +340,42 @@ def test_frames_that_were_only_collected_hold_no_policy(tmp_path):
     )
     with pytest.raises(ConfigError, match="only training runs"):
         rlcli.load(run.path)
+
+
+class Scored(Transform):
+    """Reads the reward of a step and does not say so."""
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set("observation", next_tensordict["observation"] + self.reward(next_tensordict))
+
+    def reward(self, next_tensordict):
+        return next_tensordict["reward"]
+
+
+class Got(Scored):
+    def reward(self, next_tensordict):
+        return next_tensordict.get("reward", None) * 2
+
+
+class Asked(Scored):
+    def reward(self, next_tensordict):
+        return self._need(next_tensordict, "reward")
+
+
+class Outwards(Transform):
+    """Reads the observation on an action's way to the env."""
+
+    def inv(self, tensordict):
+        return tensordict.set("action", tensordict["action"] + 0 * tensordict["observation"][..., :1].long())
+
+
+@pytest.mark.parametrize(("transform", "calls"), [(Scored, 2), (Got, 2), (Asked, 2), (Outwards, 1)])
+def test_a_transform_that_reads_what_a_policy_is_not_shown_is_named(transform, calls):
+    cfg = configure("train", ["env.id=shown", "console=off"])
+    network = TensorDictModule(nn.Linear(3, 3), ["observation"], ["logits"])
+    networks = ActorCritic(ProbabilisticActor(network, ["logits"], distribution_class=Categorical), None)
+    policy = TrainedPolicy(cfg, networks, TransformedEnv(build_env(cfg.env, num=1), transform()))
+    for _ in range(calls - 1):
+        policy(np.zeros(3))
+    with pytest.raises(ConfigError, match=rf"no rewards and no flags \(env.transforms: {transform.__name__}\): given"):
+        policy(np.zeros(3))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.report.snapshot import MemoryRow, Snapshot
-from rlcli.report.stages import Spent
+from rlcli.report.clock import Spent
+from rlcli.report.memory import MemoryRow
+from rlcli.report.snapshot import Snapshot
 
 KIB = 1024
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import pytest
@@ -10,10 +11,9 @@ from tensordict import TensorDict
 
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
-from rlcli.report.counted import Claims, batch_entries, counted, learner_entries
-from rlcli.report.ledger import Ledger
-from rlcli.report.process import process_memory
-from rlcli.report.snapshot import memory_rows
+from rlcli.processes.memory import process_memory
+from rlcli.report.ledger import Claims, Ledger, batch_entries, counted, learner_entries
+from rlcli.report.memory import memory_rows
 
 N, T = 4, 25
 FRAMES = N * T
@@ -185,6 +185,6 @@ def test_the_process_peak_is_at_least_what_it_holds():
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's high-water mark")
 def test_a_peak_that_passed_is_remembered():
     before = process_memory()[0]
-    block = torch.ones(64 << 18)  # 64 MiB
-    del block
+    with mmap.mmap(-1, 64 << 20) as block:  # of the system's: an allocator may have as much to spare
+        block.write(b"1" * (64 << 20))
     assert process_memory()[1] >= before + (60 << 20)

@@ -13,14 +13,13 @@ from rich.console import Console
 from tensordict import TensorDict
 
 from rlcli.errors import ResourceError
-from rlcli.report import closing, closing_view
-from rlcli.report.curve import Curve
-from rlcli.report.devices import DevicePeaks
-from rlcli.report.facts import Expected
+from rlcli.report import closing
 from rlcli.report.ledger import Entry
+from rlcli.report.memory import Expected
 from rlcli.report.metrics import read_metrics
+from rlcli.report.peaks import DevicePeaks
 from rlcli.report.reporter import Facts, Reporter, Watched
-from rlcli.report.value_rows import ValueRows
+from rlcli.report.tally import Curve, ValueRows
 
 N, T = 2, 10
 FACTS = Facts("ppo_compact", "CartPole-v1", 100, seed=3, next_obs="compact")
@@ -92,17 +91,26 @@ def test_the_closing_files_say_what_the_summary_says(tmp_path):
 
 def test_the_report_tells_what_the_last_evaluation_found(tmp_path):
     _, summary = a_run(None)
-    assert "## Evaluation" not in closing_view.to_markdown(summary)
+    assert "## Evaluation" not in closing.to_markdown(summary)
     played = {"mean_return": 487.5, "std_return": 12.5, "returns": [475.0, 500.0], "lengths": [475, 500], "cut": 0}
-    report = closing_view.to_markdown(summary | {"evaluation": played})
+    report = closing.to_markdown(summary | {"evaluation": played})
     for row in ("episodes | 2", "mean return | 488", "std return | 12.5", "lowest return | 475", "mean length | 488"):
         assert f"| {row} |" in report
+
+
+def test_plain_closing_lines_have_at_most_120_columns_and_commands_stay_whole():
+    _, summary = a_run(None)
+    command = f"rlcli eval runs/{'deep/' * 30} --episodes 20"
+    warning = {"kind": "odd", "text": "an env that says much of itself " * 9, "count": 3}
+    told = closing.to_text(summary | {"warnings": [warning], "commands": {"evaluate": command}}).splitlines()
+    assert told[-1].endswith(command) and max(map(len, told[:-1])) <= 120
+    assert " ".join(" ".join(told).split()).count("an env that says much of itself") == 9
 
 
 def test_a_terminal_is_told_the_result_first_and_what_to_type_last(tmp_path):
     _, summary = a_run(tmp_path)
     played = {"mean_return": 487.5, "std_return": 12.5, "returns": [475.0, 500.0], "lengths": [475, 500], "cut": 0}
-    told = closing_view.to_text(summary | {"evaluation": played, "run": "runs/x"}).splitlines()
+    told = closing.to_text(summary | {"evaluation": played, "run": "runs/x"}).splitlines()
     labels = [text.split()[0] for text in told if not text.startswith("!")][1:]
     assert labels == ["evaluation", "training", "time", "memory", "report", "evaluate"]
     assert (
@@ -111,7 +119,7 @@ def test_a_terminal_is_told_the_result_first_and_what_to_type_last(tmp_path):
     )
     assert len(told) < 12
     rich = Console(file=io.StringIO(), width=200)
-    rich.print(closing_view.to_terminal(summary | {"evaluation": played, "run": "runs/x"}))
+    rich.print(closing.to_terminal(summary | {"evaluation": played, "run": "runs/x"}))
     assert [text.rstrip() for text in rich.file.getvalue().splitlines()] == told
 
 
@@ -346,10 +354,10 @@ def test_a_report_tells_the_pace_from_the_time_that_compiling_took_once(tmp_path
     spent = summary["throughput"]
     stages = {"compile": {"seconds": 9.0, "parts": {}}, "collect": {"seconds": 1.0, "parts": {"env": 1.0}}}
     slow = {**spent, "seconds": 10.0, "frames": 1000, "frames_per_second": 100.0, "stages": stages}
-    report = closing_view.to_markdown(summary | {"throughput": slow})
+    report = closing.to_markdown(summary | {"throughput": slow})
     for row in ("collect: env | 1.00 | 10 | ", "all | 10.00 | 100 | 100", "all but compile | 1.00 | 10 | 1.0k"):
         assert f"| {row} |" in report
-    assert "1.0k frames/s, after 0:00:09 of compiling, once (collect 100%)" in closing_view.to_text(
+    assert "1.0k frames/s, after 0:00:09 of compiling, once (collect 100%)" in closing.to_text(
         summary | {"throughput": slow}
     )
 
@@ -357,5 +365,5 @@ def test_a_report_tells_the_pace_from_the_time_that_compiling_took_once(tmp_path
 @pytest.mark.parametrize(("verb", "label"), [("train", "training"), ("collect", "episodes")])
 def test_returns_are_said_to_be_of_the_episodes_that_were_collected(tmp_path, verb, label):
     _, summary = a_run(tmp_path)
-    told = closing_view.to_text(summary | {"verb": verb})
+    told = closing.to_text(summary | {"verb": verb})
     assert f"\n{label:<12}return 8.33 in the last 6 episodes, as they were collected; best 10 of 6" in told

@@ -12,11 +12,13 @@ from rich.console import Console
 
 from rlcli.errors import ConfigError
 from rlcli.report import figures
+from rlcli.report.clock import Spent
 from rlcli.report.ledger import Ledger
 from rlcli.report.live import LiveView, render
-from rlcli.report.plain import WIDTH, PlainView, details, line
-from rlcli.report.snapshot import MemoryRow, Snapshot, memory_rows
-from rlcli.report.stages import Spent
+from rlcli.report.memory import MemoryRow, memory_rows
+from rlcli.report.plain import PlainView, details, line
+from rlcli.report.snapshot import Snapshot
+from rlcli.report.tables import WIDTH
 from rlcli.report.view import NoView, chosen, open_view
 
 
@@ -105,6 +107,19 @@ def test_plain_lines_have_at_most_120_columns(snapshot, frames):
     long = replace(snapshot, frames=frames, total_frames=10 * frames, mean_return=-123456.0, mean_length=30_000.0)
     assert WIDTH == 120 and max(len(text) for text in everything(long).split("\n")) <= WIDTH
     assert "eta" in line(long) and "return -123456" in line(long)
+
+
+def test_a_long_warning_takes_several_plain_lines_and_loses_no_word():
+    text = (
+        "in evaluations the env's observation was outside its declared bounds; the worst: "
+        + "-12.3456789 at [0, 1] " * 9
+    )
+    stream = io.StringIO()
+    PlainView(stream).warn(text)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= WIDTH
+    assert " ".join(stream.getvalue().split()) == " ".join(f"warning: {text}".split())
+    assert all(line.startswith("  ") for line in lines[1:])
 
 
 def test_every_tenth_plain_line_brings_stages_and_memory(snapshot):

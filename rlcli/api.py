@@ -1,0 +1,279 @@
+"""What the command line does, as functions: `rlcli.train(...)` and its siblings.
+
+They leave their caller's process as they found it: torch's threads, and the global random streams of Python, numpy and
+torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, cast
+
+from rlcli.errors import ArgumentError, ConfigError
+
+if TYPE_CHECKING:
+    from rlcli.inspection.found import Inspection
+    from rlcli.inspection.verify import Checked
+    from rlcli.jobs.load import TrainingRun
+    from rlcli.jobs.trained_policy import TrainedPolicy
+    from rlcli.learning.evaluation import Evaluation
+    from rlcli.planning.plan import Plan
+    from rlcli.runs.folder import Run
+
+PathName = str | PathLike[str]
+
+
+def train(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **settings: Any) -> TrainingRun:
+    """Train as `rlcli train OVERRIDES` does.
+
+    Parameters
+    ----------
+    overrides : sequence of str
+        `["recipe=ppo_exact", "seed=1"]`; no sweeps.
+    recipe_dirs : iterable of str
+        Folders that hold further recipes.
+    **settings
+        The same as keywords, after the overrides: `seed=1`, `env={"id": "Pendulum-v1"}`, or `**{"env.num": 4}`.
+
+    Returns
+    -------
+    TrainingRun
+        The finished run: its folder, its figures, and `policy()`.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem of the configuration.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.train(recipe="ppo_exact", seed=1, total_frames=1024, console="off", run={"eval_episodes": 2})
+    >>> run.summary["status"]
+    'done'
+    >>> policy = run.policy()
+    >>> policy([0.0, 0.1, 0.0, 0.1]) in (0, 1)
+    True
+    """
+    from rlcli.config.schemas import Config
+
+    cfg, words = _configured("train", overrides, recipe_dirs, settings)
+    with _as_it_was():
+        from rlcli.jobs import train as start
+
+        return start(cast(Config, cfg), words)
+
+
+def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **settings: Any) -> Run:
+    """Write frames to disk as `rlcli collect OVERRIDES` does, and return the run; parameters as for `train`.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.collect(recipe="collect_random", total_frames=512, console="off")
+    >>> from rlcli.data import open_buffer
+    >>> len(open_buffer(run.path))
+    512
+    """
+    cfg, words = _configured("collect", overrides, recipe_dirs, settings)
+    with _as_it_was():
+        from rlcli.jobs import collect as start
+
+        return start(cfg, words)
+
+
+def plan(
+    overrides: Sequence[str] = (), *, verb: str = "train", recipe_dirs: Iterable[str] = (), **settings: Any
+) -> Plan:
+    """What `rlcli VERB OVERRIDES` would need, as `rlcli plan` says it; nothing runs.
+
+    Parameters
+    ----------
+    overrides, recipe_dirs, **settings
+        As for `train`.
+    verb : {"train", "collect"}
+
+    Returns
+    -------
+    Plan
+        Bytes of every key, of every mode, of the process at its peak; `fits`, `advice`, `warnings`.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> rlcli.plan(recipe="ppo_exact", env={"num": 4}).fits
+    True
+    """
+    from rlcli.config.schemas import VERBS
+
+    if verb not in VERBS:
+        raise ConfigError(f"plan is for {' and '.join(VERBS)}, not {verb!r}")
+    cfg, _ = _configured(verb, overrides, recipe_dirs, settings)
+    with _as_it_was():
+        from rlcli.jobs.plan import plan as work_out
+
+        return work_out(cfg, verb)
+
+
+def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False, **settings: Any) -> Run:
+    """Go on with the run in a folder as `rlcli resume PATH OVERRIDES` does (`force`: `--force`), and return it.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.train(total_frames=1024, console="off", run={"eval_episodes": 0})
+    >>> rlcli.resume(run.path, total_frames=2048).summary["frames"]
+    2048
+    """
+    words = _words("train", overrides, settings)  # both verbs' settings are spelled alike
+    with _as_it_was():
+        from rlcli.jobs import resume as start
+
+        return start(path, words, force=force)
+
+
+def evaluate(
+    path: PathName,
+    episodes: int = 20,
+    *,
+    deterministic: bool = True,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    video: str | None = None,
+) -> Evaluation:
+    """Play whole episodes with a run's newest policy as `rlcli eval PATH` does, rewards as the env gives them.
+
+    Parameters
+    ----------
+    path : path
+        The run's folder.
+    episodes : int
+        How many, each on a seed of its own that no training run uses.
+    deterministic : bool
+        The most likely action, or a draw (`--stochastic`).
+    seed : int, optional
+        Another set of episodes: 0, the default, is that of a run's own evaluations.
+    max_steps : int, optional
+        Steps after which an episode is cut off; by default as in the run's own evaluations.
+    video : str, optional
+        Where to write the first episode.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.train(total_frames=1024, console="off", run={"eval_episodes": 0})
+    >>> rlcli.evaluate(run.path, episodes=3).lengths.shape
+    (3,)
+    """
+    with _as_it_was():
+        from rlcli.jobs import evaluate as start
+
+        return start(path, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video)
+
+
+def load(path: PathName) -> TrainedPolicy:
+    """The policy of a training run that is finished, stopped or still going, from its newest checkpoint.
+
+    Parameters
+    ----------
+    path : path
+        The run's folder.
+
+    Returns
+    -------
+    TrainedPolicy
+        Call it on an observation, on several, or on a TensorDict.
+
+    Raises
+    ------
+    ConfigError
+        It is no training run, or a package that registered its env, policy or transforms was not imported: it is
+        named, and never imported here.
+    ResourceError, DamagedDataError
+        There is no such run, no checkpoint yet, or none that can be read or that fits the run's configuration.
+
+    Examples
+    --------
+    >>> import rlcli, numpy
+    >>> run = rlcli.train(total_frames=1024, console="off", run={"eval_episodes": 0})
+    >>> policy = rlcli.load(run.path)
+    >>> policy(numpy.zeros((3, 4))).shape
+    (3,)
+    >>> policy(numpy.zeros(4), exploration="random") in (0, 1)
+    True
+    """
+    with _as_it_was():
+        from rlcli.jobs import load as start
+
+        return start(path)
+
+
+def inspect(path: PathName, trajectory: int | None = None) -> list[Inspection]:
+    """What `rlcli inspect PATH` shows: an `Inspection` for each thing found in the folder.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.collect(recipe="collect_random", total_frames=512, console="off")
+    >>> rlcli.inspect(run.path)[0].frames
+    512
+    """
+    from rlcli.inspection.folder import inspect as look
+
+    return look(path, trajectory)
+
+
+def verify(path: PathName) -> list[Checked]:
+    """Every file of a run, a collection or a buffer compared with its checksum, as `rlcli verify PATH` does.
+
+    Returns
+    -------
+    list of (path, state, why)
+        `state` is "ok", "damaged", "note" (left behind by a crash) or "no sum".
+
+    Raises
+    ------
+    ConfigError, ResourceError
+        There is no such folder, or nothing with checksums in it.
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.collect(recipe="collect_random", total_frames=512, console="off")
+    >>> {found.state for found in rlcli.verify(run.path)} <= {"ok", "no sum"}
+    True
+    """
+    from rlcli.inspection.verify import check
+
+    return list(check(path))
+
+
+def _configured(verb: str, overrides: Sequence[str], recipe_dirs: Iterable[str], settings: dict[str, Any]) -> Any:
+    """The configuration, and all its overrides as text."""
+    from rlcli.config.compose import configure
+
+    words = _words(verb, overrides, settings)
+    return configure(verb, words, recipe_dirs), words
+
+
+def _words(verb: str, overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
+    from rlcli.config.schemas import VERBS
+    from rlcli.config.words import spelled
+
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise ArgumentError(
+            "overrides are a list of texts", why=f"got {overrides!r}", fix='Write ["recipe=ppo_exact", "seed=1"].'
+        )
+    return [*overrides, *spelled(VERBS[verb], settings)]
+
+
+@contextlib.contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Threads and random streams are put back."""
+    from rlcli.learning.threads import kept as kept_threads
+    from rlcli.runs import random_streams
+
+    with random_streams.kept(), kept_threads():
+        yield

@@ -1,0 +1,303 @@
+"""What is in a folder of frames, a buffer or a checkpoint, gathered batch by batch in constant memory.
+
+`KeyFacts`, `Trajectories` and `Steps` take one batch after another and keep sums and a few rows; `Inspection` is what
+came of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.keys import REWARD, TERMINATED, TRUNCATED, show, unravel
+
+SHOWN = 5  # first steps of a trajectory, and last ones
+NUMBERS = 6  # of a vector
+
+# 1 2 3 4 6 8 12 16 24 ...: where the bins of the length histogram begin
+BINS = sorted({1, *(int(2**k * half) for k in range(1, 40) for half in (1, 1.5))})
+
+
+@dataclass
+class KeyFacts:
+    """One key.
+
+    Attributes
+    ----------
+    stored : int
+        Bytes held for it.
+    full : int
+        Bytes if every frame stored it.
+    low, high : float
+        Of its finite values; NaN without any.
+    nans, infinities : int
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: int = 0
+    full: int = 0
+    low: float = math.nan
+    high: float = math.nan
+    nans: int = 0
+    infinities: int = 0
+
+    @classmethod
+    def of(cls, key: str, values: Tensor, batch_dims: int) -> KeyFacts:
+        """Of a tensor `[*B, *F]`, before any of it was counted."""
+        return cls(key, str(values.dtype).removeprefix("torch."), tuple(values.shape[batch_dims:]))
+
+    def add(self, values: Tensor) -> None:
+        """Look at some values."""
+        if not values.numel():
+            return
+        self.full += values.numel() * values.element_size()
+        if values.dtype.is_floating_point:
+            finite = values.isfinite()
+            bad = values.numel() - int(finite.sum())
+            if bad:
+                nans = int(values.isnan().sum())
+                self.nans, self.infinities = self.nans + nans, self.infinities + bad - nans
+                values = values[finite]
+                if not values.numel():
+                    return
+        elif values.dtype is torch.bool:
+            values = values.to(torch.uint8)
+        low, high = (float(x) for x in torch.aminmax(values))
+        self.low = low if math.isnan(self.low) else min(self.low, low)
+        self.high = high if math.isnan(self.high) else max(self.high, high)
+
+
+@dataclass
+class Trajectories:
+    """Lengths and returns of trajectories, as they go by.
+
+    Attributes
+    ----------
+    finished, open, cut : int
+        Ended by the env; not ended in the last row of their lane; gone on with nowhere, though rows follow.
+    terminated, truncated : int
+        Of the finished ones.
+    """
+
+    finished: int = 0
+    open: int = 0
+    cut: int = 0
+    terminated: int = 0
+    truncated: int = 0
+    frames: int = 0
+    shortest: int | None = None
+    longest: int | None = None
+    return_sum: float = 0.0
+    return_low: float = math.nan
+    return_high: float = math.nan
+    bins: list[int] = field(default_factory=lambda: [0] * len(BINS))
+
+    @property
+    def count(self) -> int:
+        return self.finished + self.open + self.cut
+
+    @property
+    def mean(self) -> float:
+        """Mean length."""
+        return self.frames / self.count if self.count else math.nan
+
+    @property
+    def mean_return(self) -> float:
+        """Of those that finished."""
+        return self.return_sum / self.finished if self.finished else math.nan
+
+    def add(self, length: int, total: float, end: str) -> None:
+        """Count one trajectory; `end` is "finished", "open" or "cut"."""
+        setattr(self, end, getattr(self, end) + 1)
+        self.frames += length
+        self.shortest = length if self.shortest is None else min(self.shortest, length)
+        self.longest = length if self.longest is None else max(self.longest, length)
+        self.bins[bisect.bisect_right(BINS, length) - 1] += 1
+        if end == "finished":
+            self.return_sum += total
+            self.return_low = total if math.isnan(self.return_low) else min(self.return_low, total)
+            self.return_high = total if math.isnan(self.return_high) else max(self.return_high, total)
+
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """(shortest, longest, how many) of each bin between the first and the last that hold any."""
+        full = [i for i, count in enumerate(self.bins) if count]
+        if not full:
+            return []
+        return [(BINS[i], BINS[i + 1] - 1, self.bins[i]) for i in range(full[0], full[-1] + 1)]
+
+
+class Lanes:
+    """Follows the trajectories of several lanes from batch to batch.
+
+    Parameters
+    ----------
+    into : Trajectories
+    """
+
+    def __init__(self, into: Trajectories) -> None:
+        self.into = into
+        self._open: dict[int, tuple[int, int, float]] = {}  # lane -> id, length, return so far
+
+    def add(self, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None) -> int:
+        """Take rows `[N, T]`; returns how many are not followed by their successor in the row below."""
+        ends = 0
+        for lane in range(done.shape[0]):
+            own = None if ids is None else ids[lane]
+            ends += self._lane(lane, done[lane], terminated[lane], own, None if reward is None else reward[lane])
+        return ends
+
+    def _lane(
+        self, lane: int, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None
+    ) -> int:
+        cut = done.copy()
+        cut[-1] = True
+        if ids is not None:
+            cut[:-1] |= ids[:-1] != ids[1:]
+        stops = np.flatnonzero(cut) + 1
+        starts = np.concatenate(([0], stops[:-1]))
+        totals = np.zeros(len(starts)) if reward is None else np.add.reduceat(reward.astype(np.float64), starts)
+        for start, stop, total in zip(starts.tolist(), stops.tolist(), totals.tolist(), strict=True):
+            name = -1 if ids is None else int(ids[start])
+            before = self._open.pop(lane, None)
+            length = stop - start
+            if before is not None and before[0] == name:
+                length, total = length + before[1], total + before[2]
+            elif before is not None:
+                self.into.add(before[1], before[2], "cut")
+            if done[stop - 1]:
+                self.into.add(length, total, "finished")
+                self.into.terminated += bool(terminated[stop - 1])
+                self.into.truncated += not terminated[stop - 1]
+            else:
+                self._open[lane] = name, length, total
+        return len(stops)
+
+    def close(self) -> None:
+        """No rows follow."""
+        for _, length, total in self._open.values():
+            self.into.add(length, total, "open")
+        self._open = {}
+
+
+class Steps:
+    """One trajectory in detail: takes its rows in time, keeps the first and last ones as a person can read them."""
+
+    def __init__(self) -> None:
+        self.length, self.total = 0, 0.0
+        self._first: list[dict[str, Any]] = []
+        self._last: list[dict[str, Any]] = []
+        self._end = "open"
+        self._where: dict[str, Any] = {}
+
+    def add(self, rows: TensorDictBase, **where: Any) -> None:
+        """The next rows `[n]`; `where` is kept of the first and of the last."""
+        n = rows.shape[0]
+        reward = rows.get(REWARD, None)
+        if reward is not None:
+            self.total += float(reward.sum())
+        for i in range(min(n, max(0, SHOWN - self.length))):
+            self._first.append(self._row(rows, i))
+        last = [self._row(rows, i) for i in range(max(0, n - SHOWN), n) if self.length + i >= SHOWN]
+        self._last = [*self._last, *last][-SHOWN:]
+        for name, value in where.items():
+            self._where[name] = [*self._where.get(name, []), value][:: 1 if len(self._where.get(name, [])) < 2 else 2]
+        flags = {"terminated": rows.get(TERMINATED, None), "truncated": rows.get(TRUNCATED, None)}
+        self._end = next((name for name, x in flags.items() if x is not None and bool(x[-1].any())), "open")
+        self.length += n
+
+    def facts(self) -> dict[str, Any]:
+        """Length, return, how it ended, and where its first and last rows are."""
+        where = {name: x[0] if x[0] == x[-1] else [x[0], x[-1]] for name, x in self._where.items()}
+        return {"length": self.length, "return": self.total, "end": self._end, **where}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The first steps and the last ones."""
+        return [*self._first, *self._last]
+
+    def _row(self, rows: TensorDictBase, i: int) -> dict[str, Any]:
+        row = {show(unravel(key)): _value(x[i]) for key, x in rows.items(include_nested=True, leaves_only=True)}
+        return {"step": self.length + i, **row}
+
+
+def _value(x: Tensor) -> Any:
+    """A number, a few numbers, or what an image is like."""
+    x = x.full() if hasattr(x, "full") else x
+    if x.numel() == 1:
+        return x.item()
+    if x.numel() <= NUMBERS:
+        return x.flatten().tolist()
+    if x.ndim == 1:
+        return [*x[: NUMBERS - 1].tolist(), f"... {x.numel()} numbers"]
+    return f"{list(x.shape)} mean {float(x.float().mean()):.3g}"
+
+
+@dataclass
+class Inspection:
+    """What was found in a folder.
+
+    Attributes
+    ----------
+    kind : str
+        "collected frames", "buffer" or "checkpoint".
+    about : dict
+        What the folder says of itself.
+    frames, stored, full : int
+        Rows; bytes of tensors; bytes if next observations were stored in full.
+    boundary : int
+        Rows whose successor is not the row below.
+    missing : int
+        Of them those whose next observation is nowhere.
+    rows : sequence of dict
+        Of the one trajectory that was asked for: its first and last steps.
+    detail : dict
+        Of that trajectory: id, length, return, where it is.
+    """
+
+    path: str
+    kind: str
+    about: dict[str, Any]
+    frames: int = 0
+    stored: int = 0
+    full: int = 0
+    on_disk: int = 0
+    keys: list[KeyFacts] = field(default_factory=list)
+    trajectories: Trajectories | None = None
+    boundary: int | None = None
+    missing: int = 0
+    notices: Sequence[str] = ()
+    detail: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def saved(self) -> int:
+        """Bytes that `full` would take on top."""
+        return self.full - self.stored
+
+    def as_dict(self) -> dict:
+        """Everything as JSON-ready values."""
+        data = asdict(self) | {"saved": self.saved, "notices": list(self.notices)}
+        if self.trajectories is not None:
+            found = self.trajectories
+            more = {"count": found.count, "mean": found.mean, "mean_return": found.mean_return}
+            data["trajectories"] |= more | {"histogram": found.histogram()}
+            del data["trajectories"]["bins"]
+        return _finite(data)
+
+
+def _finite(value: Any) -> Any:
+    """NaN, which JSON has not, as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    return [_finite(x) for x in value] if isinstance(value, list | tuple) else value

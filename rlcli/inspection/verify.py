@@ -1,0 +1,98 @@
+"""Every byte of a run, a collection or a buffer, read and compared with its checksum: which files are as written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+from rlcli.data.collected.folder import JOURNAL, has_header
+from rlcli.data.files.checkpoints import gone
+from rlcli.data.files.disk import ASIDE
+from rlcli.data.stored.verify import Checked, check_files
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.typed import Misfit, read_json
+
+_LEFT_OVER = (".tmp_", ".old_")
+_CRASHED = "left behind by a crash; the next write takes it away"
+_MOVED = "files that no journal names, moved here; nobody reads them"
+
+
+def check(path: PathLike[str] | str) -> Iterator[Checked]:
+    """Every file below a folder, links followed, as it is read.
+
+    Raises
+    ------
+    ConfigError, ResourceError
+        There is no such folder, or nothing with checksums was in it.
+    """
+    folder, sums = Path(path), False
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {str(path)!r}", fix="rlcli ls runs lists runs.")
+    for found in _below(folder):
+        sums = sums or found.state in ("ok", "damaged")
+        yield found
+    if not sums:
+        raise ResourceError(
+            "there is nothing with checksums here",
+            where=str(path),
+            fix="Give the folder of a run, of a collection, or that dumps() wrote.",
+        )
+
+
+def _below(folder: Path) -> Iterator[Checked]:
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        here = Path(place)
+        if (real := os.path.realpath(place)) in seen:  # a link that leads up again
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in [name for name in folders if name.startswith((*_LEFT_OVER, ASIDE))]:
+            folders.remove(name)
+            yield Checked(here / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
+        folders.sort()
+        named: set[Path] = set()
+        for found in (*check_files(here, files), *_run(here, set(files))):
+            named.add(found.path)
+            yield found
+        yield from (_plain(here / name) for name in sorted(files) if here / name not in named)
+
+
+def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
+    """What a run's own files say, as far as they can be read; that nothing is missing which they prove."""
+    from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY
+    from rlcli.runs.folder import CHECKPOINTS, Run
+
+    if RUN not in files:
+        return
+    run = Run(folder)
+    read = {RUN: lambda: run.info, CONFIG: lambda: run.config, SUMMARY: lambda: run.summary}
+    for name in read:
+        try:
+            read[name]()
+        except (DamagedDataError, ResourceError) as error:
+            yield Checked(folder / name, "damaged", str(error.why))
+            return
+    trained = run.info.get("verb") == "train"
+    missing = not run.checkpoints if trained else not has_header(folder / SEGMENTS / JOURNAL)
+    if run.saved_frames and missing:
+        why = f"{run.saved_frames:,} frames were saved when the run ended (summary.json), and it is missing or empty"
+        yield Checked(folder / (CHECKPOINTS if trained else SEGMENTS), "damaged", why)
+    elif trained and run.saved_frames:
+        with contextlib.suppress(DamagedDataError):  # it is listed with its files
+            if (lacking := gone(run.checkpoints[-1])) is not None:
+                yield Checked(folder / CHECKPOINTS, "note", lacking)
+
+
+def _plain(path: Path) -> Checked:
+    """A file without a checksum: JSON must at least be JSON."""
+    if path.suffix != ".json":
+        return Checked(path, "no sum")
+    try:
+        read_json(path)
+    except (OSError, Misfit) as error:
+        return Checked(path, "damaged", str(error))
+    return Checked(path, "no sum")

@@ -1,0 +1,115 @@
+"""An inspection as it is printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from rlcli.inspection.found import Inspection, Trajectories
+from rlcli.report import figures
+from rlcli.report.tables import Table, page, shape_cell
+
+BAR = 40
+_SAME = ("step", "collector.traj_ids", "next.done")  # said already, or said by the other flags
+
+
+def show_inspection(found: Inspection, stream: TextIO | None = None, width: int | None = None) -> None:
+    """Print an inspection."""
+    console = page(stream, width, piped=120)
+    console.print(f"{found.path}: {found.kind}", style="bold")
+    for line in _about(found):
+        console.print(line)
+    console.print()
+    console.print(_keys(found).to_rich())
+    if found.trajectories is not None:
+        console.print()
+        for line in _trajectories(found, found.trajectories):
+            console.print(line)
+    if found.rows:
+        console.print()
+        for line in _detail(found):
+            console.print(line)
+    for notice in found.notices:
+        console.print(f"! {notice}", style="yellow")
+
+
+def _about(found: Inspection) -> Iterator[str]:
+    said = ", ".join(f"{key} {value}" for key, value in found.about.items() if value is not None)
+    if said:
+        yield said
+    if not found.frames:
+        yield f"{figures.size(found.stored)} of tensors, {figures.size(found.on_disk)} on disk"
+        return
+    per_frame = found.stored / found.frames
+    saved = f"; full takes {figures.number(found.full / found.frames)}" if found.saved > 0 else ""
+    share = f", {100 * found.saved / found.full:.0f} % saved" if found.saved > 0 else ""
+    yield (
+        f"{figures.count(found.frames)} frames, {figures.size(found.stored)} of tensors, "
+        f"{figures.size(found.on_disk)} on disk; {figures.number(per_frame)} bytes a frame{saved}{share}"
+    )
+
+
+def _keys(found: Inspection) -> Table:
+    per = "bytes/frame" if found.frames else "bytes"
+    table = Table(["key", "shape", "dtype", per, "full", "min", "max", "NaN", "inf"])
+    for facts in found.keys:
+        sizes = [facts.stored, facts.full]
+        if found.frames:
+            cells = [figures.number(nbytes / found.frames) for nbytes in sizes]
+        else:
+            cells = [figures.size(nbytes) for nbytes in sizes]
+        bad = [figures.count(count) if count else "" for count in (facts.nans, facts.infinities)]
+        table.add(
+            facts.key, shape_cell(facts.shape), facts.dtype, *cells, _number(facts.low), _number(facts.high), *bad
+        )
+    return table
+
+
+def _trajectories(found: Inspection, seen: Trajectories) -> Iterator[str]:
+    if not seen.count:
+        yield "no trajectories"
+        return
+    yield (
+        f"{figures.count(seen.count)} trajectories: {figures.count(seen.finished)} finished "
+        f"({figures.count(seen.terminated)} terminated, {figures.count(seen.truncated)} truncated), "
+        f"{figures.count(seen.open)} open" + (f", {figures.count(seen.cut)} cut short" if seen.cut else "")
+    )
+    yield f"length {seen.shortest} to {seen.longest}, mean {figures.number(seen.mean)}"
+    if seen.finished:
+        low, high = _number(seen.return_low), _number(seen.return_high)
+        yield f"return {low} to {high}, mean {_number(seen.mean_return)}"
+    if found.boundary is not None:
+        share = 100 * found.boundary / max(found.frames, 1)
+        missing = f"; the next observation of {figures.count(found.missing)} is not stored" if found.missing else ""
+        yield f"{figures.count(found.boundary)} boundary rows ({share:.1f} %), not followed by their successor{missing}"
+    most = max(count for _, _, count in seen.histogram())
+    for low_, high_, count in seen.histogram():
+        name = str(low_) if low_ == high_ else f"{low_}-{high_}"
+        yield f"  {name:>13} {figures.count(count):>9} {'#' * math.ceil(BAR * count / most)}"
+
+
+def _detail(found: Inspection) -> Iterator[str]:
+    yield "trajectory " + ", ".join(f"{key} {_value(value)}" for key, value in found.detail.items())
+    before = -1
+    for row in found.rows:
+        if row["step"] != before + 1:
+            yield f"  ... {figures.count(row['step'] - before - 1)} steps"
+        before = row["step"]
+        told = {key: value for key, value in row.items() if key not in _SAME and value is not False}
+        rest = "  ".join(f"{key}={_value(value)}" for key, value in told.items())
+        yield f"  {row['step']:>6}  {rest}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, list):
+        return "[" + " ".join(map(_value, value)) + "]"
+    return str(value)
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,368 @@
+"""A trained policy for the user's own code: from what an env shows to the action that it is to be sent.
+
+What training put between env and network is done here too, in the same arithmetic: doubles are narrowed, Discrete
+observations become one-hot, and the run's transforms (normalisation with its saved statistics, frame stacks, casts) are
+applied. What gymnasium wrappers do is the env's: `make_env` makes one that has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import set_interaction_type
+from torch import Tensor
+
+from rlcli.collectors.build import EXPLORATION
+from rlcli.collectors.states import missing_transforms
+from rlcli.config.schemas import Config
+from rlcli.envs import EnvBase, TransformedEnv
+from rlcli.envs.mdp import merged
+from rlcli.envs.policies import on_tensordicts
+from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
+from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
+from rlcli.lanes.configured import configured
+from rlcli.lanes.observations import BadValue, Leaf
+from rlcli.modules import ActorCritic
+from rlcli.transforms import Compose, Transform
+
+Action = Any  # int, numpy array or tensor: what the env takes, in the kind of the observation
+
+
+class TrainedPolicy:
+    """A policy as it was trained, to be called on what its env shows.
+
+    `rlcli.load(RUN)` and `rlcli.train(...).policy()` make one.
+
+    Parameters
+    ----------
+    config : Config
+        Of the run.
+    networks : ActorCritic
+        With the trained weights.
+    env : EnvBase
+        Of batch size `(1,)`, with the run's transforms and their saved statistics; it is only looked at.
+    frames : int
+        Frames of training behind the weights.
+
+    Attributes
+    ----------
+    actor, critic : nn.Module
+        The networks themselves, on tensordicts that the run's transforms have gone over.
+    transforms : list of Transform
+        Those that decide what the actor reads, innermost first.
+    remembers : bool
+        Whether an action depends on earlier observations (a frame stack, a recurrent state): then `reset()` has to be
+        called where an episode begins, and observations have to come one after the other.
+    exploration : {"deterministic", "mode", "mean", "random"}
+        How actions are taken from the policy's distribution; `rlcli eval` takes "deterministic".
+
+    Examples
+    --------
+    >>> import rlcli
+    >>> run = rlcli.train(recipe="ppo_exact", total_frames=1024, console="off", run={"eval_episodes": 0})
+    >>> policy = rlcli.load(run.path)
+    >>> env = policy.make_env()
+    >>> observation, info = env.reset(seed=0)
+    >>> policy.reset()
+    >>> for step in range(10):
+    ...     observation, reward, terminated, truncated, info = env.step(policy(observation))
+    """
+
+    def __init__(self, config: Config, networks: ActorCritic, env: EnvBase, *, frames: int = 0) -> None:
+        for transform in missing_transforms(env, networks.actor):
+            env = TransformedEnv(env, transform)
+        base, transforms = (env.base_env, env.transforms) if isinstance(env, TransformedEnv) else (env, [])
+        lanes = base.lanes  # type: ignore[attr-defined]
+        self.config, self.frames = config, frames
+        self.actor, self.critic = networks
+        self.exploration = "deterministic"
+        self.device = torch.device("cpu")
+        self._leaves: list[Leaf] = lanes.leaves
+        self._actions = lanes.actions
+        self._send: Callable = lanes.actions.sender()
+        offered = [key for key in env.observation_spec.keys(True, True)]
+        self._act = on_tensordicts(self.actor, offered)
+        read = getattr(self._act, "in_keys", None)
+        self.transforms = _needed(transforms, lanes.schema, offered if read is None else read)
+        self._observed = Compose(*self.transforms)
+        self._outwards = Compose(*[t for t in transforms if type(t).inv is not Transform.inv])
+        self.remembers = any(transform.remembers for transform in self.transforms)
+        self._last: TensorDictBase | None = None  # the root of the last step, with what the policy wrote
+        self._begins: Tensor | None = None  # lanes that begin an episode with the next observation
+
+    def reset(self, begins: Sequence[bool] | np.ndarray | Tensor | None = None) -> None:
+        """The next observation begins an episode: forget what came before.
+
+        Parameters
+        ----------
+        begins : bool `[N]`, optional
+            Of N envs that are stepped together, those that begin anew; all of them by default.
+        """
+        if begins is None or self._last is None:
+            self._last = self._begins = None
+            return
+        flags = torch.as_tensor(np.asarray(begins, np.bool_)).reshape(-1, 1)
+        if len(flags) != len(self._last):
+            raise ArgumentError("reset takes one flag an env", why=f"{len(self._last)} were shown, got {len(flags)}")
+        self._begins = flags if self._begins is None else self._begins | flags
+
+    def __call__(self, observation: Any, *, exploration: str | None = None) -> Any:
+        """The action for an observation.
+
+        Parameters
+        ----------
+        observation : array, tensor, int, dict of them, or TensorDict
+            As the env gives it: one observation, or several with leading dims. A TensorDict holds it under the env's
+            keys (Discrete observations one-hot) and gains `action`; where the policy remembers, `is_init` says there
+            where episodes begin.
+        exploration : {"deterministic", "mode", "mean", "random"}, optional
+            Instead of `self.exploration`. Random ones are drawn from torch's global generator.
+
+        Returns
+        -------
+        action : int, array or tensor
+            What the env's `step` takes, clipped to its bounds: with the leading dims of the observation, a tensor
+            where one was given. Or the TensorDict, its `action` as the run stores it: an index from 0, not clipped.
+
+        Raises
+        ------
+        ArgumentError
+            An observation that is not one of the env's.
+        NumericsError
+            The action is not finite.
+        """
+        if isinstance(observation, TensorDictBase):
+            return self._on_tensordict(observation, exploration)
+        rows, leading = _read(self._leaves, observation)
+        if self.remembers and len(leading) > 1:
+            raise ArgumentError(
+                "this policy remembers, so it is shown one step at a time",
+                why=f"the observation has leading dims {leading}",
+                fix="Give one observation, or those of N envs that are stepped together.",
+            )
+        action = self._chosen(rows, exploration)
+        sent = self._send(self._actions.decode(action.numpy()))
+        array = np.asarray(sent, self._actions.dtype).reshape((*leading, *self._actions.shape))
+        place = _device_of(observation)
+        if place is not None:
+            return torch.from_numpy(array).to(place)
+        return int(array) if array.ndim == 0 and self._actions.kind == "discrete" else array
+
+    def make_env(self, **kwargs: Any) -> gym.Env:
+        """A gymnasium env as the run made it, wrappers and all.
+
+        Parameters
+        ----------
+        **kwargs
+            More arguments for `gymnasium.make`: `render_mode="human"`.
+
+        Raises
+        ------
+        ConfigError
+            The run used an engine that no gymnasium env shows the same as.
+        """
+        env = self.config.env
+        if env.kind == "envpool" or (env.kind == "atari" and env.mode == "native"):
+            raise ConfigError(
+                "the run's env is an engine that steps many at once, not a gymnasium env",
+                where=f"env.mode={env.mode}, env={env.kind}",
+                fix="Make it yourself and show the policy its observations.",
+            )
+        return configured(dataclasses.replace(env, kwargs={**env.kwargs, **kwargs})).make()
+
+    def to(self, device: torch.device | str) -> TrainedPolicy:
+        """Move the networks; observations follow. Returns itself."""
+        self.device = torch.device(device)
+        self.actor.to(self.device)
+        if self.critic is not None:
+            self.critic.to(self.device)
+        self.reset()
+        return self
+
+    def __repr__(self) -> str:
+        memory = ", remembers" if self.remembers else ""
+        return f"TrainedPolicy({self.config.env.id}, {self.config.loss.kind}, {self.frames:,} frames{memory})"
+
+    # ---- from rows to actions ------------------------------------------------------------------------------------
+    def _chosen(self, rows: Mapping[Key, Tensor], exploration: str | None) -> Tensor:
+        """The stored form `[N, *]` of the actions for rows `[N, *shape]`, on the CPU."""
+        name = self.exploration if exploration is None else exploration
+        if name not in EXPLORATION:
+            raise ArgumentError(f"unknown exploration {name!r}", fix=f"Choose one of {', '.join(EXPLORATION)}.")
+        n = len(next(iter(rows.values())))
+        shown = TensorDict({}, [n])
+        for key, value in rows.items():
+            shown.set(key, value)
+        root = self._root(shown).to(self.device)
+        with torch.no_grad(), set_interaction_type(EXPLORATION[name]):
+            out = self._act(root)
+        if self.remembers:
+            self._last, self._begins = out.to("cpu"), None
+        action = out.get(ACTION, None)
+        if action is None:
+            raise MissingKeyError("the policy wrote no action", where=type(self.actor).__name__)
+        if len(self._outwards):
+            sent = _through(reversed([*self._outwards]), lambda t, td: t.inv(td), TensorDict({ACTION: action}, [n]))
+            action = sent.get(ACTION)
+        if action.is_floating_point() and not bool(torch.isfinite(action).all()):
+            raise NumericsError(
+                "the policy's action is not finite", why="a weight or an observation is NaN or infinite"
+            )
+        return action.cpu()
+
+    def _root(self, shown: TensorDictBase) -> TensorDictBase:
+        """What the actor reads where the envs show `shown` `[N]`."""
+        last, begins = self._last, self._begins
+        if last is None:
+            return _through(self._observed, lambda t, td: t._reset(None, td), shown)
+        if len(last) != len(shown):
+            raise ArgumentError(
+                f"this policy remembers what {len(last)} envs showed, and now sees {len(shown)}",
+                fix="Call reset() before another episode, or another number of envs.",
+            )
+        successor = _through(self._observed, lambda t, td: t._step(last, td), shown.clone())
+        if begins is None or not bool(begins.any()):
+            return successor
+        root, fresh = (td.set(RESET, begins) for td in (last.clone(False), shown.clone()))
+        fresh = _through(self._observed, lambda t, td: t._reset(root, td), fresh)
+        return merged(successor, fresh.exclude(RESET), begins)
+
+    def _on_tensordict(self, td: TensorDictBase, exploration: str | None) -> TensorDictBase:
+        n, dims = td.batch_size.numel(), td.batch_dims
+        rows: dict[Key, Tensor] = {}
+        for leaf in self._leaves:
+            value = td.get(leaf.key, None)
+            if value is None:
+                held = ", ".join(sorted(show(key) for key in td.keys(True, True)))
+                raise MissingKeyError(f"the tensordict has no {show(leaf.key)}", why=f"it holds {held or 'nothing'}")
+            if tuple(value.shape[dims:]) != leaf.row_shape:
+                raise _misfit(leaf, f"{(*td.batch_size, *leaf.row_shape)}", f"{tuple(value.shape)}")
+            stored = torch.from_numpy(np.empty(0, leaf.stored)).dtype
+            if not (torch.can_cast(value.dtype, stored) or leaf.choices):  # any numbers do for a one-hot vector
+                raise _misfit(leaf, f"dtype {leaf.stored}", f"dtype {str(value.dtype).removeprefix('torch.')}")
+            rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *leaf.row_shape)
+        if self.remembers:
+            flags = td.get(IS_INIT, None)
+            if flags is None:
+                raise MissingKeyError(
+                    "this policy remembers, and the tensordict does not say where episodes begin",
+                    why="it has no is_init",
+                    fix="Put an InitTracker into the env: TransformedEnv(env, InitTracker()).",
+                )
+            if bool(flags.all()):
+                self.reset()
+            else:
+                self.reset(flags.reshape(n).cpu())
+        action = self._chosen(rows, exploration)
+        return td.set(ACTION, action.reshape((*td.batch_size, *action.shape[1:])).to(td.device or "cpu"))
+
+
+def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key]) -> list[Transform]:
+    """The transforms that what the policy reads depends on, in their order.
+
+    One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
+    """
+    schemas, now = [], {**schema, REWARD: ((1,), np.dtype(np.float32))}
+    for transform in transforms:
+        schemas.append(dict(now))
+        now.update(transform.plan(now))
+    wanted, found = set(read), []
+    for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
+        written = set(transform.writes(before))
+        if written and not written & wanted:
+            continue
+        reads = set(transform.reads(before))
+        if REWARD in reads:
+            raise ConfigError(
+                f"the policy reads {' and '.join(map(show, written & wanted))}, which follows from rewards",
+                where=f"env.transforms: {type(transform).__name__}",
+                fix="Use load(RUN).actor on tensordicts that hold it.",
+            )
+        wanted |= reads
+        found.append(transform)
+    return found[::-1]
+
+
+def _through(
+    transforms: Iterable[Transform], face: Callable[[Transform, TensorDictBase], TensorDictBase], shown: TensorDictBase
+) -> TensorDictBase:
+    """`shown` after a method of every transform; one that needs more than a policy is shown fails by its name."""
+    for transform in transforms:
+        held = ", ".join(sorted(show(key) for key in shown.keys(True, True)))
+        try:
+            shown = face(transform, shown)
+        except Exception as error:  # the user's code may raise anything where a reward or flag is not there
+            if isinstance(error, RlcliError) and not isinstance(error, MissingKeyError):
+                raise
+            raise ConfigError(
+                "a transform of the run fails on what a policy is shown: observations, no rewards and no flags",
+                where=f"env.transforms: {type(transform).__name__}",
+                why=f"given {held or 'nothing'}, it raised {in_words(error)}",
+                fix="Use load(RUN).actor on tensordicts that hold what it writes; if the actor does not read that, say "
+                "what the transform writes: its out_keys.",
+            ) from error
+    return shown
+
+
+# ---- the border ------------------------------------------------------------------------------------------------------
+def _read(leaves: Sequence[Leaf], observation: Any) -> tuple[dict[Key, Tensor], tuple[int, ...]]:
+    """Rows `[N, *shape]` in their stored form, and the leading dims that N stands for."""
+    rows: dict[Key, Tensor] = {}
+    leading: tuple[int, ...] | None = None
+    for leaf in leaves:
+        value = _part(leaf, observation)
+        dims = value.ndim - len(leaf.shape)
+        if dims < 0 or value.shape[dims:] != leaf.shape:
+            raise _misfit(leaf, f"shape {leaf.shape}, with leading dims or none", f"shape {value.shape}")
+        if leading not in (None, value.shape[:dims]):
+            raise _misfit(leaf, f"leading dims {leading} as the others have", f"shape {value.shape}")
+        leading = value.shape[:dims]
+        if value.dtype.kind not in "biuf" or not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
+            raise _misfit(leaf, f"dtype {leaf.dtype}", f"dtype {value.dtype}")
+        flat = value.astype(leaf.dtype, copy=False).reshape(-1, *leaf.shape)
+        if leaf.choices:
+            try:
+                flat = np.stack([leaf.one_hot(index) for index in flat])
+            except BadValue as error:
+                raise ArgumentError("this is no observation of the env", why=str(error)) from None
+        stored = leaf.stored
+        rows[leaf.key] = torch.from_numpy(np.array(flat, stored))  # a copy: what is shown may be written again
+    assert leading is not None  # an env shows something
+    return rows, leading
+
+
+def _part(leaf: Leaf, observation: Any) -> np.ndarray:
+    value = observation
+    path = leaf.path or ((OBSERVATION,) if isinstance(observation, Mapping) else ())
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            held = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            raise _misfit(leaf, f"a dict with {'.'.join(path)}", held)
+        value = value[name]
+    if isinstance(value, np.ma.MaskedArray):
+        raise _misfit(leaf, "a plain array", "a masked one, whose mask would be lost")
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # a ragged list
+        raise _misfit(leaf, "numbers", in_words(error)) from None
+
+
+def _misfit(leaf: Leaf, expected: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        "this is no observation of the env", where=show(leaf.key), why=f"expected {expected}, got {got}"
+    )
+
+
+def _device_of(observation: Any) -> torch.device | None:
+    """Where the tensors of an observation are; None where it has none."""
+    if isinstance(observation, Mapping):
+        return next((place for part in observation.values() if (place := _device_of(part)) is not None), None)
+    return observation.device if isinstance(observation, Tensor) else None

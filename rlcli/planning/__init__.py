@@ -1,0 +1,1 @@
+"""What a run will need, before it runs: the tensors of its parts, counted without memory."""

@@ -1,0 +1,172 @@
+"""What a run will need, before it runs: the ledger it will show, what its process holds beside it, and what fits where.
+
+Plain values only; `foresee` works them out and `view` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from rlcli.planning.network import Layer
+from rlcli.report.ledger import Entry
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a stage holds for a moment, on top of what stays.
+
+    Attributes
+    ----------
+    stage : str
+        "values", "update".
+    bytes : int
+        At its peak.
+    kept : int
+        Of them in blocks that the process keeps after the stage.
+    rows : int
+        Rows of one call of the network.
+    device : str
+    unknown : str
+        Why it could not be counted; "" where it was.
+    """
+
+    stage: str
+    bytes: int
+    kept: int
+    rows: int
+    device: str = "cpu"
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What one way to keep the next observation takes.
+
+    Attributes
+    ----------
+    name : str
+    per_frame : float
+        Bytes of a frame, all keys together.
+    next_obs : float
+        Of them for next observations.
+    bytes : int
+        Of one batch.
+    buffer : int
+        Of the full buffer; 0 without one.
+    note : str
+        Why one would not want it here; "" where nothing speaks against it.
+    """
+
+    name: str
+    per_frame: float
+    next_obs: float
+    bytes: int
+    buffer: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One memory, and whether the run fits into it.
+
+    Attributes
+    ----------
+    name : str
+        "RAM", "disk", "cuda:0".
+    need, free, total : int
+    """
+
+    name: str
+    need: int
+    free: int
+    total: int
+
+    @property
+    def fits(self) -> bool:
+        return self.need <= self.free
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer of `rlcli plan`.
+
+    Attributes
+    ----------
+    verb, title, env : str
+    frames, lanes : int
+        Frames of one batch, and envs.
+    total_frames : int
+    next_obs : str
+        The mode that the run will use.
+    entries : sequence of Entry
+        Every tensor that stays, by component; those of "rollout" and "params+optim" are the very bytes that the run's
+        own ledger will show, as long as no episode ends inside a batch.
+    per_end : int
+        Bytes that each episode ending inside a batch adds (`exact`).
+    peaks : sequence of Peak
+    process : dict from part to bytes
+        "after imports" and what is loaded and made after that; measured in this process.
+    modes : sequence of Mode
+    places : sequence of Place
+    advice, warnings : sequence of str
+    networks : sequence of Layer
+        What the policy is made of, layer by layer.
+    """
+
+    verb: str
+    title: str
+    env: str
+    frames: int
+    lanes: int
+    total_frames: int
+    next_obs: str
+    entries: Sequence[Entry]
+    per_end: int
+    peaks: Sequence[Peak]
+    process: dict[str, int]
+    modes: Sequence[Mode] = ()
+    places: Sequence[Place] = ()
+    advice: Sequence[str] = ()
+    warnings: Sequence[str] = field(default=())
+    networks: Sequence[Layer] = ()
+
+    @property
+    def own(self) -> int:
+        """Bytes in RAM beyond the process after its imports, at the peak."""
+        return self.total - self.process.get("after imports", 0)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the process in RAM at its peak."""
+        return at_peak(self.process, self.entries, self.peaks)
+
+    @property
+    def fits(self) -> bool:
+        return all(place.fits for place in self.places)
+
+    def component(self, name: str) -> int:
+        """Bytes of one component."""
+        return sum(entry.bytes for entry in self.entries if entry.component == name)
+
+    def as_dict(self) -> dict:
+        """Everything as JSON-ready values."""
+        data = asdict(self) | {"entries": [entry.as_dict() for entry in self.entries]}
+        data["places"] = [asdict(place) | {"fits": place.fits} for place in self.places]
+        return data | {"own": self.own, "total": self.total, "fits": self.fits}
+
+
+def held(entries: Sequence[Entry], device: str = "cpu") -> int:
+    """Bytes of entries on one device; what lies on a disk has the device "disk"."""
+    return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
+
+
+def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
+    """The most that stages hold together: the largest at its peak, the others with what they keep."""
+    here = [peak for peak in peaks if peak.device == device]
+    return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
+
+
+def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
+    """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
+    return sum(process.values()) + held(entries) + at_once(peaks)

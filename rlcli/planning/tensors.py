@@ -1,0 +1,275 @@
+"""The tensors that a run will hold, key by key: the run's own ledger, read off tensors without memory.
+
+A batch is laid out as the run lays it out, modules are copied to the meta device, parameters and all, so that a batch
+or a net of any size costs nothing here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from rlcli.collectors.row_fields import RowSchema
+from rlcli.data.codes.code import choose
+from rlcli.data.codes.packing import CodedRows
+from rlcli.data.fields import Field
+from rlcli.data.index.markers import Markers
+from rlcli.data.next_obs import Rows
+from rlcli.data.next_obs.pool import Ends
+from rlcli.data.next_obs.sparse import Few, sparse_rows
+from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show
+from rlcli.learning.buffer import frame_stacks
+from rlcli.learning.flat import spans_of
+from rlcli.learning.optimizer import FlatOptimizer
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.report.ledger import Claims, Entry, batch_entries, learner_entries
+
+Module = TypeVar("Module", bound=nn.Module)
+META = torch.device("meta")
+POINTER = 4  # bytes of an int32: where an end, or a successor, lies
+BUFFER = "buffer"
+EPISODE = 100  # steps of an episode: what is not known before a run
+WORDS = 5  # 64-bit numbers of a run, and of a trajectory
+WIDE = 1024  # bytes of a uint8 row that is compressed
+WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
+_DISK = ("memmap",)
+
+
+def on_meta(module: Module) -> Module:
+    """A copy whose parameters and buffers have shapes and no memory; gradients are there already."""
+    memo: dict[int, Any] = {}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
+        memo[id(p)].grad = torch.empty_like(p, device=META) if p.requires_grad else None
+    for b in module.buffers():
+        memo[id(b)] = torch.empty_like(b, device=META)
+    return copy.deepcopy(module, memo)
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
+    """What a value estimator adds to a batch."""
+    dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
+    number, flag = Field(dtype, torch.Size((1,))), Field(torch.bool, torch.Size(()))
+    found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
+    return found | ({APPROXIMATED: flag} if mode == "compact" and estimator.value_network is not None else {})
+
+
+def batch_without_memory(rows: RowSchema, mode: str, added: Mapping[Key, Field] | None = None) -> TensorDict:
+    """A batch `[lanes, steps]` in which no episode ends before the last step of its lane.
+
+    Parameters
+    ----------
+    mode : str
+        "full", "compact", "exact" or "delta".
+    added : mapping, optional
+        Keys that an estimator writes.
+    """
+    shape = torch.Size((rows.lanes, rows.steps))
+    fields = rows.stored(mode) | dict(added or {})
+    columns: dict[Key, Tensor] = {
+        key: field.empty(rows.frames, META).view(*shape, *field.shape) for key, field in fields.items()
+    }
+    if mode == "exact":
+        ends = Ends.trusted(shape, torch.empty(rows.lanes, dtype=torch.int32, device=META))
+        for key, field in rows.successors.items():
+            columns[key] = Rows.from_ends(columns[before(key)], ends, field.empty(rows.lanes, META))
+    nothing = torch.empty(0, dtype=torch.int64, device=META)
+    for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
+        columns[key] = sparse_rows(shape, Few(nothing, field.empty(0, META)))
+    batch = TensorDict({}, batch_size=shape, device=META)
+    for key, column in columns.items():
+        batch.set(key, column)
+    return batch
+
+
+def planned_batch(
+    rows: RowSchema,
+    mode: str,
+    *,
+    added: Mapping[Key, Field] | None = None,
+    index: bool = False,
+    device: str = "cpu",
+) -> list[Entry]:
+    """The ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
+
+    Parameters
+    ----------
+    index : bool
+        Whether something will ask an `exact` batch where each successor lies.
+
+    Others as for `batch_without_memory`.
+    """
+    batch = batch_without_memory(rows, mode, added)
+    lazy = [value for key in rows.successors if isinstance(value := batch.get(key, None), Rows)]
+    if index and lazy:
+        _ = lazy[0].index  # is built, and shared by all keys
+    claims = Claims(foretold=True)
+    found = {entry.key: entry for entry in batch_entries(batch, map(before, rows.successors), claims=claims)}
+    fields = {**rows.stored(mode), **(added or {}), **rows.successors}
+    order = [show(key) for key in (*fields, *rows.overflows(mode))]
+    shapes = {show(key): ((rows.lanes, rows.steps, *field.shape), _name(field.dtype)) for key, field in fields.items()}
+    entries = []
+    for entry in (found[key] for key in order):
+        shape, dtype = (entry.shape, entry.dtype) if entry.dtype else shapes[entry.key]
+        entries.append(replace(entry, shape=shape, dtype=dtype, device=device, peak=entry.bytes))
+    return entries
+
+
+def before(key: Key) -> Key:
+    """The observation that a next one belongs to."""
+    path = as_tuple(key)[1:]
+    return path[0] if len(path) == 1 else path
+
+
+def per_end(rows: RowSchema) -> int:
+    """Bytes that one more end costs an `exact` batch."""
+    return sum(field.width for field in rows.successors.values()) + POINTER if rows.successors else 0
+
+
+# ---- learning ----------------------------------------------------------------------------------------------------
+def planned_learner(
+    policy: nn.Module, loss: nn.Module, optimizer: str, options: Mapping[str, Any], device: str = "cpu"
+) -> list[Entry]:
+    """The ledger of what a loss trains as one flat tensor, read off tensors without memory."""
+    trained = [p for p in loss.parameters() if p.requires_grad]
+    state = _state_of(optimizer, options, spans_of(trained)[1], trained[0].dtype if trained else torch.float32)
+    bare = _bare(nn.ModuleList([policy, loss]), trained)
+    entries = learner_entries({"all": bare}, state, claims=Claims(foretold=True))
+    return [replace(entry, device=device, peak=entry.bytes) for entry in entries]
+
+
+def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
+    """A module's parameters, gradients and buffers without memory; it may not be one that can be copied."""
+    bare, learns = nn.Module(), {id(p) for p in trained}
+    for number, p in enumerate(module.parameters()):
+        without = nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
+        without.grad = torch.empty_like(without) if id(p) in learns else None
+        bare.register_parameter(f"parameter_{number}", without)
+    for number, buffer in enumerate(module.buffers()):
+        bare.register_buffer(f"buffer_{number}", torch.empty_like(buffer, device=META))
+    return bare
+
+
+def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """An optimizer's state without memory, seen on one parameter and as long as all of them."""
+    probe = nn.Parameter(torch.zeros(1, dtype=dtype))
+    probe.grad = torch.zeros_like(probe)
+    optimizer = FlatOptimizer(name, probe, 0.0, **options)
+    optimizer.step()
+    state = optimizer.state_dict().items()
+    return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
+
+
+def shuffled_entry(fields: Mapping[Key, Field], frames: int, device: str) -> Entry:
+    """The copy of a batch that minibatches are views of, in the order of the epoch."""
+    nbytes = frames * sum(field.width for field in fields.values())
+    return Entry("minibatches", "a shuffled copy of what the loss reads", nbytes, device=device, peak=nbytes)
+
+
+def valid_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
+    """The copy of what the loss reads without the rows that masks leave out, where there are masks."""
+    nbytes = count * sum(field.width for field in fields.values())
+    return Entry("minibatches", "the rows that count", nbytes, device=device, peak=nbytes)
+
+
+def sample_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
+    """The rows of one update, drawn from a buffer."""
+    nbytes = count * sum(field.width for field in fields.values())
+    return Entry("sample", "rows of an update", nbytes, device=device, peak=nbytes)
+
+
+def spare_entry(rows: RowSchema, mode: str, device: str) -> Entry:
+    """The batch before, which is alive while the next one is collected."""
+    nbytes = sum(entry.bytes for entry in planned_batch(rows, mode))
+    return Entry("spare batch", "the one before, while the next is collected", nbytes, device=device, peak=nbytes)
+
+
+# ---- buffers -----------------------------------------------------------------------------------------------------
+def planned_buffer(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> list[Entry]:
+    """The columns of the configured storage once it holds `given` rows and all of the run's; empty without one."""
+    storage = getattr(cfg, "storage", None)
+    if storage is None or storage.kind == "none":
+        return []
+    device = "disk" if storage.kind in _DISK else "cpu"
+    count = min(storage.max_size, cfg.total_frames + given)
+    fields = rows.stored(mode)
+    stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
+    held = fields | {key: _frame(fields[key]) for key in stacks}
+    coded = _packed(cfg, rows, held, stacks)
+    columns = []
+    for key, field in fields.items():
+        width, note = coded.width(key), "packed"
+        if width is None:
+            width, note = held[key].width, "one frame a row" if key in stacks else ""
+        if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
+            part = SINGLE if key in stacks else WHOLE
+            width, note = max(1, width // part), f"about a {part}th of its bytes: it depends on the images"
+        dtype, shape = _name(field.dtype), (count, *field.shape)
+        nbytes = round(count * width)
+        columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
+    index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
+    about = f"about; episodes of {EPISODE} steps"
+    return [*columns, Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about)]
+
+
+def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
+    """What says which rows belong together, and in `exact` the next observations that no row stands for.
+
+    A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own.
+    """
+    trajectories = count // EPISODE + rows.lanes
+    runs = trajectories + (count // rows.steps if storage.ndim == 1 and rows.lanes > 1 else 0)
+    table = WORDS * 8 * (_power(runs) + _power(trajectories)) + 8 * _power(2 * trajectories) + storage.max_size // 8
+    if mode != "exact":
+        return table
+    return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 5 // 4
+
+
+def _frame(stack: Field) -> Field:
+    """What is stored of a stack."""
+    return Field(stack.dtype, stack.shape[1:])
+
+
+def _power(count: int) -> int:
+    """Tables double."""
+    return 1 << max(count - 1, 1).bit_length()
+
+
+def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> int:
+    """The whole buffer in some mode."""
+    return sum(entry.bytes for entry in planned_buffer(cfg, rows, mode, given))
+
+
+def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
+    """The codes that a buffer of these fields comes to, once every action was seen.
+
+    Whole numbers of which no bound is known are counted in full.
+    """
+    if not cfg.storage.codes:
+        return CodedRows(fields, ())
+    examples = {
+        key: example
+        for key, field in fields.items()
+        if key not in stacks and (example := _example(field, rows.kinds.get(key))) is not None
+    }
+    return CodedRows(fields, choose(fields, examples, traj_key=Markers.among(fields).traj_key))
+
+
+def _example(field: Field, kinds: int | None) -> Tensor | None:
+    """Two rows that hold the least and the most there can be."""
+    if field.dtype is torch.bool:
+        return field.empty(2).zero_()
+    if kinds is None or field.dtype.is_floating_point:
+        return None
+    return torch.stack([field.empty(1)[0].zero_(), torch.full_like(field.empty(1)[0], kinds - 1)])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

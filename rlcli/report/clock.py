@@ -1,0 +1,229 @@
+"""Where the seconds go: a clock whose named, nested stages add up to the wall time exactly.
+
+Every nanosecond since the start is charged to the innermost open stage, so nothing is counted twice and
+nothing is lost: what no stage claims is "other". Integers, not floats, so that "exactly" needs no tolerance.
+It does not wait for a GPU: work queued there is charged to the stage that later waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+OTHER = "other"
+COMPILE = "compile"  # kernels and losses, once: an interruption of whatever stage they were first called in
+
+
+class Stage:
+    """One node of the stage tree; `clock(name)` hands it out and `with` opens it."""
+
+    __slots__ = ("_clock", "_measured", "_of", "children", "fractions", "name", "own_ns", "parent")
+
+    def __init__(self, clock: Clock, name: str, parent: Stage | None) -> None:
+        self._clock, self.name, self.parent = clock, name, parent
+        self.children: dict[str, Stage] = {}
+        self.own_ns = 0  # spent here since the last lap, outside every child
+        self.fractions: dict[str, float] = {}  # how a sampled loop divided this stage's own time
+        self._measured: dict[str, float] = {}
+        self._of = 0.0
+
+    def __enter__(self) -> Stage:
+        self._clock._switch(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self.parent is not None
+        self._clock._switch(self.parent)
+
+    def child(self, name: str) -> Stage:
+        found = self.children.get(name)
+        if found is None:
+            found = self.children[name] = Stage(self._clock, name, self)
+        return found
+
+    def measured(self, of: float, parts: Mapping[str, float]) -> None:
+        """Add one sampled measurement of this stage's parts; several are averaged by their length."""
+        self._of += of
+        for name, amount in parts.items():
+            self._measured[name] = self._measured.get(name, 0.0) + max(amount, 0.0)
+        whole = max(self._of, sum(self._measured.values()))  # noisy parts may exceed their sum: never more than all
+        self.fractions = {name: amount / whole for name, amount in self._measured.items()} if whole > 0 else {}
+
+    def drain(self, path: tuple[str, ...], into: dict[tuple[str, ...], int]) -> None:
+        """Move this interval's nanoseconds into `into`, dividing own time by the sampled fractions."""
+        parts = {name: int(self.own_ns * fraction) for name, fraction in self.fractions.items()}
+        for name, ns in parts.items():
+            into[(*path, name)] = into.get((*path, name), 0) + ns
+        own = self.own_ns - sum(parts.values())
+        if own or not (self.children or parts):
+            into[path or (OTHER,)] = into.get(path or (OTHER,), 0) + own
+        self.own_ns, self._of = 0, 0.0
+        self._measured.clear()  # the fractions stay: an interval without a sample uses the last one
+        for name, stage in self.children.items():
+            stage.drain((*path, name), into)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by stage over some span of frames.
+
+    Attributes
+    ----------
+    frames : int
+    own : dict[tuple[str, ...], int]
+        Nanoseconds by path, each counted once: `("collect", "env")`, `("collect",)` for what its parts leave,
+        `("other",)` for what no stage claimed.
+    """
+
+    frames: int
+    own: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the span: the sum of its stages, and nothing else."""
+        return sum(self.own.values()) / 1e9
+
+    @property
+    def rate(self) -> float:
+        """Frames per second; 0 before any time has passed."""
+        return self.frames / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def pace(self) -> float:
+        """Frames per second of what is still to come: without what is compiled once."""
+        seconds = self.seconds - sum(ns for path, ns in self.own.items() if path[0] == COMPILE) / 1e9
+        return self.frames / seconds if seconds > 0 else 0.0
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
+        return self.parts(())
+
+    def parts(self, path: tuple[str, ...] | str) -> dict[str, float]:
+        """Seconds of the parts of one stage, the rest as "other"; empty when it has no parts."""
+        path = (path,) if isinstance(path, str) else path
+        depth = len(path)
+        found: dict[str, int] = {}
+        rest = 0
+        for where, ns in self.own.items():
+            if where[:depth] != path:
+                continue
+            if len(where) == depth or (depth == 0 and where[0] == OTHER):
+                rest += ns
+            else:
+                found[where[depth]] = found.get(where[depth], 0) + ns
+        if not found and path:
+            return {}
+        return {name: ns / 1e9 for name, ns in found.items()} | {OTHER: rest / 1e9}
+
+    def as_dict(self) -> dict:
+        """For the summary: seconds by stage and part; `stages` adds up to `seconds`."""
+        stages = {name: {"seconds": seconds, "parts": self.parts(name)} for name, seconds in self.stages().items()}
+        return {"frames": self.frames, "seconds": self.seconds, "frames_per_second": self.rate, "stages": stages}
+
+
+class Clock:
+    """Charges wall time to stages: `with clock("update"): ...`, about a microsecond each.
+
+    Parameters
+    ----------
+    now : callable, optional
+        Nanoseconds, never going back. A step backwards is read as no time (a jumping clock gives no negative
+        rate).
+
+    Examples
+    --------
+    >>> clock = Clock()
+    >>> with clock("collect"):
+    ...     clock.split("collect", env=0.4, policy=0.5)  # fractions, from one instrumented batch
+    >>> with clock("other"), clock("checkpoint"):
+    ...     pass
+    >>> spent = clock.lap(frames=2048)
+    >>> list(spent.stages()), list(spent.parts("collect"))
+    (['collect', 'other'], ['env', 'policy', 'other'])
+    """
+
+    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.watch: Callable[[str], None] | None = None  # told the top-level stage that just ran, at every switch
+        self._now = now
+        self._root = Stage(self, "", None)
+        self._current = self._root
+        self._total: dict[tuple[str, ...], int] = {}
+        self._frames = 0
+        self._mark = now()
+
+    def start(self) -> None:
+        """Forget the time since construction that no stage claimed (set-up is not the run's), and begin."""
+        self._mark = self._now()
+        self._root.own_ns = 0
+
+    def __call__(self, name: str) -> Stage:
+        """The stage `name` inside the stage that is open now, as a context manager."""
+        return self._current.child(name)
+
+    def interrupt(self, name: str) -> Callable[[], None]:
+        """Open a top-level stage inside whatever is open now; what is returned closes it and goes on there."""
+        interrupted = self._current
+        self._switch(self._root.child(name))
+        return lambda: self._switch(interrupted)
+
+    def split(self, stage: str, *, of: float = 1.0, **parts: float) -> None:
+        """Say how a stage's own time divides, from a sampled measurement.
+
+        Parameters
+        ----------
+        stage : str
+            A top-level stage.
+        of : float
+            The length of what was sampled, in the unit of `parts`: 1 for fractions, or its seconds.
+        **parts : float
+            Amounts by name; what they leave is the stage's "other". Used until the next sample.
+        """
+        self._root.child(stage).measured(of, parts)
+
+    def lap(self, frames: int = 0) -> Spent:
+        """Close the interval since the last lap, credit it with `frames`, and return what it held."""
+        self._switch(self._current)
+        interval: dict[tuple[str, ...], int] = {}
+        self._root.drain((), interval)
+        for path, ns in interval.items():
+            self._total[path] = self._total.get(path, 0) + ns
+        self._frames += frames
+        return Spent(frames, interval)
+
+    def total(self) -> Spent:
+        """Everything up to the last lap, earlier sessions of a resumed run included."""
+        return Spent(self._frames, dict(self._total))
+
+    def elapsed(self) -> float:
+        """Seconds of the run until now, the open interval included."""
+        open_ns = max(self._now() - self._mark, 0) + _pending(self._root)
+        return (sum(self._total.values()) + open_ns) / 1e9
+
+    def state_dict(self) -> dict:
+        """Plain values for a checkpoint: totals up to the last lap."""
+        return {"frames": self._frames, "ns": [[list(path), ns] for path, ns in self._total.items()]}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Continue the totals of an earlier session."""
+        self._frames = int(state["frames"])
+        self._total = {tuple(path): int(ns) for path, ns in state["ns"]}
+
+    def _switch(self, stage: Stage) -> None:
+        now = self._now()
+        if now > self._mark:
+            self._current.own_ns += now - self._mark
+        self._mark = now
+        if self.watch is not None:
+            self.watch(_top(self._current).name or OTHER)
+        self._current = stage
+
+
+def _top(stage: Stage) -> Stage:
+    while stage.parent is not None and stage.parent.parent is not None:
+        stage = stage.parent
+    return stage
+
+
+def _pending(stage: Stage) -> int:
+    return stage.own_ns + sum(_pending(child) for child in stage.children.values())

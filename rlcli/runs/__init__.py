@@ -1,0 +1,1 @@
+"""Runs on disk: folder, lock, checkpoints, what a session of a run shares. Folders are read, nothing is rebuilt."""

@@ -1,0 +1,227 @@
+"""Checkpoints: each a new folder, there whole or not at all, and believed only after its checksums fit.
+
+```
+checkpoints/checkpoint_000007/   tensors.safetensors   state.json   manifest.json
+             .tmp_000008_4711/   one being written, or what a crash left of it
+```
+Order: folder, files, sync, manifest (size and checksum of each file, config, versions), sync, rename, sync of
+the parent. The newest that verifies is the latest. safetensors and JSON only: loading runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.data.files.checkpoints import BUFFER, FOLDERS, STATE, TENSORS, gone, read_manifest, read_state
+from rlcli.data.files.disk import Disk, Stamp
+from rlcli.data.files.rows import LiveRows, RowFiles
+from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
+from rlcli.data.files.state import flatten, non_finite
+from rlcli.data.files.tensors import encode
+from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
+from rlcli.runs.commands import start_command
+from rlcli.runs.folder import CHECKPOINTS, Run
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that verified.
+
+    Attributes
+    ----------
+    path : Path
+    state : dict
+        As it was saved; tensors on the CPU.
+    manifest : dict
+        sequence, number, created, config, versions, files.
+    skipped : list of str
+        One sentence for each newer checkpoint that is damaged.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    manifest: dict[str, Any]
+    skipped: list[str]
+
+
+def save(
+    folder: Path | str,
+    state: Mapping[str, Any],
+    *,
+    number: int,
+    config: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+    keep: int = 2,
+    may_be_infinite: Sequence[str] = (),
+    ring: LiveRows | None = None,
+    disk: Disk | None = None,
+) -> Path:
+    """Write the next checkpoint into `folder`, then take away those beyond the newest `keep` that verify.
+
+    Parameters
+    ----------
+    state : nested dict
+        See `rlcli.data.files.state`.
+    number : int
+        The frames it stands at. A run that fell back may pass them again: folders have their own count.
+    config, versions : dict, optional
+        What the run was made with.
+    keep : int
+        At least 2.
+    may_be_infinite : sequence of str
+        Names at the top of `state` in which NaN and inf are allowed (statistics, bounds).
+    ring : LiveRows, optional
+        Of the buffer whose state without rows stands under "buffer": its rows become files of their own, of which
+        those that would be the same as in the last checkpoint but one are links.
+
+    Returns
+    -------
+    path : Path
+        The new checkpoint's folder.
+
+    Raises
+    ------
+    NumericsError
+        A tensor is not finite: nothing is written, the checkpoints before it stay.
+    ResourceError
+        The disk refuses: the checkpoints before it stay.
+    ArgumentError
+        `keep` is below 2, or the state holds something that has no place in a file.
+    """
+    if keep < 2:
+        raise ArgumentError("at least 2 checkpoints are kept", why=f"got keep={keep}")
+    folder, disk = Path(folder), disk or Disk()
+    tree, tensors = flatten(dict(state))
+    weights = {name: x for name, x in tensors.items() if name.split("/")[0] not in may_be_infinite}
+    if bad := non_finite(weights):
+        raise NumericsError(
+            "the state is not finite, so no checkpoint was written",
+            where=", ".join(bad[:5]),
+            why=f"{len(bad)} of {len(tensors)} tensors hold NaN or inf",
+        )
+    contents: dict[str, list[bytes | memoryview]] = {
+        TENSORS: encode(tensors),
+        STATE: [json.dumps(tree, allow_nan=False).encode()],
+    }
+    about: dict[str, Any] = {
+        "number": number,
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "config": dict(config or {}),
+        "versions": dict(versions or {}),
+    }
+    rows = None if ring is None else RowFiles(ring, FOLDERS, folder, keep)
+    if rows is not None:
+        about[BUFFER] = rows.about()
+
+    def fill(path: Path) -> dict[str, Stamp]:
+        stamps = {name: disk.write_file(path / name, chunks) for name, chunks in contents.items()}
+        return stamps if rows is None else {**stamps, **rows.write(path, about[BUFFER], disk)}
+
+    needed = sum(len(chunk) for chunks in contents.values() for chunk in chunks)
+    needed += 0 if rows is None else rows.needed
+    return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
+
+
+def load_latest(folder: Path | str) -> Checkpoint:
+    """The newest checkpoint that verifies.
+
+    Damaged ones are passed over with a warning each, which names the file and what is wrong with it.
+
+    Raises
+    ------
+    ResourceError
+        There has never been one.
+    DamagedDataError
+        There are checkpoints, and none verifies.
+    """
+    skipped: list[str] = []
+    for path in reversed(list_checkpoints(Path(folder))):
+        try:
+            found = load(path)
+        except DamagedDataError as error:
+            skipped.append(str(error))
+            warnings.warn(f"checkpoint passed over: {error}", stacklevel=2)
+            continue
+        return found._replace(skipped=skipped)
+    raise _none_of(folder, skipped)
+
+
+def latest_number(folder: Path | str) -> int:
+    """The number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
+    skipped: list[str] = []
+    for path in reversed(list_checkpoints(Path(folder))):
+        reason = verify(path)
+        if reason is None:
+            return read_manifest(path)["number"]
+        skipped.append(reason)
+    raise _none_of(folder, skipped)
+
+
+def newest(run: Run) -> Checkpoint:
+    """The newest checkpoint that verifies; a warning says so where the run has saved a later one that is not there.
+
+    Raises
+    ------
+    DamagedDataError, ResourceError
+        None does, or there has never been one; the command that begins the run anew is named.
+    """
+    try:
+        found = load_latest(run.path / CHECKPOINTS)
+    except DamagedDataError as error:
+        error.fix = f"Restore one of them from a copy, or begin anew: {start_command(run)}"
+        raise
+    except ResourceError as error:
+        error.fix = f"Begin anew, with a smaller run.checkpoint_every: {start_command(run)}"
+        raise
+    if (why := gone_before(found)) is not None:
+        warnings.warn(f"{run.path}: {why}", stacklevel=2)
+    return found
+
+
+def gone_before(found: Checkpoint) -> str | None:
+    """See `rlcli.data.files.checkpoints.gone`; None where a newer one is damaged, which is told in its own words."""
+    return None if found.skipped else gone(found.path)
+
+
+def load(path: Path | str) -> Checkpoint:
+    """One checkpoint, verified.
+
+    Raises
+    ------
+    DamagedDataError
+        A file is missing, cut, grown or altered.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    return Checkpoint(path, read_state(path, manifest), manifest, [])
+
+
+def verify(path: Path | str) -> str | None:
+    """What is wrong with a checkpoint, in one sentence; None when it is whole. Loads nothing."""
+    return FOLDERS.verify(Path(path))
+
+
+def is_one(path: Path) -> bool:
+    """Whether a folder is called as a checkpoint is."""
+    return FOLDERS.sequence(path) >= 0
+
+
+def list_checkpoints(folder: Path | str) -> list[Path]:
+    """Checkpoint folders, oldest first, whole or not."""
+    return FOLDERS.paths(Path(folder))
+
+
+def _none_of(folder: Path | str, damaged: list[str]) -> DamagedDataError | ResourceError:
+    if damaged:
+        more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        return DamagedDataError("no checkpoint can be read", where=str(folder), why="; ".join(damaged[:3]) + more)
+    return ResourceError(
+        "there is no checkpoint",
+        where=str(folder),
+        why="the run ended before its first one",
+        fix="Start it again, with a smaller run.checkpoint_every.",
+    )

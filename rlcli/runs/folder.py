@@ -1,0 +1,314 @@
+"""A run folder: made for a new run, never over anything, and read: what the run was made with, and whether it goes on.
+
+runs/train/ppo_exact/2031-05-06_14-03-59_s1/
+  run.json       verb, recipe, seed, overrides, command, packages, versions, git commit; what resumes changed
+  config.json    the resolved config that is in force; resume reads this, and writes what it was asked to change
+  git.diff       where the working tree differed from the commit
+  metrics.jsonl  checkpoints/  summary.json  report.md  lock
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlcli.config import registry
+from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
+from rlcli.config.run_files import CONFIG, RUN, SUMMARY, read_run_file, saved_frames
+from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.report.metrics import read_metrics
+from rlcli.report.whole_file import write_whole
+from rlcli.runs.lock import LOCK, read_holder
+from rlcli.runs.provenance import git_state, versions
+
+ROOT = "runs"
+DIFF, METRICS = "git.diff", "metrics.jsonl"
+BUFFER = "buffer"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read. What `rlcli.train(...)` returns.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    ResourceError
+        When something is read and the folder is gone or holds no run.
+    DamagedDataError
+        When one of its files is not what it should be.
+    """
+
+    path: Path
+
+    @cached_property
+    def info(self) -> dict:
+        """run.json: verb, recipe, seed, env, overrides, command, packages, created, versions, git, resumed."""
+        return read_run_file(self.path, RUN)
+
+    @cached_property
+    def config(self) -> dict:
+        """The resolved config."""
+        return read_run_file(self.path, CONFIG)
+
+    @property
+    def summary(self) -> dict:
+        """summary.json; empty until the run has closed once."""
+        return read_run_file(self.path, SUMMARY)
+
+    @property
+    def saved_frames(self) -> int:
+        """See `rlcli.config.run_files.saved_frames`."""
+        return saved_frames(self.path)
+
+    def metrics(self) -> list[dict]:
+        """All records of metrics.jsonl in order."""
+        path = self.path / METRICS
+        return read_metrics(path) if path.exists() else []
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Finished checkpoint folders, oldest first. Whether they verify is for the loader to say."""
+        folder = self.path / CHECKPOINTS
+        if not folder.is_dir():
+            return []
+        found = {path: re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.iterdir() if path.is_dir()}
+        numbers = {path: int(name[1]) for path, name in found.items() if name}
+        return sorted(numbers, key=numbers.__getitem__)
+
+    @property
+    def status(self) -> str:
+        """ "running", what the summary says ("done", "stopped", "failed"), or "interrupted"."""
+        holder = read_holder(self.path)
+        if holder is not None and holder.alive:
+            return "running"
+        if holder is not None:
+            return "interrupted"  # it ended without releasing the folder, whatever an earlier summary says
+        return str(self.summary.get("status", "interrupted"))
+
+
+def open_run(path: Path | str) -> Run:
+    """An existing run, by its folder.
+
+    Raises
+    ------
+    ResourceError
+        The folder is missing or holds no run.
+    """
+    run = Run(Path(path))
+    if not run.path.is_dir():
+        raise ResourceError("there is no such run folder", where=str(path), fix="`rlcli ls` lists the runs.")
+    _ = run.info
+    return run
+
+
+def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) -> Run:
+    """Write down that a resumed run goes on with another configuration; the run, read anew.
+
+    The configuration first: after a crash in between a change that needs `--force` has to be forced again.
+
+    Raises
+    ------
+    ResourceError
+        The folder cannot be written.
+    """
+    when = datetime.now().astimezone().isoformat(timespec="seconds")
+    info = {**run.info, "resumed": [*run.info.get("resumed", []), {"when": when, **record}]}
+    for name, content in ((CONFIG, config), (RUN, info)):
+        try:
+            write_whole(run.path / name, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise _refused(run.path, error) from error
+    return Run(run.path)
+
+
+def _refused(path: Path, error: OSError) -> ResourceError:
+    """What to say where the system refuses a run folder."""
+    return ResourceError(
+        "cannot write the run folder",
+        where=str(path),
+        why=error.strerror or str(error),
+        fix="Choose a run.dir that can be written.",
+    )
+
+
+# ---- all of them --------------------------------------------------------------------------------------------------
+def all_runs(root: Path | str) -> list[Run]:
+    """Every run below `root`, newest first; folders whose run.json cannot be read are left out."""
+    found = []
+    for folder in _folders(Path(root)):
+        run = Run(folder)
+        try:
+            _ = run.info
+        except DamagedDataError:
+            continue
+        found.append(run)
+    return sorted(found, key=lambda run: (str(run.info.get("created")), run.path.name), reverse=True)
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Folders below `root` that hold a run.json; what is inside them is not searched."""
+    for here, below, files in os.walk(root):
+        if RUN in files:
+            below.clear()
+            yield Path(here)
+
+
+# ---- a new one ----------------------------------------------------------------------------------------------------
+
+
+def derived(verb: str, name: str, seed: int | None, *, root: Path | str = ROOT) -> Path:
+    """`runs/<verb>/<name>/<date>_<time>_s<seed>` for now, in local time; the name is the recipe's, or the env's."""
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return Path(root) / _as_name(verb) / _as_name(name) / f"{stamp}_s{seed}"
+
+
+def create(
+    config: Mapping,
+    *,
+    verb: str,
+    recipe: str | None,
+    seed: int | None,
+    directory: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    root: Path | str = ROOT,
+) -> Run:
+    """Make a new run folder and write what is known before the first step.
+
+    Parameters
+    ----------
+    config : mapping
+        The resolved config, plain values only.
+    verb, recipe, seed
+        For the folder's name and run.json.
+    directory : Path, optional
+        `run.dir`: this very folder; it must not exist, or be empty. Derived when absent, suffixed if taken.
+    overrides : sequence of str
+        As they were typed.
+
+    Raises
+    ------
+    ResourceError
+        The folder exists and holds something, or cannot be written.
+    """
+    there = directory is not None and os.path.exists(directory)
+    env = config.get("env")
+    env_id = env.get("id") if isinstance(env, Mapping) else None
+    if directory is not None:
+        path = _claim_given(Path(directory))
+    else:
+        path = _claim_new(derived(verb, recipe or str(env_id or "default"), seed, root=root))
+    git, diff = git_state()
+    info = {
+        "verb": verb,
+        "recipe": recipe,
+        "seed": seed,
+        "env": env_id,
+        "overrides": list(overrides),
+        "command": sys.argv,
+        "packages": registry.packages(config),
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": versions(),
+        "git": git,
+    }
+    made: list[Path] = []
+    try:
+        for name, content in ((CONFIG, _lines(config)), (DIFF, diff), (RUN, _lines(info))):
+            if content:
+                with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
+                    made.append(path / name)
+                    file.write(content)
+        (path / CHECKPOINTS).mkdir()
+    except OSError as error:
+        _take_away(made, None if there else path)
+        if isinstance(error, FileExistsError):
+            raise _occupied(path) from None
+        raise _refused(path, error) from error
+    return Run(path)
+
+
+def _lines(content: Mapping) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _take_away(made: list[Path], folder: Path | None) -> None:
+    """What there is of a run that could not be begun: nothing that another process made."""
+    for path in made:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            path.unlink()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def taken_back(run: Run) -> Iterator[None]:
+    """A run that ends in an error before anything came of it leaves no folder behind."""
+    try:
+        yield
+    except Exception:
+        if not any(_came_of(run, path) for path in run.path.rglob("*")):
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _came_of(run: Run, path: Path) -> bool:
+    """Whether a file is more than what is there before the first batch: our own, a logger's, a buffer's empty rows."""
+    first = path.relative_to(run.path).parts[0]
+    before = first in (CONFIG, RUN, DIFF, LOCK, BUFFER) or first.startswith("events.out.")
+    return not before and path.is_file() and path.stat().st_size > 0
+
+
+def _claim_new(path: Path) -> Path:
+    """Make the first of `path`, `path_2`, ... that does not exist; two processes never get the same."""
+    number, candidate = 1, path
+    while True:
+        try:
+            candidate.parent.mkdir(parents=True, exist_ok=True)
+            candidate.mkdir()
+            return candidate
+        except FileExistsError:
+            if not candidate.exists():
+                raise _refused(candidate, FileExistsError(17, "a file stands where a folder must be")) from None
+            number += 1
+            candidate = path.with_name(f"{path.name}_{number}")
+        except OSError as error:
+            raise _refused(candidate, error) from error
+
+
+def _claim_given(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        occupied = any(path.iterdir())
+    except OSError as error:
+        raise _refused(path, error) from error
+    if occupied:
+        raise _occupied(path)
+    return path
+
+
+def _occupied(path: Path) -> ResourceError:
+    return ResourceError(
+        "the run folder exists",
+        where=f"run.dir={path}",
+        why="a run never writes over another",
+        fix=f"Choose another run.dir, or continue that run with `rlcli resume {shlex.quote(str(path))}`.",
+    )
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:100] or "default"

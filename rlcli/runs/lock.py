@@ -1,0 +1,151 @@
+"""One process per run folder: a lock that dies with its holder, and says who that is.
+
+The kernel's `flock` decides; the file's text only names the holder for people. A crash leaves the text and
+drops the lock, so the next process takes it and knows the last one did not finish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import weakref
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from rlcli.errors import ResourceError
+from rlcli.typed import Misfit, number, read_json, record, text, whole
+
+LOCK = "lock"
+_HOLDER = record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=text())
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds, or held, a lock. `started` tells a process from a later one with the same pid."""
+
+    pid: int
+    host: str
+    started: float
+    since: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether that process still runs; False for other hosts, which cannot be asked."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+        except psutil.Error:
+            return False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+class RunLock:
+    """Holds a run folder for this process.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Raises
+    ------
+    ResourceError
+        From `acquire`: the folder is held by another process (named by pid), is read-only or gone.
+
+    Examples
+    --------
+    >>> with RunLock(folder):
+    ...     write_into(folder)
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._fd = -1
+
+    def acquire(self) -> RunLock:
+        path = self.folder / LOCK
+        try:
+            self._take(path)
+        except BlockingIOError as error:
+            holder = read_holder(self.folder)
+            raise ResourceError(
+                "the run folder is in use",
+                where=str(self.folder),
+                why=f"held by {holder}" if holder else "held by another process",
+                fix="Wait for it"
+                + (f", stop it (kill {holder.pid})" if holder else "")
+                + ", or choose another run.dir.",
+            ) from error
+        except OSError as error:
+            raise ResourceError(
+                "cannot lock the run folder",
+                where=str(self.folder),
+                why=error.strerror or str(error),
+                fix="Give write permission, or choose another run.dir.",
+            ) from error
+        _held.add(self)
+        return self
+
+    def release(self) -> None:
+        """Give the folder back; does nothing when it is not held."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):  # the lock goes with the descriptor even where its text cannot
+            os.ftruncate(self._fd, 0)
+        self._close()
+
+    def __enter__(self) -> RunLock:
+        return self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def _take(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(asdict(_myself())).encode(), 0)
+        except OSError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        _held.discard(self)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def read_holder(folder: Path | str) -> Holder | None:
+    """Who the lock's text names, dead or alive; None where it names nobody."""
+    try:
+        told = read_json(Path(folder) / LOCK)
+        _HOLDER(told)
+    except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
+        return None
+    return Holder(**told)
+
+
+def _myself() -> Holder:
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    # a forked worker shares the lock's descriptor, and would hold the folder on after its parent is killed
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

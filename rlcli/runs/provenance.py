@@ -1,0 +1,224 @@
+"""What a run was made with: package versions, machine, git commit and diff; nothing is imported for it.
+
+`surroundings` is the part of it that a checkpoint keeps and a resume compares: what may decide bits, and a few names
+that only help a person to understand a difference. Which of them matter, `decides_bits` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+PACKAGES = (
+    "rlcli",
+    "torch",
+    "tensordict",
+    "numpy",
+    "gymnasium",
+    "numba",
+    "safetensors",
+    "ale-py",
+    "mujoco",
+    "box2d-py",
+    "envpool",
+)
+ALWAYS = ("rlcli", "torch", "tensordict", "numpy", "gymnasium", "numba", "llvmlite")  # every run computes with these
+# module -> the distributions that bring it; they matter to a run that has loaded the module
+IF_LOADED = {
+    "ale_py": ("ale-py",),
+    "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python"),
+    "mujoco": ("mujoco",),
+    "Box2D": ("box2d-py", "box2d"),
+    "envpool": ("envpool",),
+}
+LISTED = ("safetensors", "hydra-core", "omegaconf", "rich", "psutil", "tensorboard")  # named, and harmless
+_HARMLESS = {*LISTED, "platform", "cores"}
+DIFF_LIMIT = 1 << 20
+_GIT_SECONDS = 5.0  # for everything that git is asked
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
+_SETTINGS = r"^core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eol)$"
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of Python, the platform and the installed packages; absent packages are left out."""
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+    }
+    return found | _installed(packages)
+
+
+def surroundings(
+    threads: int, devices: Iterable[object] = (), packages: Sequence[str] = (), like: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What a run computes with, in words that can be compared.
+
+    Parameters
+    ----------
+    threads : int
+        Of one torch operation.
+    devices : iterable of torch devices or None
+        Where the run's stages are; None is the CPU.
+    packages : sequence of str
+        The user's own, given by `--import`.
+    like : mapping, optional
+        An earlier answer: the packages that mattered then are looked up, whatever is loaded by now.
+
+    Returns
+    -------
+    dict
+        python, platform, machine, cpu (the vector instructions torch uses), device, threads, cores, and versions.
+    """
+    import torch
+
+    kinds = sorted({"cpu" if device is None else torch.device(str(device)).type for device in devices} or {"cpu"})
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": " and ".join(kinds),
+        "threads": str(threads),
+        "cores": str(os.cpu_count() or 1),
+    }
+    if "cuda" in kinds and torch.cuda.is_available():
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    names = [
+        name
+        for module, names in IF_LOADED.items()
+        for name in names
+        if (module in sys.modules if like is None else name in like)
+    ]
+    roots = [package.partition(".")[0] for package in packages]
+    return found | _installed(dict.fromkeys([*ALWAYS, *names, *roots, *LISTED]))
+
+
+def decides_bits(name: str, was: str | None, now: str | None) -> bool:
+    """Whether a run may come out otherwise because this part of its surroundings changed.
+
+    A bug-fix release of Python computes what the one before did; other cores matter only through `threads`.
+    """
+    if name == "python" and was and now:
+        return was.split(".")[:2] != now.split(".")[:2]
+    return name not in _HARMLESS and was != now
+
+
+def _installed(packages: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dict | None, bytes]:
+    """The commit `directory` is on, and the diff of its tracked files against it.
+
+    Git is a program that runs others where a repository's configuration says so: filters, diff drivers, hooks, file
+    system monitors, transports that fetch what a partial clone lacks, and whatever submodules name. So the diff is
+    made from a folder of our own that borrows the repository's objects and a copy of its index, and no configuration.
+
+    Returns
+    -------
+    state : dict or None
+        `commit`, `dirty` (None: the diff could not be had, or not in time), and `cut` (the diff is longer than `limit`
+        bytes); None outside a repository, without git, or before the first commit.
+    diff : bytes
+        At most `limit` bytes.
+    """
+    until = time.monotonic() + _GIT_SECONDS
+    answer, _ = _git(
+        ["-C", str(directory), "rev-parse", "HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir",
+         "--git-path", "objects", "--git-path", "index"], until, 1 << 16,
+    )  # fmt: skip
+    lines = os.fsdecode(answer or b"").splitlines()
+    if len(lines) != 6:
+        return None, b""
+    commit, form, top, *places = lines
+    folder, objects, index = (Path(directory, place).absolute() for place in places)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rlcli-git-") as ours:
+            _borrow(Path(ours), folder, index, commit, form)
+            around = {"GIT_DIR": ours, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": str(objects)}
+            diff, cut = _git(
+                ["-C", top, *_settings(directory, until), "diff", "--no-ext-diff", "--no-textconv", "--no-color",
+                 "--ignore-submodules=all", "HEAD"], until, limit, around,
+            )  # fmt: skip
+    except OSError:
+        diff, cut = None, False
+    return {"commit": commit, "dirty": None if diff is None else bool(diff), "cut": cut}, diff or b""
+
+
+def _borrow(ours: Path, theirs: Path, index: Path, commit: str, form: str) -> None:
+    """A git folder at a commit, with another's index and no configuration but its object format."""
+    (ours / "refs").mkdir()
+    (ours / "HEAD").write_text(f"{commit}\n")
+    (ours / "config").write_text(f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {form}\n")
+    shutil.copy2(index, ours / "index")  # with its time, by which git tells which entries it has to look at again
+    for shared in theirs.glob("sharedindex.*"):
+        (ours / shared.name).symlink_to(shared)
+
+
+def _settings(directory: Path | str, until: float) -> list[str]:
+    """What a repository says about line ends and file modes: without it files seem to differ that do not."""
+    answer, _ = _git(["-C", str(directory), "config", "--get-regexp", _SETTINGS], until, 1 << 16)
+    pairs = [line.split(" ", 1) for line in os.fsdecode(answer or b"").splitlines()]
+    return [word for key, *value in pairs if value for word in ("-c", f"{key}={value[0]}")]
+
+
+def _git(
+    arguments: Sequence[str], until: float, limit: int, around: Mapping[str, str] | None = None
+) -> tuple[bytes | None, bool]:
+    """Up to `limit` bytes of git's answer and whether there was more; None when git refuses or is late.
+
+    Git is a session of its own, ended as a whole, and nothing is waited for longer than until the deadline.
+    """
+    environment = os.environ | _QUIET
+    if around is not None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _QUIET
+        environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, **around}
+    try:
+        process = subprocess.Popen(
+            ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except (OSError, ValueError):  # git is not installed, or not to be run here
+        return None, False
+    assert process.stdout is not None
+    answer, ended = b"", False
+    try:
+        while len(answer) <= limit and not ended:
+            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                break
+            part = os.read(process.stdout.fileno(), limit + 1 - len(answer))
+            answer, ended = answer + part, not part
+        status = process.wait(max(0.0, until - time.monotonic())) if ended else None
+    except subprocess.TimeoutExpired:
+        status = None
+    finally:
+        process.stdout.close()
+        if process.returncode is None:  # not waited for yet, so its number is still its own
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+    cut = len(answer) > limit
+    return (answer[:limit], cut) if cut or status == 0 else (None, False)

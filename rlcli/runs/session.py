@@ -1,0 +1,298 @@
+"""One session of a run, from the lock on its folder to the closing report: signals, checkpoints, what an error says.
+
+`begun` opens a new run's, `resumed` that of one that goes on; training and collecting share all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rlcli.collectors import Collector
+from rlcli.config import registry
+from rlcli.config.resolved import settings, to_dict
+from rlcli.config.schemas import CollectConfig
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.data.files.disk import Disk
+from rlcli.data.files.tensors import encode
+from rlcli.errors import DamagedDataError, EnvError, NumericsError, ResourceError, RlcliError, StoppedSafely
+from rlcli.keys import Key
+from rlcli.report.reporter import Facts, Reporter
+from rlcli.runs import checkpoint, random_streams
+from rlcli.runs.commands import resume_command, with_command
+from rlcli.runs.folder import CHECKPOINTS, Run, create, taken_back
+from rlcli.runs.lock import RunLock
+from rlcli.runs.signals import StopSignals
+
+MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
+EVIDENCE = "not_finite.safetensors"
+REPLAY_NOTICE = "this env's episodes cannot be replayed: a resumed run begins new ones"
+REPLAY_LOST = "{} open episodes could not be brought back and count as truncated"
+
+
+@contextlib.contextmanager
+def begun(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
+    """A new run's folder, locked, and the signals that stop it; the folder is taken back where nothing came of it."""
+    with own_descriptors(), StopSignals() as stop:
+        run = create(
+            to_dict(cfg), verb=verb, recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
+        )
+        with taken_back(run), RunLock(run.path), kept_in(run.path):
+            yield run, stop
+
+
+@contextlib.contextmanager
+def resumed(run: Run) -> Iterator[StopSignals]:
+    """The signals that stop a run that goes on; its folder is locked meanwhile."""
+    with own_descriptors(), StopSignals() as stop, RunLock(run.path), kept_in(run.path):
+        yield stop
+
+
+# ---- its report ---------------------------------------------------------------------------------------------------
+def reporter_of(
+    cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
+) -> Reporter:
+    """The reporter; a signal is answered in its view.
+
+    Parameters
+    ----------
+    verb : str
+        Names a run without a recipe.
+    observed : sequence of keys
+        The observations that its batches hold.
+    resume_at : int, optional
+        Frames of the state that is about to be loaded.
+    """
+    facts = Facts(
+        title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
+        obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg),
+    )  # fmt: skip
+    logger: Any = cfg.logger.kind
+    if logger in registry.users_names("logger"):
+        logger = partial(registry.build, "logger", logger, object, **cfg.logger.kwargs)
+    reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
+    stop.in_place = reporter.redraws
+    return reporter
+
+
+def notes(cfg: CollectConfig, collector: Collector) -> list[str]:
+    """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
+    envs, asked, frames = collector.envs, cfg.collector.frames_per_batch, collector.frames_in_batch
+    total = -(-cfg.total_frames // envs) * envs
+    lines = []
+    if frames != asked:
+        lines.append(f"frames_per_batch {asked} rounded up to {frames}: whole steps of {envs} envs")
+    if total != cfg.total_frames:
+        lines.append(f"total_frames {cfg.total_frames} rounded up to {total}: whole steps of {envs} envs")
+    if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
+        lines.append(f"{cfg.env.id} as the emulator gives it; env=atari skips, shrinks and stacks frames")
+    return lines
+
+
+@contextlib.contextmanager
+def closing(
+    run: Run, reporter: Reporter, collector: Collector, verb: str, commands: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Close a run's report whatever ends it, and then its collector.
+
+    Gives a dict for further facts of the report.
+
+    Parameters
+    ----------
+    commands : mapping
+        What can be typed next, by label, once something was saved; how to resume a run that is not done is added.
+
+    Raises
+    ------
+    ResourceError
+        The report cannot be written; of a run that ends in another error, that error stays the one.
+    """
+    facts: dict[str, Any] = {}
+
+    def close(status: str) -> None:
+        to_resume = {} if status == "done" else {"resume": resume_command(run)}
+        saved = verb != "train" or run.checkpoints
+        reporter.close(
+            status, {**commands, **to_resume} if saved else {}, verb=verb, run=str(run.path),
+            resumed=run.info.get("resumed", []), **collector.figures(), **facts
+        )  # fmt: skip
+
+    try:
+        try:
+            yield facts
+        except BaseException as error:
+            with contextlib.suppress(ResourceError):  # a full disk refuses the report too
+                close(_status(error))
+            raise
+        close("done")
+    finally:
+        collector.shutdown()
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, StoppedSafely):
+        return "stopped"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def lose(reporter: Reporter, lanes: Sequence[int]) -> None:
+    """Report the episodes in these lanes that could not be brought back, and count them no further."""
+    if lanes:
+        reporter.episodes.forget_open(lanes)
+        reporter.warn("replay", REPLAY_LOST.format(len(lanes)), len(lanes))
+
+
+# ---- its checkpoints ----------------------------------------------------------------------------------------------
+def due(every: int, since: int, frames: int) -> bool:
+    """Whether a multiple of `every` was reached after `since` frames and by `frames`, whatever the length of a batch.
+
+    A checkpoint, an evaluation and a report are due so.
+    """
+    return frames // every > since // every
+
+
+class Stateful(Protocol):
+    """Anything a checkpoint holds."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class Saver:
+    """Writes checkpoints of a run.
+
+    Parameters
+    ----------
+    run : Run
+    parts : dict
+        Name -> what is saved under it, by `state_dict()`; the global random streams are added.
+    config, versions : mapping
+        The configuration that is in force and what the run computes with: sealed with every checkpoint.
+    every : int
+        Frames between checkpoints.
+    keep : int
+        How many are kept.
+    stop : StopSignals
+        Looked at after every batch.
+    reporter : Reporter
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        parts: Mapping[str, Stateful],
+        *,
+        config: Mapping[str, Any],
+        versions: Mapping[str, str],
+        every: int,
+        keep: int,
+        stop: StopSignals,
+        reporter: Reporter,
+    ) -> None:
+        self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
+        self.config, self.versions = config, versions
+        self.stop, self.reporter = stop, reporter
+        self._saved_at = 0
+
+    def after_batch(self, frames: int) -> None:
+        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
+        self.stop_if_asked(frames)
+        if due(self.every, self._saved_at, frames):
+            self.save(frames)
+
+    def stop_if_asked(self, frames: int) -> None:
+        """Between two batches, also before the first and after the last.
+
+        Raises
+        ------
+        StoppedSafely
+            The run was asked to stop, and has saved itself.
+        """
+        if self.stop.requested:
+            self.save(frames)
+            raise StoppedSafely(
+                f"stopped by {self.stop.reason} at {frames:,} frames and saved",
+                fix=f"Go on with: {resume_command(self.run)}",
+            )
+
+    def finish(self, frames: int) -> None:
+        """The last checkpoint, unless it stands already."""
+        if frames != self._saved_at:
+            self.save(frames)
+
+    def save(self, frames: int) -> None:
+        """Write a checkpoint now."""
+        with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
+            self.reporter.flush()
+            state, ring = {}, None
+            for name, part in self.parts.items():
+                if isinstance(part, ReplayBuffer):
+                    state[name], ring = part.state_and_ring()
+                else:
+                    state[name] = dict(part.state_dict())
+            state["random"] = random_streams.state()
+            checkpoint.save(
+                self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep,
+                config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=ring,
+            )  # fmt: skip
+        self._saved_at = frames
+
+    def resumed_at(self, frames: int) -> None:
+        """The run goes on from a checkpoint at this many frames."""
+        self._saved_at = frames
+
+
+# ---- what ends it -------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def resumable(run: Run) -> Iterator[None]:
+    """An error that ends a training run says from where it can go on, and what to type for it."""
+    try:
+        yield
+    except StoppedSafely:
+        raise
+    except RlcliError as error:
+        with contextlib.suppress(DamagedDataError, ResourceError):
+            frames = checkpoint.latest_number(run.path / CHECKPOINTS)
+            error.fix = with_command(error.fix, f"Saved at {frames:,} frames; go on from there", run)
+        raise
+
+
+@contextlib.contextmanager
+def own_descriptors() -> Iterator[None]:
+    """While a run is going on: "bad file descriptor" is said as what it is.
+
+    rlcli closes nothing that it still writes, so an env, a wrapper or a policy did (`os.closerange`, a daemon's start).
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        raise EnvError(
+            "a file that rlcli had open was closed under it",
+            why="an env, a wrapper or a policy closed descriptors that are not its own",
+            fix="Look there for os.close, os.closerange and what turns a process into a daemon; what was saved before "
+            "can be resumed.",
+        ) from error
+
+
+@contextlib.contextmanager
+def kept_in(folder: Path | str) -> Iterator[None]:
+    """Write the evidence of a NumericsError beside the run's other files, and have the error say where it is."""
+    try:
+        yield
+    except NumericsError as error:
+        path = Path(folder) / EVIDENCE
+        if error.evidence and not path.exists():
+            tensors = {name: torch.from_numpy(rows) for name, rows in error.evidence.items()}
+            with contextlib.suppress(ResourceError):  # a full disk must not hide what went wrong first
+                Disk().write_file(path, encode(tensors))
+                error.fix = f"{(error.fix or '').rstrip('.')}. What it was shown is in {path}".removeprefix(". ")
+        raise

@@ -1,0 +1,164 @@
+"""Stopping on request: SIGTERM, Ctrl-C or a terminal that is closed set a flag that the loop reads; a second Ctrl-C
+stops now.
+
+The handler does nothing else but write one line with a bare system call: it may run in the middle of a write
+to the same stream, of a checkpoint, or of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import termios
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import ClassVar
+
+from rlcli.errors import StoppedSafely
+
+NOTICE = "stopping after this batch; Ctrl-C again stops now and loses it"
+
+
+class StopSignals:
+    """A flag that SIGTERM, SIGHUP and Ctrl-C raise, while the context is open.
+
+    Outside the main thread, where Python takes no signal handlers, the flag simply stays down.
+
+    Parameters
+    ----------
+    notice : str
+        Written to standard error when the flag goes up; "" for nothing.
+
+    Attributes
+    ----------
+    in_place : bool
+        Set where a live view is drawn on the terminal: the notice then takes the view's last line until the next
+        redraw, since a line of its own would leave the view's cursor one line off.
+    requested : bool
+        Whether to stop at the next safe place.
+    reason : str
+        "SIGTERM", "SIGHUP" or "Ctrl-C"; "" before.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        At the second Ctrl-C.
+
+    Examples
+    --------
+    >>> with StopSignals() as stop:
+    ...     for batch in collector:
+    ...         if stop.requested:
+    ...             break
+    """
+
+    def __init__(self, notice: str = NOTICE) -> None:
+        self.requested = False
+        self.reason = ""
+        self.in_place = False
+        self._notice = notice
+        self._interrupts = 0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        self._before = _install(self._receive)
+        early = BeforeTheRun.current
+        if early is not None and early.number is not None:
+            self._ask(early.number)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _put_back(self._before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+        elif number == signal.SIGHUP:
+            _leave_closed_terminal()
+        if not self.requested:
+            self._ask(number)
+            if self._notice:
+                with contextlib.suppress(OSError):  # the terminal may be what went away
+                    os.write(2, self._line().encode())
+
+    def _ask(self, number: int) -> None:
+        self.requested = True
+        self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+    def _line(self) -> str:
+        if not (self.in_place and os.isatty(2)):
+            return f"{self._notice}\n"
+        room = os.get_terminal_size(2).columns - 1
+        return f"\r\x1b[2K{self._notice[:room]}"
+
+
+class BeforeTheRun:
+    """While there is nothing to save yet, or no longer: a signal ends the process with 75, Ctrl-C with an interrupt.
+
+    `StopSignals` takes over for as long as a run is going on, and also takes what a library has swallowed by then:
+    what is raised from a handler lands in the middle of any import.
+    """
+
+    current: ClassVar[BeforeTheRun | None] = None
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> BeforeTheRun:
+        self._before = _install(self._receive)
+        BeforeTheRun.current = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        BeforeTheRun.current = None
+        _put_back(self._before)
+        # a library may have made another exception of it
+        if self.number is not None and isinstance(error, Exception) and not isinstance(error, StoppedSafely):
+            raise self._interruption() from error
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
+        if number != signal.SIGINT:
+            with contextlib.suppress(OSError):
+                text = f"stopped by {signal.Signals(number).name} while no run was going on; nothing was lost\n"
+                os.write(2, text.encode())
+        raise self._interruption()
+
+    def _interruption(self) -> BaseException:
+        return KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(StoppedSafely.exit_code)
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:
+    """Give SIGTERM, SIGHUP and Ctrl-C to a handler; what they had before. Outside the main thread, nothing."""
+    before: dict[int, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            # a background job is started with Ctrl-C ignored, one under nohup with SIGHUP, and keeps it so
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    return before
+
+
+def _put_back(before: dict[int, object]) -> None:
+    for number, handler in before.items():
+        # None stands for a handler that was not set from Python and cannot be put back from it
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+    before.clear()
+
+
+def _leave_closed_terminal() -> None:
+    """Streams of a terminal that is gone go nowhere from now on: a run that saves itself goes on writing lines."""
+    for stream in (0, 1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # ENOTTY is a file or a pipe, which stays
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)

@@ -1,0 +1,253 @@
+"""What a plan says of a run's tensors is, byte for byte, what the run's own ledger shows."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import rlcli
+from rlcli.config.compose import configure
+from rlcli.config.recipes import find_recipes
+from rlcli.jobs.plan import plan
+from rlcli.keys import DONE
+from rlcli.planning.tensors import planned_learner
+from rlcli.planning.view import show_plan
+from rlcli.report.reporter import Reporter
+
+SMALL = {
+    "ppo_full": ["total_frames=2048"],
+    "ppo_compact": ["total_frames=2048"],
+    "ppo_exact": ["total_frames=2048"],
+    "ppo_delta": ["total_frames=2048"],
+    "ppo_kl": ["total_frames=2048"],
+    "ppo_shifted": ["total_frames=2048"],
+    "recipe_a": ["total_frames=2048"],
+    "recipe_b": ["total_frames=2048"],
+    "a2c_cartpole": ["total_frames=512", "collector.frames_per_batch=256"],
+    "reinforce_cartpole": ["total_frames=2048", "collector.frames_per_batch=1024"],
+    "ppo_halfcheetah": ["total_frames=512", "collector.frames_per_batch=256"],
+    "ppo_pong": ["total_frames=64", "collector.frames_per_batch=32", "sampler.batch_size=16", "optim.epochs=1"],
+    "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
+    "dqn_exact": ["total_frames=1024", "collector.init_random_frames=512"],
+    "sac_pendulum": ["total_frames=200", "collector.init_random_frames=150"],
+    "sac_halfcheetah": ["total_frames=60", "collector.init_random_frames=50"],
+    "dqn_pong": ["total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"],
+    "collect_random": ["total_frames=4096", "collector.frames_per_batch=2048"],
+}
+QUIET = ["console=off", "logger=none"]
+UNTRIED = [*QUIET, "run.eval_episodes=0"]  # of training
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Ends inside the last batch that a run reported."""
+    counts = []
+    batch = Reporter.batch
+
+    def watched(self, data, *args, **kwargs):
+        done = np.atleast_2d(data.get(DONE).squeeze(-1).numpy())
+        counts.append(int(done[:, :-1].sum()))
+        return batch(self, data, *args, **kwargs)
+
+    monkeypatch.setattr(Reporter, "batch", watched)
+    monkeypatch.setattr("rlcli.report.reporter.LEDGER_EVERY", 0.0)  # the ledger is that of the last batch
+    return counts
+
+
+def _bytes(entries, ledger):
+    return {
+        (e["component"], e["key"]): (e["bytes"], e["shape"] if ledger == "rollout" else None)
+        for e in entries
+        if e["component"] == ledger
+    }
+
+
+def _same(run, planned, ends):
+    told = planned.as_dict()["entries"]
+    for component in ("rollout", "params+optim"):
+        said, held = _bytes(told, component), _bytes(run.summary["memory"]["entries"], component)
+        for (_, key), (nbytes, shape) in held.items():
+            following = key.startswith("next.") and planned.next_obs == "exact" and key == "next.observation"
+            more = ends * planned.per_end if following else 0
+            planned_bytes, planned_shape = said.pop((component, key))
+            assert (planned_bytes + more, planned_shape if nbytes else shape) == (nbytes, shape), key
+        assert not said, said
+    if planned.component("buffer"):
+        held = _bytes(run.summary["memory"]["entries"], "buffer")
+        for name, told in _bytes(planned.as_dict()["entries"], "buffer").items():
+            if name[1] == "index":  # depends on episodes
+                assert told[0] > 0
+            elif run.config["storage"]["kind"] != "compressed":
+                assert held[name][0] == told[0], name
+
+
+def test_every_training_and_collecting_recipe_is_in_this_file():
+    others = {"collect_policy"}  # needs a run; below
+    unknown = set(find_recipes()) - set(SMALL) - others
+    assert not unknown
+
+
+@pytest.mark.parametrize("recipe", sorted(SMALL))
+def test_tensor_bytes_are_those_of_the_run(recipe, seen, tmp_path):
+    verb = "collect" if recipe.startswith("collect") else "train"
+    overrides = [f"recipe={recipe}", *SMALL[recipe], *(QUIET if verb == "collect" else UNTRIED)]
+    planned = rlcli.plan(overrides, verb=verb)
+    run = getattr(rlcli, verb)([*overrides, f"run.dir={tmp_path / 'run'}"])
+    _same(run, planned, seen[-1])
+    said = run.summary["memory"]["process"]
+    assert said["planned"] > said["imported"] > 0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["memory=full", "optim=rmsprop", "optim.momentum=0.9"],
+        ["memory=compact", "optim=sgd", "policy.shared=true"],
+        ["memory=delta"],
+        ["memory=delta", "memory.delta_dtype=int8", "env.frame_stack=2"],
+        ["memory=delta", "memory.on_overflow=keep", "total_frames=256"],
+        ["value.shifted=true", "value.shifted_budget=3"],
+        ["memory=compact", "value.shifted=true", "value.num_chunks=4", "loss=ppo_kl"],
+        ["memory=compact", "loss=reinforce", "value=td1", "loss.baseline=false"],
+        ["loss=reinforce", "value=td1", "loss.baseline=false"],
+        ["recipe=dqn_cartpole", "sampler=prioritized", "memory=full", "storage.ndim=2"],
+        ["env.transforms=[StepCounter]", "memory.keep=[step_count]"],
+        ["env.normalize_observation=true", "env.normalize_reward=true"],
+        ["env.frame_stack=3", "env.num=4"],
+        ["env.num=16", "policy.hidden=[7]"],  # the native engine
+        ["env.id=Pendulum-v1", "env.num=2", "value.two_calls=true"],
+        ["collector.trajs_per_batch=2", "collector.frames_per_batch=512"],
+    ],
+)
+def test_options_do_not_surprise_the_plan(extra, seen, tmp_path):
+    overrides = ["total_frames=1024", "collector.frames_per_batch=256", *extra, *UNTRIED]
+    planned = rlcli.plan(overrides)
+    run = rlcli.train([*overrides, f"run.dir={tmp_path / 'run'}"])
+    _same(run, planned, seen[-1])
+
+
+def test_a_policy_from_a_run_can_be_planned_for(seen, tmp_path):
+    trained = rlcli.train(
+        ["total_frames=512", "collector.frames_per_batch=256", *UNTRIED, f"run.dir={tmp_path / 'run'}"]
+    )
+    overrides = ["recipe=collect_policy", "total_frames=2048", "collector.frames_per_batch=1024"]
+    overrides += [f"policy.path={trained.path}", *QUIET]
+    planned = rlcli.plan(overrides, verb="collect")
+    _same(rlcli.collect([*overrides, f"run.dir={tmp_path / 'frames'}"]), planned, seen[-1])
+
+
+def test_modes_are_those_of_three_runs_and_cost_more_where_it_is_said():
+    each = {
+        mode: rlcli.plan(["recipe=ppo_full", f"memory={mode}", *QUIET]).component("rollout")
+        for mode in ("full", "exact", "compact")
+    }
+    planned = rlcli.plan(["recipe=ppo_full", *QUIET])
+    assert {m.name: m.bytes for m in planned.modes if m.name in each} == each
+    pong = {
+        m.name: m
+        for m in rlcli.plan(["recipe=ppo_pong", "collector.frames_per_batch=64", "sampler.batch_size=8", *QUIET]).modes
+    }
+    assert pong["delta"].note and not pong["exact"].note
+
+
+def test_a_mode_that_costs_more_than_it_saves_is_warned_of():
+    short = rlcli.plan(["memory=exact", "env.max_episode_steps=1", *QUIET])
+    assert any("memory=full" in text for text in short.warnings)
+    tiny = rlcli.plan(
+        ["memory=exact", "env.id=FrozenLake-v1", "collector.frames_per_batch=8", "sampler.batch_size=8", *QUIET]
+    )
+    assert any("takes no less than full" in text for text in tiny.warnings)
+    assert not rlcli.plan(["recipe=ppo_exact", *QUIET]).warnings
+    assert any("approximates" in text for text in rlcli.plan(["recipe=ppo_compact", *QUIET]).warnings)
+
+
+def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch):
+    monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (4 << 30, 8 << 30))
+    overrides = ["recipe=ppo_pong", "memory=full", "env.num=64", "collector.frames_per_batch=32768", *QUIET]
+    planned = rlcli.plan(overrides)
+    assert not planned.fits and planned.advice
+    tried = [line.split(" ")[0] for line in planned.advice if "not enough" not in line]
+    assert tried
+    for override in tried[:1]:
+        again = rlcli.plan([*overrides, override])
+        assert again.total < planned.total
+    assert rlcli.plan(["recipe=ppo_pong", *QUIET]).fits
+
+
+def test_nothing_of_the_runs_size_is_allocated():
+    from rlcli.processes.memory import process_memory
+
+    rlcli.plan(["recipe=ppo_pong", *QUIET])
+    before = process_memory()
+    planned = rlcli.plan(["recipe=ppo_pong", "env.num=256", "collector.frames_per_batch=262144", *QUIET])
+    assert planned.total > 20 << 30
+    assert process_memory()[1] - before[1] < 200 << 20
+
+
+def test_a_network_that_looks_at_numbers_is_told_and_not_fatal(monkeypatch):
+    from rlcli.planning import foresee
+
+    def looks(*args):
+        raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
+    monkeypatch.setattr(foresee, "update_peak", looks)
+    planned = rlcli.plan(["recipe=ppo_exact", *QUIET])
+    assert any("update holds for a moment is not known" in text for text in planned.warnings)
+
+
+def test_planning_leaves_random_streams_as_they_were():
+    import torch
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plan(configure("train", QUIET), "train")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monkeypatch):
+    loaded = []
+    monkeypatch.setattr("rlcli.algorithms.policy_gradient.load_buffer_compiler", loaded.append)
+    rlcli.plan(QUIET)
+    assert not loaded
+    rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])
+    assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("cut", ["collector.split_trajs=true", "collector.trajs_per_batch=2"])
+def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
+    planned = rlcli.plan([cut])
+    assert any("stage values holds for a moment is not known" in text for text in planned.warnings)
+
+
+def test_networks_are_listed_with_their_parameters():
+    plain = rlcli.plan(["recipe=ppo_exact", *QUIET]).networks
+    assert [each.reads for each in plain if each.reads] == ["observation", "observation"]
+    assert [each.parameters for each in plain if each.network == "actor"] == [320, 0, 4160, 0, 130]
+    assert sum(each.parameters for each in plain) == 9155
+    shared = rlcli.plan(["recipe=ppo_exact", "policy.shared=true", *QUIET]).networks
+    assert sum(each.parameters for each in shared) == 320 + 4160 + 130 + 65
+    assert [each.network for each in shared if each.shared] == ["critic"] * 4
+    bounded = rlcli.plan(["recipe=sac_pendulum", *QUIET]).networks
+    assert {each.network for each in bounded} == {"actor", "critic"}
+    assert not rlcli.plan(["policy=random", "console=off"], verb="collect").networks
+
+
+def test_the_networks_are_printed(capsys):
+    planned = rlcli.plan(["recipe=ppo_exact", "policy.shared=true", *QUIET])
+    show_plan(planned)
+    printed = capsys.readouterr().out
+    assert "Linear(in_features=4, out_features=64" in printed and "shared" in printed
+    assert [line.split()[-1] for line in printed.splitlines() if line.startswith("= networks")] == ["4,675"]
+    assert planned.as_dict()["networks"][0]["parameters"] == 320
+
+
+def test_a_learner_that_cannot_be_copied_is_planned_all_the_same():
+    policy = torch.nn.utils.weight_norm(torch.nn.Linear(2, 3))  # keeps a tensor that deepcopy refuses
+    policy(torch.ones(1, 2))
+    policy.lock = threading.Lock()
+    plain = torch.nn.ParameterList(torch.nn.Parameter(p.detach()) for p in policy.parameters())
+    entries, expected = (planned_learner(x, torch.nn.ModuleList([x]), "adam", {}) for x in (policy, plain))
+    assert entries == expected
+    held = sum(p.nbytes for p in plain)
+    assert {entry.key: entry.bytes for entry in entries}.items() >= {"parameters": held, "gradients": held}.items()
