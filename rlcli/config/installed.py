@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import registry
-from rlcli.config.problem import Problem
-from rlcli.config.suggest import did_you_mean
+from rlcli.config.problem import Problem, did_you_mean
 
-# package that must be importable -> extra that brings it
+# Extra -> the modules that it brings, each with the name of its distribution
 EXTRAS = {
-    "ale_py": "atari",
-    "cv2": "atari",
-    "mujoco": "mujoco",
-    "Box2D": "box2d",
-    "envpool": "envpool",
-    "tensorboard": "tensorboard",
+    "atari": {"ale_py": "ale-py", "cv2": "opencv-python-headless"},
+    "mujoco": {"mujoco": "mujoco"},
+    "box2d": {"Box2D": "box2d"},
+    "envpool": {"envpool": "envpool"},
+    "compressed": {"lz4": "lz4"},
+    "tensorboard": {"tensorboard": "tensorboard"},
+    "video": {"imageio": "imageio", "imageio_ffmpeg": "imageio-ffmpeg"},
+    "peers": {"torchrl": "torchrl", "stable_baselines3": "stable-baselines3"},
 }
-_NEEDS = {
-    "gymnasium.envs.mujoco": ("mujoco",),
-    "gymnasium.envs.box2d": ("Box2D",),
-}  # by the entry point's module
+_OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
 
 
 def known_ids() -> list[str]:
@@ -44,18 +42,24 @@ def has(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def missing(package: str, what: str) -> Problem:
-    """The sentence for a package that is not installed."""
-    return Problem(f"{what} needs the package {package}", f'pip install "rlcli[{EXTRAS[package]}]"', only_here=True)
+def install(extra: str) -> str:
+    """What to type to get an extra."""
+    return f'pip install "rlcli[{extra}]"'
+
+
+def lacking(extra: str, what: str) -> list[Problem]:
+    """The sentences for the packages of an extra that are not installed."""
+    absent = [package for package in EXTRAS[extra] if not has(package)]
+    return [Problem(f"{what} needs the package {package}", install(extra), only_here=True) for package in absent]
 
 
 def check_env(cfg: Any) -> list[Problem]:
     """The env id exists here and its packages are installed."""
     env_id, kind = cfg.env.id, cfg.env.kind
     if kind == "envpool":
-        return [] if has("envpool") else [missing("envpool", "env=envpool")]
+        return lacking("envpool", "env=envpool")
     if kind == "atari" or env_id.startswith("ALE/"):
-        return [missing(p, f"env.id={env_id}") for p in ("ale_py", "cv2") if not has(p)]
+        return lacking("atari", f"env.id={env_id}")
     if env_id in registry.names("env") or ":" in env_id:
         return []  # the module before the colon is imported when the env is made
     from gymnasium.envs.registration import registry as known
@@ -71,8 +75,8 @@ def check_env(cfg: Any) -> list[Problem]:
         return [Problem(f"unknown env id {env_id!r}", hint)]
     entry = ids[env_id].entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
-    needs = next((packages for start, packages in _NEEDS.items() if module.startswith(start)), ())
-    return [missing(package, f"env.id={env_id}") for package in needs if not has(package)]
+    extra = next((extra for extra in _OF_GYMNASIUM if module.startswith(f"gymnasium.envs.{extra}")), None)
+    return lacking(extra, f"env.id={env_id}") if extra else []
 
 
 def accelerator() -> str:

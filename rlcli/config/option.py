@@ -28,9 +28,9 @@ class Option:
         The only strings allowed; empty means any.
     words : tuple of str
         Strings allowed beside a number, such as `auto`.
-    used_by : mapping of str to tuple
-        Under which choices the option is read: group (or dotted key) -> those of its choices; all of them must hold.
-        `verb` stands for the verb of the command. Empty: always. Refusals follow from it (`rlcli.config.unread`).
+    when : mapping of str to tuple
+        Dotted key -> the values of it with which this option is read; all of them must hold. Which choices of a group
+        read it stands with those: `rlcli.config.parts`. Refusals follow from both (`rlcli.config.unread`).
     """
 
     help: str
@@ -40,7 +40,7 @@ class Option:
     lt: float | None = None
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    used_by: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def allowed(self) -> str:
         """The allowed values in words, or an empty string when there is no limit."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from rlcli.config import registry
 from rlcli.config.tree import choices, groups, leaves, verbs_with
 
 Facts = Mapping[str, Any]
@@ -115,6 +116,32 @@ _COUNTED = {
 }
 NAMES = (*_RENAMED, *_COUNTED)
 
+_TRACKED = (
+    "metrics are in the run folder's metrics.jsonl, and as TensorBoard events with logger=tensorboard; rlcli sends "
+    "them nowhere"
+)
+_FALSE = ("0", "false", "no", "off", "none", "null")
+# names of what is no key here: what to type, or what rlcli does in its stead; {} is what was typed after the name
+_OTHERWISE = {
+    _TRACKED: "track wandb use_wandb mlflow comet aim neptune project project_name entity team wandb_project "
+    "wandb_project_name wandb_entity wandb_mode wandb_group wandb_tags wandb_run_name",
+    "every batch is in metrics.jsonl, and the console says a line every few seconds": "log_interval log_freq log_every "
+    "log_frequency logging_freq logging_interval print_freq print_every report_interval metrics_interval stats_window",
+    "rlcli eval RUN --video FILE.mp4 records an episode of a training run": "capture_video record_video save_video "
+    "video video_freq video_interval video_folder video_length render render_eval",
+    "checkpoints are always written; run.checkpoint_every and run.keep say how often and how many": "save_model "
+    "save_agent save_checkpoint save_best save_best_model checkpoint_at_end",
+    "write run.dir=runs/{}": "exp_name experiment_name run_name tb_log_name",
+}
+_SAID = {name: text for text, names in _OTHERWISE.items() for name in names.split()}
+_SWITCHES = {  # on, off
+    **dict.fromkeys(("verbose", "verbosity", "v", "log_level"), "console=plain console=off"),
+    **dict.fromkeys(("quiet", "silent", "q"), "console=off console=auto"),
+    **dict.fromkeys(("progress_bar", "progress", "tqdm", "show_progress"), "console=live console=plain"),
+    **dict.fromkeys(("cuda", "use_cuda", "gpu", "use_gpu", "gpus", "num_gpus"), "device=cuda device=cpu"),
+}
+UNLIKE = (*_SAID, *_SWITCHES)
+
 _STORED = "storage=tensor sampler=random"
 _ALGORITHMS = {
     "ppo": "loss=ppo_clip",
@@ -149,6 +176,8 @@ def instead(schema: type, name: str, value: str, facts: Facts) -> str:
     if word in groups(schema) and word != "env":  # --device cuda
         return f"write {word}={value or '...'}"
     dotted = name.lstrip("+-")
+    if said := _otherwise(_word(dotted.partition(".")[0]) if dotted.startswith("wandb.") else word, value):
+        return said
     if (ours := next((key for key in (dotted, word) if key in leaves(schema)), _RENAMED.get(word))) is not None:
         return _belongs(schema, ours) or f"write {ours}={value or '...'}"
     if (counted := _COUNTED.get(word)) is None:
@@ -180,13 +209,22 @@ def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Fact
 
 def choice_instead(schema: type, group: str, value: str) -> str:
     """What to type for a choice that is none but says what is meant: `env=CartPole-v1`, `policy=MlpPolicy`."""
-    if group == "env" and re.search(r"-v\d+$", value):
+    if group == "env" and (re.search(r"-v\d+$", value) or value in registry.users_names("env")):
         return f"write {'env=atari ' if value.startswith('ALE/') else ''}env.id={value}"
+    if group == "logger" and _SAID.get(value.lower()) == _TRACKED:
+        return _TRACKED
     if group == "policy" and value.lower() in _FEEDFORWARD:
         return f"write policy={_FEEDFORWARD[value.lower()]}"
     if group == "loss" and value.lower() in _ALGORITHMS:
         return _algorithm(schema, value)
     return ""
+
+
+def _otherwise(word: str, value: str) -> str:
+    """What to type, or what there is, for what is no key of ours."""
+    if word in _SWITCHES:
+        return f"write {_SWITCHES[word].split()[value.lower() in _FALSE]}"
+    return _SAID.get(word, "").format(value or "...")
 
 
 def _word(name: str) -> str:

@@ -1,11 +1,18 @@
-"""A mistake in a configuration. Checks return lists of these, so that a user sees all of them at once."""
+"""A mistake in a configuration, and what was probably meant: the nearest legal names to one that is not.
+
+Checks return lists of mistakes, so that a user sees all of them at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from rlcli.errors import ConfigError
+
+_NEAR = 0.6  # below this likeness a hint misleads more than it helps
+_CLOSE_CALL = 0.06  # names this much less like than the best one are named too
 
 
 class Problem(NamedTuple):
@@ -33,3 +40,43 @@ def raise_all(problems: Iterable[Problem]) -> None:
         raise ConfigError(lines[0])
     if lines:
         raise ConfigError("\n".join((f"{len(lines)} problems in the configuration:", *(f"  - {x}" for x in lines))))
+
+
+def nearest(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
+    """Names close to a word, best first. A dotted name also matches by its last part: `lr` finds `optim.lr`.
+
+    Parameters
+    ----------
+    word : str
+        What was typed.
+    names : iterable of str
+        What is legal.
+    limit : int
+        At most this many.
+    """
+    scores = {name: _likeness(word.lower(), name.lower()) for name in names}
+    best = max(scores.values(), default=0.0)
+    near = [name for name, score in scores.items() if score >= max(_NEAR, best - _CLOSE_CALL)]
+    return sorted(near, key=lambda name: -scores[name])[:limit]
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """`did you mean a or b?`, or an empty string when nothing is near."""
+    found = nearest(word, names)
+    return f"did you mean {' or '.join(found)}?" if found else ""
+
+
+def unknown(kind: str, word: str, names: Iterable[str]) -> Problem:
+    """The sentence for a choice that does not exist: the nearest ones, then all of them."""
+    names = list(names)
+    hint = f"{did_you_mean(word, names)} (choices: {' | '.join(names)})"
+    return Problem(f"unknown {kind} {word!r}", hint.lstrip())
+
+
+def _likeness(word: str, name: str) -> float:
+    whole = SequenceMatcher(None, word, name).ratio()
+    if "." not in name:
+        return whole
+    # the right key of the wrong group, or of none: a little less sure than the same likeness as a whole
+    tail = SequenceMatcher(None, word.rsplit(".", 1)[-1], name.rsplit(".", 1)[-1]).ratio()
+    return max(whole, tail - 0.1)

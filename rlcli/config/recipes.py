@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import guard, registry
-from rlcli.config.problem import Problem
+from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.resolved import as_whole, check_type, unknown_key
-from rlcli.config.suggest import did_you_mean, unknown
 from rlcli.config.tree import branches, choices, find, groups, verbs_with
 from rlcli.errors import ConfigError
 

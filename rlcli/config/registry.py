@@ -8,7 +8,6 @@ only pick from these.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import sys
@@ -16,39 +15,24 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from rlcli.config.option import option_of
-from rlcli.config.schemas_env import PolicyConfig
-from rlcli.config.suggest import unknown
-from rlcli.errors import ConfigError, told
+from rlcli.config.parts import CHOICES, NAMED, REGISTERED, Part
+from rlcli.config.problem import unknown
+from rlcli.errors import ConfigError, RlcliError, in_words
 
-KINDS = ("env", "wrapper", "transform", "policy")
-
-# gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
-# another array library or reset by themselves are left out.
-_GYMNASIUM = tuple(
-    """
-    AddRenderObservation AddWhiteNoise ClipAction ClipReward DelayObservation DiscretizeAction
-    DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
-    GrayscaleObservation MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView RecordVideo
-    RepeatAction RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction
-    TimeAwareObservation TimeLimit
-    """.split()  # noqa: SIM905  25 quoted names would hide the list
-)
-_TRANSFORMS = (
-    "InitTracker", "StepCounter", "RewardSum", "ToFloat", "DoubleToFloat", "ToTensorImage", "ChannelsFirst",
-    "CatFrames", "RunningNorm", "RewardScaling", "RewardClipping", "RewardNorm", "SignTransform",
-)  # fmt: skip
-_OURS: dict[str, dict[str, str]] = {
-    "env": {},
-    "wrapper": {name: f"gymnasium.wrappers:{name}" for name in _GYMNASIUM},
-    "transform": {name: f"rlcli.transforms:{name}" for name in _TRANSFORMS},
-    "policy": {},
+# Kind of part -> the group that chooses one; an algorithm is what `loss=` names
+GROUPS = {
+    "policy": "policy",
+    "algorithm": "loss",
+    "estimator": "value",
+    "storage": "storage",
+    "sampler": "sampler",
+    "logger": "logger",
 }
-# choices of a group that no builder of the table stands behind: as much names of ours as those in it
-_CHOICES = {"policy": {field.name: option_of(field) for field in dataclasses.fields(PolicyConfig)}["kind"].choices}
-_users: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
+KINDS = (*NAMED, *GROUPS)
+KIND_OF = {group: kind for kind, group in GROUPS.items()}
+_users: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F")
 
 
 def _register(kind: str, name: str) -> Callable[[F], F]:
@@ -71,8 +55,12 @@ def _register(kind: str, name: str) -> Callable[[F], F]:
     return keep
 
 
+def _ours(kind: str) -> dict[str, Part]:
+    return CHOICES[GROUPS[kind]] if kind in GROUPS else NAMED[kind]
+
+
 def _is_ours(kind: str, name: str) -> bool:
-    return name in _OURS[kind] or name in _CHOICES.get(kind, ())
+    return name in _ours(kind) and name != REGISTERED
 
 
 def _told(builder: Any) -> str:
@@ -102,55 +90,189 @@ def register_policy(name: str) -> Callable[[F], F]:
     return _register("policy", name)
 
 
+def register_algorithm(name: str) -> Callable[[F], F]:
+    """Make `loss=name` learn by an algorithm of your own: its networks, loss, kept keys and loop.
+
+    What is registered is the algorithm itself, a class or an object as those of `rlcli.algorithms`, where it is said
+    what its methods are called with. It reads `loss.kwargs` from the configuration that they are given.
+
+    Attributes
+    ----------
+    uses : tuple of str
+        The keys that it reads, `"loss.tau"` or `"optim.epochs"`, among those that not every algorithm does; those that
+        it leaves out are refused where they are typed.
+    off_policy : bool
+        Whether it learns from stored rows; False where there is none.
+    """
+    return _register("algorithm", name)
+
+
+def register_estimator(name: str) -> Callable[[F], F]:
+    """Make `value=name` build `builder(value_network=..., gamma=..., **options, **value.kwargs)`.
+
+    The options are those of `rlcli.objectives.value.ValueEstimator`, and the keys of `value` that the builder's `uses`
+    names, such as `"value.lmbda"`. `value_network` is None where the algorithm has no critic: every value is 0.
+    The builder returns a `ValueEstimator`; a subclass is its own builder.
+    """
+    return _register("estimator", name)
+
+
+def register_sampler(name: str) -> Callable[[F], F]:
+    """Make `sampler=name` build `builder(seed=..., **sampler.kwargs)`.
+
+    It gets the keys of `sampler` that its `uses` names as well, such as `"sampler.alpha"`. It returns an
+    `rlcli.data.samplers.sampler.Sampler`; a subclass is its own builder. What it draws is its attribute `draws`:
+    "rows", single stored ones (the default), or "slices", parts of stored trajectories.
+    """
+    return _register("sampler", name)
+
+
+def register_storage(name: str) -> Callable[[F], F]:
+    """Make `storage=name` build `builder(max_size=..., ndim=..., **storage.kwargs)`.
+
+    It gets the keys of `storage` that its `uses` names as well, such as `"storage.scratch_dir"`. It returns an
+    `rlcli.data.storages.Storage`; a subclass is its own builder.
+    """
+    return _register("storage", name)
+
+
+def register_logger(name: str) -> Callable[[F], F]:
+    """Make `logger=name` build `builder(folder, resume_at, **logger.kwargs)`.
+
+    The folder is the run's; `resume_at` is a number of frames, past which figures that were written before are written
+    anew, or None for a new run. It returns an object with the methods `write(frames, scalars)`, where scalars are pairs
+    of a name and a number, `settings(settings)`, `flush()` and `close()`, as `rlcli.report.events.EventsWriter` has.
+    """
+    return _register("logger", name)
+
+
 def names(kind: str) -> tuple[str, ...]:
     """All names of a kind: ours, registered ones, and entry points. Imports none of them."""
-    if kind not in KINDS:
-        return ()
-    return tuple(dict.fromkeys((*_OURS[kind], *_users[kind], *_entry_points(kind))))
+    return tuple(name for name in (*_ours(kind), *users_names(kind)) if name != REGISTERED)
 
 
 def users_names(kind: str) -> tuple[str, ...]:
     """The names of a kind that are not ours."""
-    return tuple(name for name in names(kind) if name not in _OURS[kind])
+    return tuple(dict.fromkeys((*_users[kind], *_entry_points().get(kind, ()))))
 
 
-def find(kind: str, name: str) -> Callable[..., Any]:
+def find(kind: str, name: str) -> Any:
     """The class or function behind a name.
 
     Raises
     ------
     ConfigError
-        If no table holds the name.
+        If no table holds the name, or the choice has no object of its own.
     """
     if name in _users[kind]:
         return _users[kind][name]
-    if name in _OURS[kind]:
-        module, _, attribute = _OURS[kind][name].partition(":")
+    if _is_ours(kind, name) and (place := _ours(kind)[name].place):
+        module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
-    if name in (points := _entry_points(kind)):
+    if name in (points := _entry_points().get(kind, {})):
         return points[name].load()
     problem = unknown(kind, name, names(kind))
     raise ConfigError(str(problem), fix="If a package of yours registers it, add --import PACKAGE.")
 
 
-@functools.cache
-def _entry_points(kind: str) -> dict[str, Any]:
-    from importlib.metadata import entry_points  # 20 ms, so not for `--help`
+def part(kind: str, name: str) -> Part:
+    """What a part says of itself: ours in the table, a user's by its attributes `uses`, `off_policy` and `draws`.
 
-    found = entry_points(group="rlcli")
-    points = {p.name.partition(".")[2]: p for p in found if p.name.partition(".")[0] == kind}
-    for name in [name for name in points if kind in KINDS and _is_ours(kind, name)]:
-        warnings.warn(
-            f"the entry point {points[name].value} announces {kind} {name!r}, which is a name of rlcli: it is left out",
-            stacklevel=2,
+    A user's part reads what any registered one of its kind does as well. Its package is imported, ours are not. A name
+    that nobody has is taken for one that says nothing of itself.
+    """
+    known = _ours(kind)
+    if _is_ours(kind, name):
+        return known[name]
+    of_all = known.get(REGISTERED, Part())
+    if name not in users_names(kind):
+        return of_all
+    builder = find(kind, name)
+    own = {field: value for field in Part._fields[1:] if (value := getattr(builder, field, None)) is not None}
+    return of_all._replace(**{**own, "uses": (*of_all.uses, *own.get("uses", ()))})
+
+
+def arguments(kind: str, options: Any) -> dict[str, Any]:
+    """What the chosen part of a kind is built with beside what all are: options that it `uses`, and `kwargs`.
+
+    Parameters
+    ----------
+    options
+        The group of the configuration that chooses it: `cfg.sampler`.
+    """
+    prefix = f"{GROUPS[kind]}."
+    own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]
+    return {name: getattr(options, name) for name in own} | options.kwargs
+
+
+@functools.cache
+def _entry_points() -> dict[str, dict[str, Any]]:
+    """What installed packages announce: kind -> name -> entry point."""
+    from importlib.metadata import entry_points  # 20 ms
+
+    found: dict[str, dict[str, Any]] = {}
+    for point in entry_points(group="rlcli"):
+        kind, _, name = point.name.partition(".")
+        if kind in KINDS and _is_ours(kind, name):
+            what = f"the entry point {point.value} announces {kind} {name!r}, which is a name of rlcli: it is left out"
+            warnings.warn(what, stacklevel=2)
+        else:
+            found.setdefault(kind, {})[name] = point
+    return found
+
+
+def build(kind: str, name: str, face: type, /, *args: Any, **options: Any) -> Any:
+    """What the builder of a part makes: one of ours as it is called, a user's whatever it does.
+
+    Parameters
+    ----------
+    face : type
+        What it is to be.
+
+    Raises
+    ------
+    ConfigError
+        A user's builder raises, or makes something else.
+    """
+    builder = find(kind, name)
+    if _is_ours(kind, name):
+        return builder(*args, **options)
+    group = GROUPS[kind]
+    try:
+        made = builder(*args, **options)
+    except (RlcliError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit too
+        raise ConfigError(f"{group}={name} could not be built", where=f"{group}.kwargs", why=in_words(error)) from error
+    if not isinstance(made, face):
+        raise ConfigError(
+            f"{group}={name} is no {kind}",
+            why=f"its builder gave {type(made).__name__}",
+            fix=f"Return a {face.__module__}.{face.__name__}.",
         )
-        del points[name]
-    return points
+    return made
 
 
 def recipe_packages() -> list[str]:
     """Packages that announce a folder `recipes/` of theirs by an entry point `recipes.NAME = package`."""
-    return sorted(point.value for point in _entry_points("recipes").values())
+    return sorted(point.value for point in _entry_points().get("recipes", {}).values())
+
+
+def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str, Any]]:
+    """Name and arguments of one entry of `env.wrappers` or `env.transforms`: `"Name"` or `{"Name": {argument: value}}`.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another form.
+    """
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, arguments),) = entry.items()
+        if isinstance(name, str) and isinstance(arguments, dict | None):
+            return name, arguments or {}
+    raise ValueError(f"{where} holds {entry!r}, which is neither a name nor a name with arguments")
 
 
 imported: list[str] = []  # packages that this command named, in order
@@ -201,6 +323,6 @@ def import_package(name: str) -> None:
                 where="--import",
                 fix="It is looked for in the working folder and among the installed packages.",
             ) from None
-        raise ConfigError(f"the package {name!r} cannot be imported", where="--import", why=told(error)) from error
+        raise ConfigError(f"the package {name!r} cannot be imported", where="--import", why=in_words(error)) from error
     if name not in imported:
         imported.append(name)

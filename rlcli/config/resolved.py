@@ -1,6 +1,6 @@
 """A configuration as plain data and back: what the run folder keeps, and what `resume` and `eval` read.
 
-Reading goes through the schema's types and the same guard as a recipe; Hydra is not involved.
+Reading goes through the schema's types and the same guard as a recipe; Hydra composes nothing of it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-from rlcli.config import guard
+from rlcli.config import guard, registry
 from rlcli.config.other_names import facts_of, instead
-from rlcli.config.problem import Problem, raise_all
+from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig
-from rlcli.config.suggest import did_you_mean
 from rlcli.config.tree import Leaf, branches, find, groups, leaves
-from rlcli.errors import ConfigError
 
 FLAGS = ("--help", "--multirun", "--cfg", "--resolve", "--package", "--import", "--recipe-dir", "--force", "--debug")
 C = TypeVar("C", bound=CollectConfig)
@@ -38,7 +36,7 @@ def from_dict(
     data : mapping
         What `to_dict` gave, after a round trip through JSON.
     overrides : sequence of str
-        `key=value` texts from the command line; values are read as YAML scalars or lists.
+        `key=value` texts from the command line.
     where : str
         The file's name, for messages.
 
@@ -127,9 +125,15 @@ def unknown_key(
     hint = instead(schema, key, text, facts or facts_of(schema, (), {}))
     hint = hint or did_you_mean(key, (*leaves(schema), *groups(schema), "recipe"))
     free = [leaf.key for leaf in leaves(schema).values() if leaf.is_free and leaf.key == f"{key.split('.')[0]}.kwargs"]
-    for mapping in free if "." in key else ():
+    for mapping in free if "." in key and _takes_arguments(key.partition(".")[0]) else ():
         hint += f" (an argument of its own: {mapping}.{key.split('.', 1)[1]}={text or '...'})"
     return Problem(f"unknown key {key!r}", (hint or "(--help of the verb lists all keys)").lstrip(), where)
+
+
+def _takes_arguments(group: str) -> bool:
+    """Whether something may take arguments that no key of the schema stands for: of envs and policies most do."""
+    kind = registry.KIND_OF.get(group, "env")
+    return kind in ("env", "policy") or bool(registry.users_names(kind))
 
 
 def settings(cfg: Any) -> dict[str, Any]:
@@ -157,17 +161,33 @@ def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tu
     return pairs
 
 
+def _is_choice_alone(schema: type, group: str) -> bool:
+    """Whether a group is nothing but its choice, as `console` and `logger`: that may be chosen anew."""
+    return {key for key in leaves(schema) if key.startswith(f"{group}.")} <= {f"{group}.kind", f"{group}.kwargs"}
+
+
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], list[Problem]]:
     """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began."""
+    if not overrides:
+        return [], []
+    from rlcli.config import words  # Hydra's grammar
+
     pairs: list[tuple[str, Any]] = []
     problems: list[Problem] = []
     for text in overrides:
-        key, equals, value = text.partition("=")
-        key = key.strip()
         if text.startswith("-"):
             problems.append(unknown_flag(schema, text))
-        elif not equals:
-            problems.append(Problem(f"cannot read {text!r}", "write key=value"))
+            continue
+        if (override := words.read(text)) is None:
+            problems.append(words.unreadable(text))
+            continue
+        key, value = override.key_or_group, text.partition("=")[2]
+        if key in groups(schema) and _is_choice_alone(schema, key):
+            key = f"{key}.kind"
+        if misuse := words.misused(override):
+            problems.append(misuse)
+        elif override.is_sweep_override():
+            problems.append(Problem(f"{text!r} is a sweep over several values", "give one value, or quote it"))
         elif key in groups(schema):
             problems.append(
                 Problem(
@@ -175,16 +195,10 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
                     f"its keys can: {key}.<key>=...",
                 )
             )
-        elif (leaf := find(schema, key.lstrip("+"))) is None:
-            problems.append(unknown_key(schema, key.lstrip("+"), value))
+        elif find(schema, key) is None:
+            problems.append(unknown_key(schema, key, value))
         else:
-            try:
-                plain = guard.parse_yaml(f"value: {value}", f"override {key}")["value"]
-            except ConfigError as error:
-                problems.append(Problem(f"cannot read {key}={value[:100]}", error.why or error.what))
-                continue
-            if value in leaf.option.choices:
-                plain = value  # YAML reads the choice `off` as false
-            problems += guard.check_override(key.lstrip("+"), plain)
-            pairs.append((key.lstrip("+"), plain))
+            plain = words.plain(override.value())
+            problems += guard.check_override(key, plain)
+            pairs.append((key, plain))
     return pairs, problems

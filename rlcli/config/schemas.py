@@ -1,7 +1,8 @@
-"""The whole tree: one dataclass per verb that runs a job, groups as fields, in the order of `--help`.
+"""The whole tree: a dataclass for each group, and one for each verb that runs a job, in the order of `--help`.
 
-`Config` is what `rlcli train` composes and `CollectConfig` what `rlcli collect` does; the rest of the
-program sees instances of these and nothing of Hydra. A train config is a collect config with more in it.
+`Config` is what `rlcli train` composes and `CollectConfig` what `rlcli collect` does; the rest of the program sees
+instances of these and nothing of Hydra. A train config is a collect config with more in it. Which choices read an
+option stands in `rlcli.config.parts`.
 """
 
 from __future__ import annotations
@@ -9,45 +10,320 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlcli.config import registry
 from rlcli.config.option import option
-from rlcli.config.schemas_collect import (
-    CollectorConfig,
-    DeviceConfig,
-    MemoryConfig,
-    SamplerConfig,
-    StorageConfig,
-)
-from rlcli.config.schemas_env import AtariConfig, EnvConfig, PolicyConfig
-from rlcli.config.schemas_learn import OFF_POLICY, LossConfig, OptimConfig, ValueConfig
+from rlcli.config.parts import choices
 
-__all__ = [
-    "VERBS",
-    "AtariConfig",
-    "CollectConfig",
-    "CollectorConfig",
-    "Config",
-    "ConsoleConfig",
-    "DeviceConfig",
-    "EnvConfig",
-    "LoggerConfig",
-    "LossConfig",
-    "MemoryConfig",
-    "OptimConfig",
-    "PolicyConfig",
-    "RunConfig",
-    "SamplerConfig",
-    "StorageConfig",
-    "ValueConfig",
-    "draws_slices",
-    "is_off_policy",
-]
+_ONE_BY_ONE = {"env.mode": ("auto", "serial")}
+
+
+@dataclass
+class AtariConfig:
+    """Frames of the Atari screen before the policy sees them (read by `env=atari` only)."""
+
+    noop_max: int = option(30, "up to this many no-op steps at the start of an episode", ge=0)
+    frame_skip: int = option(4, "emulator frames per step; the last two are maximised", ge=1)
+    screen_size: int = option(84, "side of the resized square frame, in pixels", ge=1)
+    grayscale: bool = option(True, "one luminance channel instead of three colours")
+    terminal_on_life_loss: bool = option(False, "a lost life ends the episode for learning")
+    clip_reward: bool = option(True, "keep only the sign of the reward")
+
+
+@dataclass
+class EnvConfig:
+    """The environment, its wrappers, and how many of it are stepped together."""
+
+    kind: str = option("gym", "which env choice this is", choices=choices("env"))
+    id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
+    num: int = option(8, "environments stepped together", ge=1, le=1_000_000)
+    mode: str = option(
+        "auto",
+        "serial: one by one; native: the env's own vector engine; auto: the faster that resumes exactly",
+        choices=("auto", "serial", "native"),
+    )
+    workers: int | None = option(
+        None, "processes that step the envs, a share each; null: none, this one steps them", ge=1, when=_ONE_BY_ONE
+    )
+    start_method: str = option(
+        "auto",
+        "how those processes are made; auto: forkserver on Linux, else spawn",
+        choices=("auto", "forkserver", "spawn", "fork"),
+        when=_ONE_BY_ONE,
+    )
+    kwargs: dict[str, Any] = option({}, "arguments for gymnasium.make")
+    max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
+    frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
+    normalize_observation: bool = option(False, "scale observations by their running mean and deviation")
+    normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
+    reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
+    out_of_bounds: str = option(
+        "count",
+        "an observation outside the declared space: refuse: stop there; count: go on and report; ignore: do not look",
+        choices=("refuse", "count", "ignore"),
+    )
+    step_timeout: float | None = option(
+        None, "seconds after which an env that does not answer ends the run; null: that is only said, after 60", gt=0
+    )
+    wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
+    transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
+    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
+
+
+@dataclass
+class PolicyConfig:
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
+
+    kind: str = option("auto", "which policy choice this is", choices=choices("policy"))
+    hidden: list[int] | None = option(
+        None,
+        "units of each hidden layer; []: none, a linear network; null: [512] behind convolutions, else [64,64]",
+        ge=1,
+    )
+    activation: str = option(
+        "auto",
+        "between layers; auto: relu behind convolutions, else tanh",
+        choices=("auto", "tanh", "relu", "elu", "gelu", "silu", "leaky_relu"),
+    )
+    shared: bool | None = option(
+        None,
+        "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
+    )
+    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
+    distribution: str = option(
+        "auto",
+        "of the actions; auto: categorical for discrete spaces, normal for boxes (clipped when executed)",
+        choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
+    )
+    init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)
+    state_dependent_std: bool = option(False, "the deviation is an output of the network, not a free parameter")
+    dueling: bool = option(False, "values as a state's value plus advantages")
+    eps_init: float = option(1.0, "share of uniform actions at the start", ge=0, le=1)
+    eps_end: float = option(0.05, "the same after eps_frames", ge=0, le=1)
+    eps_frames: int = option(10_000, "frames over which it falls, in a straight line", ge=1)
+    exploration: str = option(
+        "random",
+        "how actions are taken while collecting",
+        choices=("random", "mode", "mean", "deterministic"),
+    )
+    path: str | None = option(None, "a run folder or one of its checkpoints")
+    kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
+
+
+@dataclass
+class CollectorConfig:
+    """How batches are gathered."""
+
+    kind: str = option("sync", "which collector choice this is", choices=("sync",))
+    frames_per_batch: int = option(2048, "frames in one batch over all envs, rounded up to whole steps", ge=1)
+    max_frames_per_traj: int | None = option(None, "truncate trajectories at this length", ge=1)
+    init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
+    reset_at_each_iter: bool = option(False, "reset every env when a batch begins")
+    split_trajs: bool = option(False, "learn from each batch's trajectories side by side, padded (discouraged)")
+    set_truncated: bool = option(False, "mark the last row of each batch as truncated")
+    trajs_per_batch: int | None = option(
+        None, "learn from whole trajectories only, so many at a time; null: from each batch as it is", ge=1
+    )
+    deliver_leftovers: bool = option(
+        False, "trajs_per_batch: learn from trajectories that the run's end or a reset cuts short too, as truncated"
+    )
+    track_traj_ids: bool = option(True, "number the trajectories")
+
+
+@dataclass
+class WeightsConfig:
+    """How new weights reach what acts."""
+
+    swap: str = option(
+        "rollout",
+        "where weights that are published while a batch is collected begin to act: with the next batch, or the next "
+        "step; collector=sync learns between batches, where both are the same",
+        choices=("rollout", "step"),
+    )
+
+
+@dataclass
+class MemoryConfig:
+    """How the next observation is kept, and what else is stored."""
+
+    kind: str = option("exact", "which memory choice this is", choices=choices("memory"))
+    next_obs: str = option(
+        "exact",
+        "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it; "
+        "delta: its difference, rounded",
+        choices=choices("memory"),
+    )
+    delta_dtype: str = option(
+        "float16",
+        "what differences are kept in; bfloat16 and int8 cannot overflow",
+        choices=("float16", "bfloat16", "int8"),
+    )
+    on_overflow: str = option(
+        "raise",
+        "a step that changes more than delta_dtype holds ends the run, or its next observation is kept whole",
+        choices=("raise", "keep"),
+    )
+    fill_value: float | None = option(
+        None,
+        "read where nobody kept the next observation; null: NaN, which integers lack",
+    )
+    frame_stack: str = option(
+        "auto",
+        "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
+        "together when they are read; whole stores stacks",
+        choices=("auto", "whole"),
+    )
+    keep: list[Any] = option([], "further policy outputs to store, by key")
+
+
+@dataclass
+class StorageConfig:
+    """Where rows wait between collecting and learning. On-policy runs need none."""
+
+    kind: str = option(
+        "none",
+        "tensor: in memory; memmap: on disk; compressed: in memory, images compressed",
+        choices=choices("storage"),
+    )
+    max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
+    ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2)
+    scratch_dir: str | None = option(None, "where its files lie; null: in the run folder")
+    codes: bool = option(True, "flags and small whole numbers take a few bits each; they are read as they were")
+    init_from: str | None = option(
+        None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
+    )
+    kwargs: dict[str, Any] = option({}, "arguments for a registered storage of your own")
+
+
+@dataclass
+class SamplerConfig:
+    """How rows are drawn for an update."""
+
+    kind: str = option(
+        "minibatch",
+        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice: parts of its "
+        "trajectories",
+        choices=choices("sampler"),
+    )
+    batch_size: int = option(256, "rows of an update", ge=1)
+    slice_len: int | None = option(None, "rows of a slice; null: batch_size / num_slices", ge=1)
+    num_slices: int | None = option(None, "slices of a sample; null: batch_size / slice_len", ge=1)
+    strict_length: bool = option(False, "only from trajectories of at least slice_len rows; else short ones whole")
+    span: bool = option(
+        False,
+        "slices reach over the ends of trajectories and are cut there; every row is equally likely",
+    )
+    weighting: str = option(
+        "transition",
+        "a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
+        choices=("transition", "trajectory"),
+    )
+    alpha: float = option(0.6, "how much priorities count", ge=0)
+    beta: float = option(0.4, "how much of the bias weights undo at the start; rises to 1", ge=0, le=1)
+    kwargs: dict[str, Any] = option({}, "arguments for a registered sampler of your own")
+
+
+_DEVICE = "device for {}; null follows the choice of `device`"
+
+
+@dataclass
+class DeviceConfig:
+    """Where things live. `split` steps envs on the CPU and acts and learns on the accelerator."""
+
+    kind: str = option("auto", "which device choice this is", choices=("auto", "cpu", "cuda", "mps", "split"))
+    env_device: str | None = option(None, _DEVICE.format("env outputs"))
+    policy_device: str | None = option(None, _DEVICE.format("acting"))
+    storing_device: str | None = option(None, _DEVICE.format("the batch"))
+    train_device: str | None = option(None, _DEVICE.format("learning"))
+    no_cuda_sync: bool = option(False, "do not wait for copies between host and device")
+
+
+@dataclass
+class ValueConfig:
+    """Advantages and value targets."""
+
+    kind: str = option("gae", "which estimator choice this is", choices=choices("value"))
+    gamma: float = option(0.99, "discount per step", ge=0, le=1)
+    lmbda: float = option(0.95, "weight of longer returns: 0 is one step, 1 the whole trajectory", ge=0, le=1)
+    average: bool = option(True, "normalise advantages to mean 0, deviation 1")
+    average_over: str = option(
+        "minibatch",
+        "rows the normalisation runs over",
+        choices=("batch", "minibatch"),
+        when={"value.average": (True,)},
+    )
+    shifted: bool = option(False, "one call of the value net for rows and next rows; needs no next observations")
+    shifted_budget: int = option(
+        1,
+        "shifted: next observations an env's row of a batch has room for",
+        ge=1,
+        when={"value.shifted": (True,)},
+    )
+    normaliser: str = option("none", "values in units of their spread", choices=("none", "running", "popart"))
+    rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0)
+    c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0)
+    two_calls: bool = option(False, "value net on observations and on next observations, one call each")
+    num_chunks: int | None = option(None, "call the value net on so many parts of a batch: less memory", ge=1)
+    value_chunk_size: int | None = option(None, "the same by size: envs, or rows of a flat batch, in a part", ge=1)
+    compute_dtype: str = option(
+        "float32",
+        "precision the value net is called in for estimates",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"))
+    kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
+
+
+@dataclass
+class LossConfig:
+    """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
+
+    kind: str = option("ppo_clip", "which loss choice this is", choices=choices("loss"))
+    clip_epsilon: float = option(0.2, "range of the probability ratio around 1", gt=0, lt=1)
+    anneal_clip: bool = option(False, "lower clip_epsilon to 0 along the run")
+    clip_value: float | None = option(None, "range of a value change per update", gt=0)
+    entropy_coeff: float = option(0.01, "weight of the entropy bonus", ge=0)
+    critic_coeff: float = option(0.5, "weight of the value loss", ge=0, when={"loss.baseline": (True,)})
+    target_kl: float | None = option(None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0)
+    kl_target: float = option(0.01, "divergence of a batch's policies aimed at", gt=0)
+    kl_coeff: float = option(1.0, "weight of the divergence at first", ge=0)
+    baseline: bool = option(True, "subtract a learned value from returns")
+    distance: str = option("smooth_l1", "of a value and its target", choices=("smooth_l1", "l2", "l1"))
+    double: bool = option(False, "the trained net chooses the next action, the target net values it")
+    n_steps: int = option(1, "rewards summed before the next value", ge=1)
+    tau: float = option(1.0, "share of the trained weights that target nets take over at a time", gt=0, le=1)
+    target_every: int = option(1, "updates from one such time to the next", ge=1)
+    alpha: float | int | str = option("auto", "weight of the entropy; auto: learned", gt=0, words=("auto",))
+    alpha_init: float = option(1.0, "where a learned alpha begins", gt=0, when={"loss.alpha": ("auto",)})
+    target_entropy: float | int | str = option(
+        "auto", "that a learned alpha aims at; auto: minus the action dims, of actions scaled to [-1, 1]",
+        words=("auto",), when={"loss.alpha": ("auto",)})  # fmt: skip
+    kwargs: dict[str, Any] = option({}, "arguments for a registered algorithm of your own")
+
+
+@dataclass
+class OptimConfig:
+    """How gradients become weights."""
+
+    kind: str = option("adam", "which optimizer choice this is", choices=choices("optim"))
+    lr: float = option(3e-4, "learning rate", gt=0)
+    anneal_lr: bool = option(True, "lower the learning rate to 0 along the run")
+    epochs: int = option(10, "passes over a batch, or as many rows drawn by sampler=slice", ge=1)
+    updates_per_frame: float = option(1.0, "updates for every frame that is collected", gt=0)
+    max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)
+    eps: float = option(1e-5, "added to the denominator", gt=0)
+    betas: list[float] = option([0.9, 0.999], "decay of the two moments", ge=0, lt=1)
+    weight_decay: float = option(0.0, "weight decay", ge=0)
+    momentum: float = option(0.0, "momentum", ge=0, lt=1)
+    alpha: float = option(0.99, "decay of the squared gradient", ge=0, lt=1)
+    compile: bool = option(False, "torch.compile the update")
 
 
 @dataclass
 class LoggerConfig:
     """Where metrics go beside `metrics.jsonl`, which is always written."""
 
-    kind: str = option("auto", "auto: tensorboard when it is installed", choices=("auto", "none", "tensorboard"))
+    kind: str = option("auto", "auto: tensorboard when it is installed", choices=choices("logger"))
+    kwargs: dict[str, Any] = option({}, "arguments for a registered logger of your own")
 
 
 @dataclass
@@ -68,7 +344,9 @@ class RunConfig:
     eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1)
     eval_episodes: int = option(20, "episodes of an evaluation; 0 plays none at the end", ge=0)
     eval_max_steps: int | None = option(
-        None, "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000", ge=1
+        None,
+        "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000",
+        ge=1,
     )
 
 
@@ -83,6 +361,7 @@ class CollectConfig:
     env: EnvConfig = option(EnvConfig, "the world")
     policy: PolicyConfig = option(PolicyConfig, "who acts")
     collector: CollectorConfig = option(CollectorConfig, "how batches are gathered")
+    weights: WeightsConfig = option(WeightsConfig, "how new weights reach what acts")
     memory: MemoryConfig = option(MemoryConfig, "how the next observation is kept")
     device: DeviceConfig = option(DeviceConfig, "where things live")
     logger: LoggerConfig = option(LoggerConfig, "where metrics go")
@@ -103,12 +382,12 @@ class Config(CollectConfig):
 
 def is_off_policy(cfg: Config) -> bool:
     """Whether the run learns from stored rows, whoever collected them."""
-    return cfg.loss.kind in OFF_POLICY
+    return registry.part("algorithm", cfg.loss.kind).off_policy
 
 
 def draws_slices(cfg: Config) -> bool:
     """Whether a policy gradient learns from slices of stored rows."""
-    return not is_off_policy(cfg) and cfg.sampler.kind == "slice"
+    return not is_off_policy(cfg) and registry.part("sampler", cfg.sampler.kind).draws == "slices"
 
 
 VERBS: dict[str, type[Any]] = {"train": Config, "collect": CollectConfig}

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
-from rlcli.config import registry
+from rlcli.config import parts, registry
 from rlcli.config.option import Option, option_of
 from rlcli.config.schemas import VERBS
 
@@ -26,6 +26,11 @@ class Leaf(NamedTuple):
         return _say(self.hint)
 
     @property
+    def used_by(self) -> dict[str, tuple[Any, ...]]:
+        """With what the option is read: group or dotted key -> those of its choices or values. Empty: always."""
+        return {**parts.used_by(self.key), **self.option.when}
+
+    @property
     def is_free(self) -> bool:
         """Whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
         return get_origin(self.hint) is dict
@@ -39,6 +44,7 @@ def leaves(schema: type) -> Mapping[str, Leaf]:
 
 
 _tables: dict[type, dict[str, Leaf]] = {}
+_groups: dict[type, tuple[str, ...]] = {}
 
 
 def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
@@ -61,13 +67,15 @@ def branches(schema: type) -> frozenset[str]:
 
 def groups(schema: type) -> tuple[str, ...]:
     """Names of the groups of a schema, in order, without `recipe`."""
-    hints = get_type_hints(schema)
-    return tuple(f.name for f in dataclasses.fields(schema) if dataclasses.is_dataclass(hints[f.name]))
+    if schema not in _groups:
+        _groups[schema] = tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
+    return _groups[schema]
 
 
 def choices(schema: type, group: str) -> tuple[str, ...]:
     """The names that `group=` accepts: ours, and those a user registered for it."""
-    return leaves(schema)[f"{group}.kind"].option.choices + registry.names(group)
+    kind = registry.KIND_OF.get(group)
+    return leaves(schema)[f"{group}.kind"].option.choices + (registry.users_names(kind) if kind else ())
 
 
 def doc(schema: type, group: str) -> str:
@@ -86,6 +94,13 @@ def find(schema: type, key: str) -> Leaf | None:
         if parent in table:
             return table[parent] if table[parent].is_free else None
     return None
+
+
+def value_at(cfg: Any, key: str) -> Any:
+    """The value under a dotted key."""
+    for part in key.split("."):
+        cfg = getattr(cfg, part)
+    return cfg
 
 
 def verbs_with(key: str) -> list[str]:

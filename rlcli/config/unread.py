@@ -1,4 +1,4 @@
-"""Options that nothing reads, given the other choices: derived from each option's `used_by`.
+"""Options that nothing reads, given the other choices: derived from what each part `uses`, and from `when`.
 
 One that was typed is refused; one that a recipe sets is said, since a recipe may be combined with other choices.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from rlcli.config import registry
+from rlcli.config.parts import CHOICES, REGISTERED
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import VERBS
-from rlcli.config.schemas_learn import POLICY_GRADIENTS
-from rlcli.config.tree import leaves
+from rlcli.config.tree import Leaf, groups, leaves, value_at
 
 
 class Unread(NamedTuple):
@@ -24,18 +25,57 @@ class Unread(NamedTuple):
 
 def unread(cfg: Any) -> dict[str, Unread]:
     """Every key that nothing reads."""
-    found = {}
-    for leaf in leaves(type(cfg)).values():
-        for key, wanted in leaf.option.used_by.items():
-            chosen = _chosen(cfg, key)
-            if chosen not in wanted:
-                if key == "verb" or not hasattr(cfg, key.split(".")[0]):
-                    found[leaf.key] = Unread(key, f"for rlcli {_verb(cfg)}", "")
-                else:
-                    others = " | ".join(map(_spelt, wanted))
-                    found[leaf.key] = Unread(key, f"with {key}={_spelt(chosen)}", f"{key}={others}")
+    found, schema = {}, type(cfg)
+    for leaf in leaves(schema).values():
+        for key, wanted in leaf.used_by.items():
+            if not _is_there(schema, key):
+                if not _always(schema, key, wanted):
+                    found[leaf.key] = Unread(key, f"for rlcli {_verb(schema)}", "")
+                    break
+            elif not _reads(leaf, key, chosen := _chosen(cfg, key), wanted):
+                found[leaf.key] = Unread(key, f"with {key}={_spelt(chosen)}", _said(key, wanted))
                 break
     return found
+
+
+def read_with(schema: type, leaf: Leaf) -> str | None:
+    """With which choices a verb reads an option, in words: "" for all of them, None where it never does."""
+    conditions = leaf.used_by.items()
+    if not all(_is_there(schema, key) or _always(schema, key, wanted) for key, wanted in conditions):
+        return None
+    return ", ".join(_shortest(schema, key, wanted) for key, wanted in conditions if _is_there(schema, key))
+
+
+def _shortest(schema: type, key: str, wanted: Collection[Any]) -> str:
+    """The choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
+    known = leaves(schema)[f"{key}.kind"].option.choices if key in groups(schema) else ()
+    others = [choice for choice in known if choice not in wanted]
+    kind = registry.KIND_OF.get(key)
+    closed = REGISTERED in wanted or not (key in ("env", "policy") or (kind and registry.users_names(kind)))
+    if closed and 0 < len(others) < len(wanted):
+        return f"not with {_said(key, others)}"
+    return f"with {_said(key, wanted)}"
+
+
+def _is_there(schema: type, key: str) -> bool:
+    """Whether a command of the verb can choose otherwise."""
+    return key.split(".")[0] in groups(schema)
+
+
+def _always(schema: type, key: str, wanted: Collection[Any]) -> bool:
+    """Whether what a command of the verb cannot choose is as wanted."""
+    # a policy that only collects is built as policy gradients'
+    return (_verb(schema) if key == "verb" else next(iter(CHOICES[key])) if key == "loss" else None) in wanted
+
+
+def _reads(leaf: Leaf, key: str, chosen: Any, wanted: Collection[Any]) -> bool:
+    """Whether what is chosen reads the option: one of ours that does, or a user's part that says so of itself."""
+    kind = registry.KIND_OF.get(key)
+    return chosen in wanted or (kind is not None and leaf.key in registry.part(kind, chosen).uses)
+
+
+def _said(key: str, wanted: Collection[Any]) -> str:
+    return f"{key}={' | '.join(map(_spelt, wanted))}"
 
 
 def check_typed(cfg: Any, typed: Collection[str] | None) -> Iterator[Problem]:
@@ -43,7 +83,7 @@ def check_typed(cfg: Any, typed: Collection[str] | None) -> Iterator[Problem]:
     table = leaves(type(cfg))
     for key, (_, where, instead) in unread(cfg).items():
         group = key.removesuffix(".kind")
-        value = _at(cfg, key)
+        value = value_at(cfg, key)
         if value != table[key].default if typed is None else key in typed or (group != key and group in typed):
             name = key if group == key else f"{group}={value}"
             fix = f"use {instead}, or leave it out" if instead else "leave it out"
@@ -51,23 +91,13 @@ def check_typed(cfg: Any, typed: Collection[str] | None) -> Iterator[Problem]:
 
 
 def _chosen(cfg: Any, key: str) -> Any:
-    if key == "verb":
-        return _verb(cfg)
-    if key == "loss" and not hasattr(cfg, "loss"):
-        return POLICY_GRADIENTS[0]  # a policy that only collects is built as theirs
     if key == "memory":
         return cfg.memory.next_obs
-    return _at(cfg, key if "." in key else f"{key}.kind")
+    return value_at(cfg, key if "." in key else f"{key}.kind")
 
 
-def _verb(cfg: Any) -> str:
-    return next(verb for verb, schema in VERBS.items() if type(cfg) is schema)
-
-
-def _at(cfg: Any, key: str) -> Any:
-    for part in key.split("."):
-        cfg = getattr(cfg, part)
-    return cfg
+def _verb(schema: type) -> str:
+    return next(verb for verb, known in VERBS.items() if known is schema)
 
 
 def _spelt(value: Any) -> str:

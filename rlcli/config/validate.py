@@ -1,7 +1,7 @@
 """Every check of a composed configuration: all problems at once, each with its remedy.
 
-Here is what collecting and training share; how rows are kept and drawn, and what is learned from them, are checked in
-`validate_buffer` and `validate_learning`.
+What one part takes is for its constructor to check; here is what spans parts, before anything is built or torch is
+loaded.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from rlcli.config import registry
-from rlcli.config.installed import check_devices, check_env, has, missing
-from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config
-from rlcli.config.suggest import did_you_mean, unknown
-from rlcli.config.tree import Leaf, leaves
+from rlcli.config import installed, registry
+from rlcli.config.installed import check_devices, check_env, lacking
+from rlcli.config.problem import Problem, did_you_mean, unknown
+from rlcli.config.schemas import Config, draws_slices, is_off_policy
+from rlcli.config.tree import Leaf, choices, leaves, value_at
 from rlcli.config.unread import check_typed
-from rlcli.config.validate_buffer import check_buffer
-from rlcli.config.validate_learning import check_learning
-from rlcli.config.wrapper_call import wrapper_call
 
 
 def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
@@ -39,7 +35,16 @@ def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
         Empty when the configuration can be used.
     """
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
-    checks = [check_memory, check_collector, check_policy, check_modes, check_wrappers, check_logger, check_run]
+    checks = [
+        check_memory,
+        check_collector,
+        check_policy,
+        check_kwargs,
+        check_modes,
+        check_wrappers,
+        check_logger,
+        check_run,
+    ]
     if isinstance(cfg, Config):
         checks += [check_buffer, check_learning]
     for check in (*checks, check_env, check_devices):
@@ -47,22 +52,15 @@ def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
     return [*found, *check_typed(cfg, typed)]
 
 
-def value_at(cfg: Any, key: str) -> Any:
-    """The value under a dotted key."""
-    for part in key.split("."):
-        cfg = getattr(cfg, part)
-    return cfg
-
-
 def _out_of_range(cfg: Any, leaf: Leaf) -> Iterator[Problem]:
     value = value_at(cfg, leaf.key)
     if leaf.option.accepts(value):
         return
     group = leaf.key.removesuffix(".kind")
-    if value in registry.names(group):
-        return
     if group != leaf.key:
-        problem = unknown(group, str(value), (*leaf.option.choices, *registry.users_names(group)))
+        if value in (known := choices(type(cfg), group)):
+            return
+        problem = unknown(group, str(value), known)
         yield problem._replace(fix=problem.fix + "; if a package of yours registers it, add --import PACKAGE")
     else:
         yield Problem(f"{leaf.key} is {value!r}", f"allowed: {leaf.option.allowed() or 'finite numbers'}")
@@ -75,8 +73,6 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
             f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
             f"choose one: memory={memory.kind} or memory={memory.next_obs}",
         )
-    if memory.frame_stack != "auto" and not isinstance(cfg, Config):
-        yield Problem("memory.frame_stack has no meaning for rlcli collect", "leave it out")
     for entry in memory.keep:
         parts = entry if isinstance(entry, list) and entry else [entry]
         if not all(isinstance(part, str) and part for part in parts):
@@ -120,11 +116,14 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         )
     if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
-    if policy.kwargs and policy.kind not in registry.users_names("policy"):
-        yield Problem(
-            f"policy.kwargs has no meaning with policy={policy.kind}",
-            "it is for a policy that you registered",
-        )
+
+
+def check_kwargs(cfg: Any) -> Iterator[Problem]:
+    for kind, group in registry.GROUPS.items():
+        options = getattr(cfg, group, None)
+        if options is not None and options.kwargs and options.kind not in registry.users_names(kind):
+            what = f"{group}.kwargs has no meaning with {group}={options.kind}"
+            yield Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered")
 
 
 def check_modes(cfg: Any) -> Iterator[Problem]:
@@ -133,6 +132,10 @@ def check_modes(cfg: Any) -> Iterator[Problem]:
         yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
     if env.wrappers and (env.mode == "native" or env.kind == "envpool"):
         yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
+    if env.workers and env.workers > env.num:
+        yield Problem(f"env.workers={env.workers} are more than there are envs", f"use env.workers={env.num} at most")
+    if env.start_method != "auto" and not env.workers:
+        yield Problem("env.start_method is of worker processes, and there are none", "give env.workers")
     if env.kind == "atari" and not env.id.startswith("ALE/"):
         yield Problem(f"env=atari and env.id={env.id} contradict each other", "ids of Atari games begin with ALE/")
 
@@ -151,7 +154,7 @@ def check_wrappers(cfg: Any) -> Iterator[Problem]:
     for kind, entries in (("wrapper", cfg.env.wrappers), ("transform", cfg.env.transforms)):
         for entry in entries:
             try:
-                name, _ = wrapper_call(entry, f"env.{kind}s")
+                name, _ = registry.wrapper_call(entry, f"env.{kind}s")
             except ValueError as error:
                 yield Problem(str(error), f"write env.{kind}s=[Name,{{Name:{{argument:value}}}}]")
                 continue
@@ -161,5 +164,224 @@ def check_wrappers(cfg: Any) -> Iterator[Problem]:
 
 
 def check_logger(cfg: Any) -> Iterator[Problem]:
-    if cfg.logger.kind == "tensorboard" and not has("tensorboard"):
-        yield missing("tensorboard", "logger=tensorboard")
+    if cfg.logger.kind == "tensorboard":
+        yield from lacking("tensorboard", "logger=tensorboard")
+
+
+# ---- storage and sampler fit the loss: how rows are kept, how they are drawn, what they begin with -----------------
+def check_buffer(cfg: Config) -> Iterator[Problem]:
+    """Storage, sampler and the form of rows."""
+    yield from _rows_of_off_policy(cfg) if is_off_policy(cfg) else _rows_of_policy_gradient(cfg)
+    yield from _slices(cfg)
+    yield from _rows_to_begin_with(cfg)
+    yield from _form(cfg)
+
+
+def _rows_of_off_policy(cfg: Config) -> Iterator[Problem]:
+    kind = cfg.loss.kind
+    if cfg.storage.kind == "none":
+        yield Problem(f"loss={kind} learns from stored rows, and storage=none keeps none", "use storage=tensor")
+    yield from _room(cfg)
+    if registry.part("sampler", sampler := cfg.sampler.kind).draws == "batch":
+        yield Problem(
+            f"loss={kind} draws rows of a storage, and sampler={sampler} cuts one batch",
+            "use sampler=random or sampler=prioritized",
+        )
+
+
+def _rows_of_policy_gradient(cfg: Config) -> Iterator[Problem]:
+    kind, storage, sampler = cfg.loss.kind, cfg.storage.kind, cfg.sampler.kind
+    if draws_slices(cfg):
+        yield from _gradient_of_slices(cfg)
+    elif registry.part("sampler", sampler).draws == "rows":
+        yield Problem(
+            f"sampler={sampler} draws single rows, and loss={kind} values rows along their trajectories",
+            "use sampler=slice with a storage, or sampler=minibatch without",
+        )
+    elif storage != "none":
+        yield Problem(
+            f"sampler={sampler} learns from each batch once, and storage={storage} would keep rows nobody draws",
+            "use sampler=slice, or storage=none",
+        )
+
+
+def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
+    c, by = cfg.collector, f"sampler={cfg.sampler.kind}"
+    if cfg.storage.kind == "none":
+        yield Problem(
+            f"{by} draws from stored rows, and storage=none keeps none",
+            "use storage=tensor | memmap | compressed",
+        )
+    yield from _room(cfg)
+    for name in ("split_trajs", "trajs_per_batch"):
+        if getattr(c, name):
+            yield Problem(f"collector.{name} has no meaning with {by}, which cuts stored rows", "leave it out")
+    if not c.track_traj_ids:
+        yield Problem(f"{by} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+    if cfg.loss.clip_value is not None:
+        yield Problem(
+            f"loss.clip_value has no meaning with {by}: the values of a sample are computed when it is drawn",
+            "leave it out",
+        )
+    if not cfg.loss.baseline:
+        yield Problem(
+            "loss.baseline=false sums the rewards of whole trajectories, and a slice ends before its trajectory",
+            "use loss.baseline=true, or sampler=minibatch",
+        )
+
+
+def _slices(cfg: Config) -> Iterator[Problem]:
+    """Slices: how many, how long, and who learns from them."""
+    s = cfg.sampler
+    if "sampler.slice_len" not in registry.part("sampler", s.kind).uses:
+        return
+    if is_off_policy(cfg):
+        yield Problem(f"loss={cfg.loss.kind} learns from single rows", "use sampler=random or sampler=prioritized")
+    if s.span and s.strict_length:
+        yield Problem(
+            "sampler.span cuts slices at the ends of trajectories, sampler.strict_length wants whole ones",
+            "give one of them",
+        )
+    one, other = (s.slice_len or 0), (s.num_slices or 0)
+    if not one and not other:
+        yield Problem(f"sampler={s.kind} needs sampler.slice_len or sampler.num_slices", "give one of them")
+    elif one and other and one * other != s.batch_size:
+        yield Problem(
+            f"sampler.num_slices={other} of sampler.slice_len={one} are not sampler.batch_size={s.batch_size} rows",
+            f"use sampler.batch_size={one * other}, or give one of the two",
+        )
+    elif s.batch_size % (one or other) or s.batch_size < (one or other):
+        name = "slice_len" if one else "num_slices"
+        yield Problem(
+            f"sampler.batch_size={s.batch_size} is no multiple of sampler.{name}={one or other}",
+            f"use sampler.batch_size={max(1, s.batch_size // (one or other)) * (one or other)}",
+        )
+    elif cfg.storage.kind != "none":
+        length, held = one or s.batch_size // other, cfg.storage.max_size
+        steps = held // cfg.env.num if cfg.storage.ndim == 2 else held
+        if length > steps:
+            yield Problem(
+                f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds",
+                "use a shorter sampler.slice_len or a larger storage.max_size",
+            )
+
+
+def _room(cfg: Config) -> Iterator[Problem]:
+    """A storage that holds a batch."""
+    frames, rows = cfg.collector.frames_per_batch, cfg.storage.max_size
+    if cfg.storage.kind != "none" and rows < frames:
+        yield Problem(
+            f"storage.max_size={rows} is less than collector.frames_per_batch={frames}",
+            f"use storage.max_size >= {frames}",
+        )
+
+
+def _rows_to_begin_with(cfg: Config) -> Iterator[Problem]:
+    path = cfg.storage.init_from
+    if path is None:
+        return
+    if not is_off_policy(cfg):
+        yield Problem(
+            f"storage.init_from has no meaning with loss={cfg.loss.kind}, which learns only from what its own policies "
+            "have just collected",
+            "leave it out, or use loss=dqn | sac",
+        )
+    elif not os.path.isdir(path):
+        yield Problem(f"storage.init_from={path} is no folder", "rlcli ls runs lists runs", only_here=True)
+
+
+def _form(cfg: Config) -> Iterator[Problem]:
+    """How rows lie in the buffer."""
+    if cfg.memory.frame_stack != "auto" and (cfg.env.frame_stack or 1) < 2:
+        yield Problem(
+            "memory.frame_stack has no meaning with env.frame_stack=null: there are no stacks", "leave it out"
+        )
+
+
+# ---- what is learned: values, loss and optimizer --------------------------------------------------------------------
+def check_learning(cfg: Config) -> Iterator[Problem]:
+    """Options that do not fit the loss, or each other."""
+    if is_off_policy(cfg):
+        yield from _off_policy(cfg)
+    else:
+        yield from _values(cfg)
+        yield from _batches(cfg)
+    yield from _optim(cfg)
+
+
+def _off_policy(cfg: Config) -> Iterator[Problem]:
+    kind, c = cfg.loss.kind, cfg.collector
+    if cfg.memory.next_obs == "compact":
+        yield Problem(
+            f"loss={kind} reads every row's next observation, and memory=compact keeps none", "use memory=exact"
+        )
+    if kind in ("dqn", "sac") and cfg.policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
+        only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
+        yield Problem(
+            f"policy.distribution={cfg.policy.distribution} has no meaning: loss={kind}{only}", "leave it out"
+        )
+    for name in ("split_trajs", "trajs_per_batch"):
+        if getattr(c, name):
+            yield Problem(f"collector.{name} has no meaning with loss={kind}, which learns from rows", "leave it out")
+    if c.init_random_frames >= cfg.total_frames and cfg.storage.init_from is None:
+        yield Problem(
+            f"collector.init_random_frames={c.init_random_frames} leaves nothing of total_frames={cfg.total_frames} "
+            "to learn in",
+            f"use collector.init_random_frames < {cfg.total_frames}",
+        )
+    if kind == "dqn" and cfg.policy.eps_end > cfg.policy.eps_init:
+        yield Problem(
+            f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}",
+            "epsilon falls: use policy.eps_end <= policy.eps_init",
+        )
+
+
+def _values(cfg: Config) -> Iterator[Problem]:
+    v = cfg.value
+    if v.shifted and v.two_calls:
+        yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
+    if v.num_chunks is not None and v.value_chunk_size is not None:
+        yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
+    if v.backend == "triton" and (cfg.device.kind == "cpu" or not installed.torch_has_cuda()):
+        yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
+    if v.kind == "vtrace" and v.c_thresh > v.rho_thresh:
+        yield Problem(
+            f"value.c_thresh={v.c_thresh} is more than value.rho_thresh={v.rho_thresh}",
+            "use value.c_thresh <= value.rho_thresh",
+        )
+    if cfg.loss.kind == "reinforce" and not cfg.loss.baseline:
+        if v.kind != "td1":
+            yield Problem(
+                f"loss.baseline=false learns from whole returns, and value={v.kind} gives others", "use value=td1"
+            )
+        acting = {"shifted": v.shifted, "normaliser": v.normaliser != "none", "two_calls": v.two_calls,
+                  "num_chunks": v.num_chunks, "value_chunk_size": v.value_chunk_size,
+                  "compute_dtype": v.compute_dtype != "float32"}  # fmt: skip
+        for name in (name for name, given in acting.items() if given):
+            yield Problem(f"value.{name} acts on a value net, and loss.baseline=false has none", "leave it out")
+        if cfg.policy.shared:
+            yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
+
+
+def _batches(cfg: Config) -> Iterator[Problem]:
+    rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
+    if (
+        batch > rows >= 1
+        and registry.part("sampler", cfg.sampler.kind).draws == "batch"
+        and not cfg.collector.trajs_per_batch
+    ):
+        yield Problem(
+            f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
+            f"use sampler.batch_size <= {rows}",
+        )
+    if cfg.value.average and cfg.value.average_over == "minibatch" and batch == 1:
+        yield Problem(
+            "one row has no deviation to normalise its advantage by",
+            "use sampler.batch_size >= 2, value.average_over=batch or value.average=false",
+        )
+
+
+def _optim(cfg: Config) -> Iterator[Problem]:
+    optim = cfg.optim
+    if len(optim.betas) != 2:
+        yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.cli.compose import configure
+from rlcli.config.compose import configure
 from rlcli.config.guard import parse_yaml
 from rlcli.config.schemas import Config
 from rlcli.config.tree import branches, leaves

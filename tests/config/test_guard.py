@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlcli.cli import compose
-from rlcli.config import guard
+from rlcli.config import compose, guard
 from rlcli.config.resolved import from_dict
 from rlcli.errors import ConfigError
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from rlcli.cli.compose import configure
-from rlcli.config.other_names import NAMES, facts_of, instead
+from rlcli.config.compose import configure
+from rlcli.config.other_names import NAMES, UNLIKE, facts_of, instead
 from rlcli.config.schemas import VERBS, Config
-from rlcli.config.tree import find, leaves
+from rlcli.config.tree import find, groups, leaves
 from rlcli.errors import ConfigError
 
 
@@ -24,6 +24,39 @@ def test_every_name_is_answered_with_keys_that_exist(name, verb):
     assert keys and all(find(Config, key) for key in keys), text
     assert all(key in leaves(VERBS[verb]) for key in keys) or "belongs to rlcli train" in text
     assert name not in leaves(Config)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", UNLIKE)
+def test_every_name_of_what_is_no_key_is_answered_with_what_there_is(name, verb):
+    text = answer(name, "x", verb)
+    keys = re.findall(r"\b([a-z]+(?:\.[a-z_]+)?)=|\b(run\.[a-z_]+)", text)
+    for key in ("".join(pair) for pair in keys):
+        assert find(Config, key) or key in groups(Config), text
+    assert text and name not in NAMES and not find(Config, name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("wandb=true", "unknown key 'wandb'; metrics are in the run folder's metrics.jsonl"),
+        ("wandb.project=x", "and as TensorBoard events with logger=tensorboard"),
+        ("logger=wandb", "unknown logger 'wandb'; metrics are in the run folder's metrics.jsonl"),
+        ("--track", "rlcli has no flag --track; metrics are in"),
+        ("verbose=0", "write console=off"),
+        ("verbose=1", "write console=plain"),
+        ("progress_bar=true", "write console=live"),
+        ("log_interval=10", "every batch is in metrics.jsonl"),
+        ("capture_video=true", "rlcli eval RUN --video FILE.mp4"),
+        ("cuda=false", "write device=cpu"),
+        ("exp_name=first", "write run.dir=runs/first"),
+        ("save_model=true", "checkpoints are always written"),
+    ],
+)
+def test_what_is_no_key_here_is_answered_with_what_there_is_instead(typed, words):
+    with pytest.raises(ConfigError) as refusal:
+        configure("train", [typed])
+    assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize(

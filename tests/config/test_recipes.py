@@ -2,9 +2,11 @@
 
 import pytest
 
-from rlcli.cli.compose import configure
-from rlcli.config import registry
-from rlcli.config.recipes import find_recipes
+from rlcli.config import guard, registry
+from rlcli.config.compose import configure
+from rlcli.config.recipes import find_recipes, shipped
+from rlcli.config.schemas import Config
+from rlcli.config.tree import groups, leaves
 from rlcli.errors import ConfigError
 
 SHIPPED = find_recipes()
@@ -116,3 +118,26 @@ def test_recipes_that_build_on_each_other_in_a_circle_are_refused(tmp_path):
     write(tmp_path, "b", "defaults: [a]")
     with pytest.raises(ConfigError):
         configure("train", ["recipe=a"], [tmp_path])
+
+
+# ---- the choices in conf/ -----------------------------------------------------------------------------------------
+CHOSEN = [group for group in groups(Config) if f"{group}.kind" in leaves(Config)]
+
+
+@pytest.mark.parametrize("group", CHOSEN)
+def test_every_choice_of_a_group_is_a_file_that_says_what_it_is(group):
+    files = {path.stem: path for path in (shipped("conf") / group).glob("*.yaml")}
+    assert files.keys() == set(leaves(Config)[f"{group}.kind"].option.choices)
+    for path in files.values():
+        assert path.read_text().startswith("# ") and guard.read_yaml(path)["kind"] == path.stem
+
+
+@pytest.mark.parametrize("path", sorted(shipped("conf").glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_a_choice_holds_only_what_differs_from_the_schema(path):
+    said = {f"{path.parent.name}.{name}": value for name, value in guard.read_yaml(path).items()}
+    repeats = [
+        key
+        for key, value in said.items()
+        if value == leaves(Config)[key].default and not key.endswith(("kind", "next_obs"))
+    ]
+    assert not repeats

@@ -1,8 +1,12 @@
 """A name becomes code only through the registry, and importing happens only when a name is used."""
 
+import importlib
+import inspect
+
 import pytest
 
 from rlcli.config import registry
+from rlcli.config.parts import CHOICES
 from rlcli.errors import ConfigError
 
 
@@ -14,6 +18,33 @@ def own_names(monkeypatch):
 def test_every_wrapper_of_our_table_exists():
     for name in registry.names("wrapper"):
         assert registry.find("wrapper", name).__name__ == name
+
+
+OURS = [
+    (kind, name) for kind, group in registry.GROUPS.items() for name in CHOICES[group] if CHOICES[group][name].place
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_a_part_of_ours_is_what_the_table_says_of_it(kind, name):
+    """It is there, says of itself what the table does, and takes the options of its group that it is said to use."""
+    part, line = registry.find(kind, name), registry.part(kind, name)
+    for field in ("uses", "off_policy", "draws"):
+        assert getattr(part, field, getattr(line, field)) == getattr(line, field)
+    if kind in ("estimator", "sampler", "storage"):
+        group = registry.GROUPS[kind]
+        some_use = {key for other in CHOICES[group].values() for key in other.uses if key.startswith(f"{group}.")}
+        some_use -= {"storage.codes"}  # the buffer's
+        taken = {f"{group}.{parameter}" for parameter in inspect.signature(part).parameters}
+        assert taken & some_use == set(line.uses) & some_use
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES["optim"]))
+def test_an_optimizer_takes_the_options_that_the_table_says(name):
+    some_use = {key.removeprefix("optim.") for part in CHOICES["optim"].values() for key in part.uses}
+    module, _, attribute = CHOICES["optim"][name].place.partition(":")
+    taken = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
+    assert {f"optim.{option}" for option in some_use & set(taken)} == set(CHOICES["optim"][name].uses)
 
 
 def test_a_registered_builder_is_found_by_its_name():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import VERBS, CollectConfig, Config
+from rlcli.config.words import spelled
 from rlcli.errors import ConfigError
 
 
@@ -47,6 +48,13 @@ def test_overrides_change_what_was_saved():
     assert (cfg.total_frames, cfg.env.kwargs, cfg.run.dir, cfg.threads) == (1000, {"a": 1}, None, 2)
 
 
+@pytest.mark.parametrize("choice", ["auto", "live", "plain", "off"])
+def test_a_group_that_is_nothing_but_its_choice_is_chosen_anew_by_its_name(choice):
+    for word in (f"console={choice}", f"console.kind={choice}"):
+        assert from_dict("train", {"console": {"kind": "auto"}}, [word]).console.kind == choice
+    assert from_dict("collect", {}, ["logger=none"]).logger.kind == "none"
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -57,11 +65,20 @@ def test_overrides_change_what_was_saved():
         ("total_frames=many", "total_frames must be a whole number, not 'many'"),
         ("total_frames", "write key=value"),
         ("run.dir=${oc.env:HOME}", "resolver"),
+        ("seed=1,2", "is a sweep over several values"),
+        ("~seed", "cannot be deleted"),
+        ("run.dir=a'b", "quote it twice"),
     ],
 )
 def test_a_wrong_override_of_a_resume_is_a_sentence(override, words):
     with pytest.raises(ConfigError, match="(?s)" + words):
         from_dict("train", {}, [override])
+
+
+@pytest.mark.parametrize("text", ["a b", "it's", "off", "1,2", "null", "a=b", "[x", "\\'"])
+def test_a_text_that_is_spelled_is_read_as_it_was(text):
+    (word,) = spelled(Config, {"run.dir": text})
+    assert from_dict("train", {}, [word]).run.dir == text
 
 
 def test_all_mistakes_in_a_saved_file_are_listed():

@@ -5,11 +5,13 @@ import warnings
 
 import pytest
 
-from rlcli.cli.compose import configure
+from rlcli.config import registry
+from rlcli.config.compose import configure
+from rlcli.config.parts import CHOICES
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS, CollectConfig, Config
-from rlcli.config.tree import groups, leaves
-from rlcli.config.unread import unread
+from rlcli.config.tree import leaves
+from rlcli.config.unread import read_with, unread
 from rlcli.errors import ConfigError
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
@@ -43,7 +45,7 @@ DQN, SAC = ["loss=dqn", *STORED], ["loss=sac", "env.id=Pendulum-v1", *STORED]
         (SAC, "policy.dueling=true", "with loss=sac"),
         ([*SAC, "loss.alpha=0.1"], "loss.alpha_init=0.5", "with loss.alpha=0.1; use loss.alpha=auto"),
         (["optim=sgd"], "optim.eps=1e-8", "with optim=sgd"),
-        ([], "optim.momentum=0.9", "with optim=adam; use optim=sgd | rmsprop"),
+        ([], "optim.momentum=0.9", "with optim=adam; use optim=rmsprop | sgd"),
         ([], "storage.max_size=1000", "with storage=none"),
         ([], "env.atari.noop_max=3", "with env=gym; use env=atari"),
         ([], "memory.delta_dtype=int8", "with memory=exact; use memory=delta"),
@@ -65,6 +67,47 @@ def test_collecting_reads_no_option_of_a_loss(option):
     configure("collect", ["policy=mlp", "policy.init_std=0.5", "policy.shared=true"])
     with pytest.raises(ConfigError, match=r"policy\.hidden has no meaning with policy=random; use policy=mlp"):
         configure("collect", ["policy=random", "policy.hidden=[8]"])
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["run.keep=2", "run.checkpoint_every=1", "run.eval_every=1", "run.eval_episodes=0", "run.eval_max_steps=9",
+     "device.train_device=cpu", "memory.frame_stack=auto"],
+)  # fmt: skip
+def test_collecting_reads_no_option_of_training(option):
+    key = option.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key} has no meaning for rlcli collect; leave it out"):
+        configure("collect", [option])
+    configure("collect", ["run.max_replay_steps=3", "device.storing_device=cpu"])
+
+
+@pytest.mark.parametrize(
+    "option", ["policy.exploration=mode", "collector.init_random_frames=8", "policy.distribution=normal"]
+)
+def test_a_policy_that_draws_at_random_reads_no_option_of_one_that_chooses(option):
+    key = option.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key} has no meaning with policy=random; use policy=mlp"):
+        configure("collect", ["policy=random", option])
+    configure("collect", ["policy=mlp", option])
+
+
+def test_a_registered_policy_is_explored_with_like_ours(monkeypatch):
+    monkeypatch.setitem(registry._users["policy"], "mine", object)
+    configure("collect", ["policy=mine", "policy.exploration=mode"])
+    with pytest.raises(ConfigError, match=r"policy\.hidden has no meaning with policy=mine; use policy=mlp"):
+        configure("collect", ["policy=mine", "policy.hidden=[8]"])
+
+
+def test_what_a_verb_reads_an_option_with_is_said_in_words():
+    assert {key: read_with(Config, leaves(Config)[key]) for key in ("seed", "run.keep", "loss.kl_target")} == {
+        "seed": "", "run.keep": "", "loss.kl_target": "with loss=ppo_kl"
+    }  # fmt: skip
+    assert read_with(Config, leaves(Config)["loss.alpha_init"]) == "with loss=sac, with loss.alpha=auto"
+    assert read_with(Config, leaves(Config)["memory.fill_value"]) is None
+    table = leaves(CollectConfig)
+    assert read_with(CollectConfig, table["run.keep"]) is read_with(CollectConfig, table["policy.dueling"]) is None
+    assert read_with(CollectConfig, table["policy.init_std"]) == "with policy=mlp | cnn | dict | auto"
+    assert read_with(CollectConfig, table["policy.exploration"]) == "not with policy=random"
 
 
 def test_the_default_is_as_much_refused_as_any_other_value():
@@ -94,18 +137,26 @@ def test_our_recipes_set_nothing_for_nothing(name):
         configure(recipe.verb, [f"recipe={name}", *words])
 
 
-def test_used_by_names_groups_and_choices_that_there_are():
-    for schema in (Config, CollectConfig):
-        table = leaves(schema)
-        for leaf in table.values():
-            for key, wanted in leaf.option.used_by.items():
-                assert wanted and isinstance(wanted, tuple)
-                if key == "verb":
-                    assert set(wanted) <= set(VERBS)
-                elif "." not in key and key in groups(schema):
-                    assert set(wanted) <= set(table[f"{key}.kind"].option.choices), leaf.key
-                elif schema is Config:
-                    assert key in table and all(table[key].option.accepts(value) for value in wanted), leaf.key
+def test_parts_use_options_that_there_are_and_options_are_read_with_values_that_there_are():
+    known = leaves(Config).keys() | leaves(CollectConfig).keys()
+    for group, parts in CHOICES.items():
+        for name, part in parts.items():
+            assert not set(part.uses) - known, (group, name)
+            assert len(set(part.uses)) == len(part.uses), (group, name)
+    assert CHOICES["verb"].keys() == VERBS.keys()
+    for leaf in leaves(Config).values():
+        for key, wanted in leaf.option.when.items():
+            assert wanted and isinstance(wanted, tuple) and "." in key
+            assert all(leaves(Config)[key].option.accepts(value) for value in wanted), leaf.key
+
+
+def test_used_by_is_derived_from_what_each_part_says():
+    table = leaves(Config)
+    assert table["value.lmbda"].used_by == {
+        "loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce"), "value": ("gae", "td_lambda")
+    }  # fmt: skip
+    assert table["loss.alpha_init"].used_by == {"loss": ("sac",), "loss.alpha": ("auto",)}
+    assert table["env.num"].used_by == {}
 
 
 def test_a_default_run_reads_what_its_choices_say():

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from rlcli.config.registry import wrapper_call
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
 from rlcli.config.tree import leaves
 from rlcli.config.validate import validate
-from rlcli.config.wrapper_call import wrapper_call
 
 
 def texts(cfg) -> list[str]:
@@ -97,15 +97,15 @@ def test_a_problem_names_the_option_and_its_remedy(values, words, monkeypatch):
 
 @pytest.mark.parametrize(("system", "device"), [("darwin", "mps"), ("linux", "cuda")])
 def test_split_asks_for_the_accelerator_that_it_was_checked_for(monkeypatch, system, device):
-    from rlcli.builders import collector
+    from rlcli.collectors import build
     from rlcli.config import installed
 
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
-    monkeypatch.setattr(collector, "resolve", lambda name: None if name is None else torch.device(name))
+    monkeypatch.setattr(build, "resolve", lambda name: None if name is None else torch.device(name))
     cfg = changed(device__kind="split")
     assert texts(cfg) == []
-    found = collector.devices(cfg)
+    found = build.devices(cfg)
     assert found["train_device"] == found["policy_device"] == torch.device(device) and found["env_device"] is None
 
 
@@ -134,10 +134,9 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    from rlcli.config import installed, validate
+    from rlcli.config import installed
 
     monkeypatch.setattr(installed, "has", lambda package: False)
-    monkeypatch.setattr(validate, "has", lambda package: False)
     for values, extra in [
         ({"env__kind": "atari", "env__id": "ALE/Pong-v5"}, "atari"),
         ({"env__id": "HalfCheetah-v5"}, "mujoco"),
@@ -197,3 +196,14 @@ def test_triton_is_refused_where_torch_is_a_cpu_build(monkeypatch):
     monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
     assert texts(changed(value__backend="triton", device__kind="cuda")) == []
     assert "device=cuda" in texts(changed(value__backend="triton", device__kind="cpu"))[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"env__workers": 9}, "env.workers=9 are more than there are envs; use env.workers=8 at most"),
+        ({"env__start_method": "spawn"}, "env.start_method is of worker processes, and there are none"),
+    ],
+)
+def test_workers_that_nothing_would_start_are_refused(values, sentence):
+    assert any(sentence in text for text in texts(changed(**values)))

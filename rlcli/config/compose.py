@@ -1,0 +1,290 @@
+"""From a verb and overrides to one typed, checked configuration; the only file that has Hydra compose.
+
+Ours differs from a plain Hydra app in that recipes and overrides pass the guard first, and that every
+problem is reported at once: of overrides, of recipes, and of the composed values.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
+
+from rlcli.config import guard, registry
+from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
+from rlcli.config.problem import Problem, raise_all
+from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
+from rlcli.config.schemas import VERBS, CollectConfig
+from rlcli.config.tree import leaves, value_at
+from rlcli.config.unread import unread
+from rlcli.config.validate import validate
+from rlcli.config.words import key_of
+from rlcli.errors import ConfigError
+
+HYDRA_VERSION_BASE = "1.3"
+_JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
+
+
+@dataclass(frozen=True)
+class Job:
+    """One configuration: Hydra's tree without its own branch, the same as dataclasses, and choices."""
+
+    node: DictConfig
+    cfg: CollectConfig
+    choices: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked command: verb, overrides for Hydra, recipes as they were read; a job, or the overrides of a sweep."""
+
+    verb: str
+    checked: tuple[Checked, ...]
+    contents: Mapping[str, Mapping[str, Any]]
+    job: Job | None = None
+    sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
+
+    @property
+    def overrides(self) -> list[str]:
+        return [item.text for item in self.checked]
+
+
+def configure(verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = ()) -> CollectConfig:
+    """The configuration of one job.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem.
+    """
+    job = plan(verb, overrides, recipe_dirs).job
+    assert job is not None  # only a sweep has none
+    return job.cfg
+
+
+def plan(
+    verb: str,
+    overrides: Sequence[str],
+    recipe_dirs: Iterable[str] = (),
+    *,
+    multirun: bool = False,
+    look: bool = False,
+) -> Plan:
+    """Check a whole command, composing every job of a sweep, before anything runs.
+
+    Parameters
+    ----------
+    multirun : bool
+        Whether overrides may sweep.
+    look : bool
+        The configuration is only looked at, so what this machine lacks does not matter.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem.
+    """
+    schema, recipes = VERBS[verb], find_recipes(recipe_dirs)
+    checked, wrong = check_overrides(schema, overrides, recipes, multirun=multirun)
+    chosen = [name for item in checked if item.key == "recipe" for name in item.values if name]
+    contents, bad = _read(schema, chosen, recipes)
+    problems = list(bad)
+    if bad:  # the rest can still be checked without the recipe
+        checked = [item for item in checked if item.key != "recipe"]
+        contents = {}
+    # the sweeps that recipes ask for are in `Plan.sweep`, and Hydra is handed those
+    _store(schema, verb, {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents)
+    ready = Plan(verb, tuple(checked), contents)
+    if multirun:
+        ready = replace(ready, sweep=_sweep(ready, recipes, problems))
+    jobs = expand(ready.sweep) if multirun else [ready.overrides]
+    job = None
+    aside: list[str] = []
+    typed_keys = {item.key for item in ready.checked}
+    for texts in jobs[:_JOBS_CHECKED_AHEAD]:
+        try:
+            job = _compose(verb, texts)
+            problems += validate(job.cfg, typed_keys)
+            aside += _left_aside(job.cfg, contents, typed_keys)
+        except ConfigError as error:
+            problems.append(Problem(str(error)))
+    if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
+        facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
+        _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, facts=facts)
+    problems = [*wrong, *problems]
+    raise_all(problem for problem in problems if not (look and problem.only_here))
+    for text in dict.fromkeys(() if look else aside):
+        warnings.warn(text, stacklevel=2)
+    return ready if multirun else replace(ready, job=job)
+
+
+def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:
+    """What recipes set and nothing reads, in sentences; a recipe may choose otherwise than those that it builds on."""
+    for name in lineage(cfg.recipe, contents) if cfg.recipe and cfg.recipe in contents else ():
+        found: dict[str, list[str]] = {}
+        for key, why in unread(cfg).items():
+            if key not in typed_keys and holds(contents[name], key) and (name == cfg.recipe or why.by in typed_keys):
+                found.setdefault(why.where, []).append(key)
+        for where, keys in found.items():
+            yield f"recipe {name} sets what has no meaning {where}: {', '.join(keys)}"
+
+
+def holds(data: Any, key: str) -> bool:
+    """Whether nested data set a dotted key."""
+    for part in key.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return False
+        data = data[part]
+    return True
+
+
+def typed(node: DictConfig, overrides: Iterable[str] = ()) -> CollectConfig:
+    """A composed tree as dataclasses, checked; `overrides` are what was typed of it.
+
+    Raises
+    ------
+    ConfigError
+        Listing every problem.
+    """
+    cfg = _as_object(node)
+    raise_all(validate(cfg, set(map(key_of, overrides))))
+    return cfg
+
+
+def whole_tree(ready: Plan) -> DictConfig:
+    """The tree of a plan's job with Hydra's own branch, to be looked at."""
+    return _compose_tree(ready.verb, ready.overrides)
+
+
+def without_hydra(node: DictConfig) -> DictConfig:
+    """The tree, from which Hydra's own branch has been removed."""
+    with flag_override(node, ["struct", "readonly"], [False, False]):
+        del node["hydra"]
+    return node
+
+
+def _as_object(node: DictConfig) -> CollectConfig:
+    try:
+        return OmegaConf.to_object(node)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        reason = " ".join(str(error).splitlines()[0].split())
+        raise ConfigError(f"{error.full_key} has no value: {reason}" if error.full_key else reason) from None
+
+
+def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
+    """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
+    typed_keys = {item.key for item in ready.checked}
+    chosen = [item for item in ready.checked if item.key == "recipe"][-1:]
+    asked = {name: _params(name, ready.contents) for item in chosen for name in item.values if name}
+    if len(asked) > 1:
+        for name, wanted in asked.items():
+            if own := [f"{key}={value}" for key, value in wanted.items() if key not in typed_keys]:
+                what = f"a sweep over recipes leaves out the sweep of recipe {name}"
+                problems.append(Problem(what, f"add {' '.join(own)}"))
+        asked = {}
+    texts = [f"{key}={value}" for wanted in asked.values() for key, value in wanted.items() if key not in typed_keys]
+    params, bad = check_overrides(VERBS[ready.verb], texts, recipes, multirun=True)
+    problems += bad
+    for item in params:
+        problems += [p for v in item.values for p in guard.check_places({item.key: v}, guard.SWEEPER_PARAMS)]
+    for item in ready.checked:
+        if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
+            problems.append(Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=..."))
+    if (jobs := math.prod(map(len, axes((*params, *ready.checked))))) > MAX_JOBS:
+        problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
+        return ready.checked[:0]
+    return (*params, *ready.checked)
+
+
+def _params(name: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The sweep that a recipe asks for, on top of those that it builds on."""
+    asked: dict[str, Any] = {}
+    for step in lineage(name, contents) if name in contents else ():
+        asked |= ((contents[step].get("hydra") or {}).get("sweeper") or {}).get("params") or {}
+    return asked
+
+
+def _without_sweeper(data: Mapping[str, Any]) -> dict[str, Any]:
+    hydra = {key: value for key, value in (data.get("hydra") or {}).items() if key != "sweeper"}
+    return {**{key: value for key, value in data.items() if key != "hydra"}, **({"hydra": hydra} if hydra else {})}
+
+
+def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[dict[str, Any], list[Problem]]:
+    """Contents of the chosen recipes and of those they build on, and what is wrong with them."""
+    contents: dict[str, Any] = {}
+    problems: list[Problem] = []
+    waiting = list(dict.fromkeys(chosen))
+    while waiting:
+        name = waiting.pop()
+        if name in contents:
+            continue
+        try:
+            data = recipes[name].read()
+        except ConfigError as error:
+            problems.append(Problem(str(error)))
+            continue
+        problems += check_recipe(schema, recipes[name], data, recipes)
+        contents[name] = with_whole_numbers(schema, data)
+        waiting += [parent for parent in parents(data) if parent in recipes]
+    if not problems:
+        for name in chosen:
+            lineage(name, contents)
+    return contents, problems
+
+
+def _store(schema: type, verb: str, contents: dict[str, Any]) -> None:
+    """Tell Hydra's store our schema, the recipes as they were read, and users' parts."""
+    store = ConfigStore.instance()
+    store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
+    store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
+    for name, data in contents.items():
+        store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
+    for kind, group in registry.GROUPS.items():
+        for name in registry.users_names(kind):
+            store.store(group=group, name=name, node={"kind": name}, provider="registry")
+
+
+def _compose(verb: str, overrides: list[str]) -> Job:
+    node = _compose_tree(verb, overrides)
+    chosen, folder = dict(node.hydra.runtime.choices), str(node.hydra.run.dir)
+    cfg = _as_object(without_hydra(node))
+    if cfg.run.dir is None and folder != ".":  # conf/ says "."; anything else was asked for
+        cfg.run.dir = folder
+    return Job(node, cfg, chosen)
+
+
+def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
+    try:
+        with (
+            _own_hydra(),
+            initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
+        ):
+            return hydra_compose(verb, overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error.__cause__ or error).splitlines()[0].split())
+        raise ConfigError(f"the configuration cannot be composed: {reason}") from None
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra keeps one application per process; a caller that is one itself gets it back afterwards."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        # composing has put another object into the place of the one that was cleared
+        GlobalHydra.instance().clear()
+        if outer is not None:
+            GlobalHydra.instance().initialize(outer)

@@ -1,0 +1,186 @@
+"""Overrides before Hydra composes with them: every mistake at once, in our words, with the nearest names.
+
+An override that is wrong is left out of what is composed, so that the checks after composing still run on
+the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+
+from rlcli.config import guard, words
+from rlcli.config.other_names import choice_instead, facts_of
+from rlcli.config.problem import Problem, unknown
+from rlcli.config.recipes import unknown_recipe
+from rlcli.config.resolved import as_whole, check_type, unknown_flag, unknown_key
+from rlcli.config.tree import branches, choices, find, groups, verbs_with
+
+MAX_JOBS = 10_000
+
+
+class Checked(NamedTuple):
+    """One override that can be used: its text, its key, and the values it takes (several in a sweep)."""
+
+    text: str
+    key: str
+    values: tuple[Any, ...]
+    sweeps: bool
+
+
+def check_overrides(
+    schema: type,
+    overrides: Sequence[str],
+    recipes: Iterable[str],
+    *,
+    multirun: bool = False,
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[list[Checked], list[Problem]]:
+    """The overrides that can be used, and what is wrong with the others.
+
+    Parameters
+    ----------
+    schema : type
+        The verb's configuration class.
+    overrides : sequence of str
+        As typed.
+    recipes : iterable of str
+        Names that `recipe=` accepts.
+    multirun : bool
+        Whether sweeps are allowed (`-m`).
+    facts : mapping, optional
+        Dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
+        units is converted with them.
+    """
+    usable: list[Checked] = []
+    problems: list[Problem] = []
+    recipes = list(recipes)
+    facts = facts_of(schema, [text.partition("=") for text in overrides], facts or {})
+    waiting = list(overrides)
+    while waiting:
+        text = waiting.pop(0)
+        if text.startswith("-"):
+            problems.append(unknown_flag(schema, text, facts))
+            continue
+        override = words.read(text)
+        if override is None:
+            problems.append(words.unreadable(text, recipes))
+            continue
+        if parts := words.spread(schema, override):
+            waiting = [*parts, *waiting]
+            continue
+        result = _check_one(schema, override, recipes, multirun, facts)
+        if isinstance(result, Checked):
+            usable.append(result)
+        else:
+            problems += result
+    usable = list({item.key: item for item in usable}.values())  # the last of a key, in the place of its first
+    return _presets(usable), problems
+
+
+def expand(checked: Sequence[Checked]) -> list[list[str]]:
+    """The override lists of every job of a sweep, in Hydra's order."""
+    return [list(job) for job in itertools.product(*axes(checked))]
+
+
+def axes(checked: Sequence[Checked]) -> list[list[str]]:
+    """The overrides that each key takes in a sweep, one by one; of two overrides of a key, the last one's."""
+    last = {item.key: item for item in checked}
+    return [
+        [f"{_key_of(item.text)}={words.spell(value)}" for value in item.values] if item.sweeps else [item.text]
+        for item in last.values()
+    ]
+
+
+def _key_of(text: str) -> str:
+    """The key of an override as it was typed, with the `+` or `++` that Hydra needs."""
+    return text.partition("=")[0].strip()
+
+
+def _check_one(
+    schema: type, override: Override, recipes: list[str], multirun: bool, facts: Mapping[str, Any]
+) -> Checked | list[Problem]:
+    key, text = override.key_or_group, override.input_line
+    assert text is not None
+    if problem := words.misused(override):
+        return [problem]
+    names = tuple(recipes) if key == "recipe" else choices(schema, key) if key in groups(schema) else ()
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write '{key}=range(a,b,step)'")]
+    if override.is_sweep_override():
+        if not multirun:
+            return [Problem(f"{text!r} is a sweep over several values", "add -m to run them all, or quote the value")]
+        raw = value.filter(list(names)) if isinstance(value, Glob) else override.sweep_iterator()
+        values = tuple(words.plain(v) for v in itertools.islice(raw, MAX_JOBS + 1))
+        if not values:
+            return [Problem(f"{text!r} sweeps over no value at all", f"write {key}=a,b,c")]
+        if len(values) > MAX_JOBS:
+            return [Problem(f"{text!r} sweeps over more than {MAX_JOBS} values")]
+    else:
+        values = (words.plain(value),)
+    leaf = find(schema, key)
+    if repr(whole := tuple(as_whole(leaf, v) for v in values)) != repr(values):
+        values, text = whole, f"{_key_of(text)}={','.join(map(words.spell, whole))}"
+    if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
+        values = tuple([] if v is None else v for v in values)
+        text = f"recipe={','.join(map(words.spell, values))}"
+    problems = [p for v in values for p in guard.check_override(key, v)]
+    if not problems:
+        problems = [p for v in values for p in _check_value(schema, key, v, names, facts)]
+    if problems:
+        return problems
+    return Checked(_retyped(schema, key, text), key, values, override.is_sweep_override())
+
+
+def _check_value(
+    schema: type, key: str, value: Any, names: tuple[str, ...], facts: Mapping[str, Any]
+) -> Iterator[Problem]:
+    if key.partition(".")[0].partition("/")[0] == "hydra":
+        return
+    if key == "recipe":
+        if value != [] and value not in names:
+            yield unknown_recipe(str(value), names)
+    elif key in groups(schema):
+        if isinstance(value, dict):
+            yield Problem(f"{key} is one of {', '.join(names)}", f"set its keys one by one: {key}.<key>=...")
+        elif value not in names:
+            hint = choice_instead(schema, key, str(value))
+            yield Problem(f"unknown {key} {value!r}", hint) if hint else unknown(key, str(value), names)
+    elif key.endswith(".kind") and key.removesuffix(".kind") in groups(schema):
+        yield Problem(f"{key} follows from the choice", f"write {key.removesuffix('.kind')}={value}")
+    elif key in branches(schema):
+        for name, entry in value.items() if isinstance(value, dict) else ():
+            yield from _check_value(schema, f"{key}.{name}", entry, (), facts)
+        if not isinstance(value, dict):
+            yield Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=...")
+    elif find(schema, key) is None:
+        verbs = verbs_with(key)
+        if verbs:
+            yield Problem(f"{key} belongs to rlcli {' and '.join(verbs)}", "leave it out here")
+        else:
+            yield unknown_key(schema, key, value if isinstance(value, dict) else words.spell(value), facts=facts)
+    elif not (isinstance(value, str) and "${" in value):
+        yield from check_type(schema, key, value)
+
+
+def _retyped(schema: type, key: str, text: str) -> str:
+    """The text that Hydra needs: `++` below a mapping with free keys, and no `+` elsewhere, since no key is new."""
+    leaf, bare = find(schema, key), text.lstrip("+")
+    return bare if leaf is None or leaf.key == key else f"++{bare}"
+
+
+def _presets(usable: list[Checked]) -> list[Checked]:
+    """`memory.next_obs=compact` alone is the preset of that name; beside an explicit `memory=` both stay."""
+    if any(item.key == "memory" for item in usable):
+        return usable
+    return [
+        item._replace(text=re.sub(r"^memory\.next_obs", "memory", item.text), key="memory")
+        if item.key == "memory.next_obs"
+        else item
+        for item in usable
+    ]

@@ -1,0 +1,170 @@
+"""The parts that a run is made of, by name: the options that each reads, and what stands behind it.
+
+A line here is all that the rest of the program has to know of a part of ours: the choices of its group, help,
+completion and the refusal of options that nothing reads follow from it. Nothing is imported for it, so that a mistake
+in a command is answered before torch is loaded; a test compares it with the parts themselves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
+
+
+class Part(NamedTuple):
+    """One choice of a group.
+
+    Attributes
+    ----------
+    place : str
+        `package.module:object` of what builds it; "" for a choice that no object of its own stands behind.
+    uses : tuple of str
+        The keys that it reads, among those that not every choice of its group does.
+    off_policy : bool
+        Of an algorithm: it learns from stored rows, whoever collected them.
+    draws : {"batch", "rows", "slices"}
+        Of a sampler: parts of the batch that was just collected, single stored rows, or slices of stored trajectories.
+    """
+
+    place: str = ""
+    uses: tuple[str, ...] = ()
+    off_policy: bool = False
+    draws: str = "rows"
+
+
+def _keys(group: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{group}.{name}" for name in names.split())
+
+
+_LAYERS = _keys("policy", "hidden activation orthogonal distribution")
+_GRADIENT = _keys("policy", "shared init_std state_dependent_std")  # of the actor of a policy gradient
+GREEDY = _keys("policy", "dueling eps_init eps_end eps_frames")  # of one that chooses by value
+_ACTS = ("policy.exploration", "collector.init_random_frames")
+_NET = Part(uses=(*_LAYERS, *_GRADIENT, *GREEDY, *_ACTS))
+
+_ESTIMATES = _keys(
+    "value",
+    "kind lmbda average average_over shifted shifted_budget normaliser rho_thresh c_thresh two_calls num_chunks "
+    "value_chunk_size compute_dtype backend",
+)
+POLICY_GRADIENT = (*_GRADIENT, *_ESTIMATES, "loss.entropy_coeff", "loss.critic_coeff", "optim.epochs")
+BOOTSTRAPPED = (*_keys("loss", "distance n_steps tau target_every"), "optim.updates_per_frame")
+_KEPT = (*_keys("storage", "max_size ndim codes"), "memory.frame_stack")
+_SINGLE = _keys("env", "workers start_method")
+
+# Group -> its choices. What an option is read with is said in the order of these groups, and of the choices of each.
+CHOICES: dict[str, dict[str, Part]] = {
+    "env": {
+        "gym": Part(uses=_SINGLE),
+        "atari": Part(
+            uses=(*_SINGLE, *_keys("env.atari", "noop_max frame_skip screen_size grayscale terminal_on_life_loss "
+                                   "clip_reward")),
+        ),
+        "mujoco": Part(uses=_SINGLE),
+        "envpool": Part(),
+    },
+    "policy": {
+        "mlp": _NET,
+        "cnn": _NET,
+        "dict": _NET,
+        "auto": _NET,
+        "random": Part(),
+        "checkpoint": Part(uses=("policy.path", *_ACTS)),
+        REGISTERED: Part(uses=_ACTS),
+    },
+    "loss": {
+        "ppo_clip": Part(
+            "rlcli.algorithms.ppo:ClipPPO",
+            (*POLICY_GRADIENT, *_keys("loss", "clip_epsilon anneal_clip clip_value target_kl")),
+        ),
+        "ppo_kl": Part(
+            "rlcli.algorithms.ppo:PenalisedPPO",
+            (*POLICY_GRADIENT, *_keys("loss", "clip_value target_kl kl_target kl_coeff")),
+        ),
+        "a2c": Part("rlcli.algorithms.a2c:A2C", (*POLICY_GRADIENT, "loss.clip_value")),
+        "reinforce": Part("rlcli.algorithms.reinforce:Reinforce", (*POLICY_GRADIENT, "loss.baseline")),
+        "dqn": Part("rlcli.algorithms.dqn:DQN", (*BOOTSTRAPPED, *GREEDY, "loss.double"), off_policy=True),
+        "sac": Part(
+            "rlcli.algorithms.sac:SAC",
+            (*BOOTSTRAPPED, *_keys("loss", "alpha alpha_init target_entropy")),
+            off_policy=True,
+        ),
+    },
+    "value": {
+        "gae": Part("rlcli.objectives.value:GAE", ("value.lmbda",)),
+        "td0": Part("rlcli.objectives.value:TD0Estimator"),
+        "td1": Part("rlcli.objectives.value:TD1Estimator"),
+        "td_lambda": Part("rlcli.objectives.value:TDLambdaEstimator", ("value.lmbda",)),
+        "vtrace": Part("rlcli.objectives.value:VTrace", ("value.rho_thresh", "value.c_thresh")),
+    },
+    "storage": {
+        "none": Part(),
+        "tensor": Part("rlcli.data.storages:LazyTensorStorage", _KEPT),
+        "memmap": Part("rlcli.data.storages.memmap:LazyMemmapStorage", (*_KEPT, "storage.scratch_dir")),
+        "compressed": Part("rlcli.data.storages.compressed:CompressedStorage", _KEPT),
+        REGISTERED: Part(uses=_KEPT),
+    },
+    "sampler": {
+        "minibatch": Part(draws="batch"),
+        "random": Part("rlcli.data.samplers:RandomSampler"),
+        "prioritized": Part("rlcli.data.samplers:PrioritizedSampler", ("sampler.alpha", "sampler.beta")),
+        "slice": Part(
+            "rlcli.data.samplers:SliceSampler",
+            _keys("sampler", "slice_len num_slices strict_length span weighting"),
+            draws="slices",
+        ),
+    },
+    "memory": {
+        "full": Part(),
+        "compact": Part(uses=("memory.fill_value",)),
+        "exact": Part(uses=("memory.frame_stack",)),
+        "delta": Part(uses=("memory.delta_dtype", "memory.on_overflow")),
+    },
+    "optim": {
+        "adam": Part("torch.optim:Adam", ("optim.eps", "optim.betas")),
+        "adamw": Part("torch.optim:AdamW", ("optim.eps", "optim.betas")),
+        "rmsprop": Part("torch.optim:RMSprop", ("optim.eps", "optim.momentum", "optim.alpha")),
+        "sgd": Part("torch.optim:SGD", ("optim.momentum",)),
+    },
+    "logger": {"auto": Part(), "none": Part(), "tensorboard": Part("rlcli.report.events:EventsWriter")},
+    "verb": {
+        "train": Part(
+            uses=(*_keys("run", "checkpoint_every keep eval_every eval_episodes eval_max_steps"),
+                  "device.train_device", "weights.swap"),
+        ),
+        "collect": Part(uses=("memory.fill_value",)),
+    },
+}  # fmt: skip
+
+# gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
+# another array library or reset by themselves are left out.
+_GYMNASIUM = """
+AddRenderObservation AddWhiteNoise ClipAction ClipReward DelayObservation DiscretizeAction
+DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
+GrayscaleObservation MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView RecordVideo
+RepeatAction RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction
+TimeAwareObservation TimeLimit
+"""
+_TRANSFORMS = """
+InitTracker StepCounter RewardSum ToFloat DoubleToFloat ToTensorImage ChannelsFirst CatFrames RunningNorm RewardScaling
+RewardClipping RewardNorm SignTransform
+"""
+
+# Kind of a part that is named in a list of names, or is an env's id -> ours
+NAMED: dict[str, dict[str, Part]] = {
+    "env": {},
+    "wrapper": {name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
+    "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},
+}
+
+
+def choices(group: str) -> tuple[str, ...]:
+    """The choices of a group that are ours; `auto`, which leaves it to us, comes first."""
+    return tuple(sorted((name for name in CHOICES[group] if name != REGISTERED), key=lambda name: name != "auto"))
+
+
+def used_by(key: str) -> dict[str, tuple[str, ...]]:
+    """Groups whose choices do not all read an option -> those that do. Empty: it is always read."""
+    found = {group: tuple(name for name in known if key in known[name].uses) for group, known in CHOICES.items()}
+    return {group: names for group, names in found.items() if names}

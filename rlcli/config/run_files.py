@@ -1,0 +1,68 @@
+"""What a run's folder says of the run, each file held to its form: what was asked for, its settings, how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.typed import (
+    Check,
+    Misfit,
+    anything,
+    flag,
+    held,
+    listed,
+    mapping,
+    optional,
+    read_json,
+    record,
+    row,
+    some,
+    text,
+    whole,
+)
+
+RUN, CONFIG, SUMMARY = "run.json", "config.json", "summary.json"
+SEGMENTS, CHECKPOINTS = "data", "checkpoints"  # folders: of a collection's frames, of a training run
+_UNREADABLE = "cannot read a run's file"
+_CHANGE = record(
+    when=text(), frames=whole(), overrides=listed(text()), changed=mapping(row(anything, anything)), forced=flag,
+    said=text(),
+)  # fmt: skip
+_FORMS: dict[str, Check] = {
+    RUN: some(
+        verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()), overrides=listed(text()),
+        command=listed(text()), packages=listed(text()), created=text(), versions=mapping(text()),
+        git=optional(mapping()), resumed=listed(_CHANGE),
+    ),
+    CONFIG: mapping(),
+    SUMMARY: some(status=text(), frames=whole(), total_frames=whole()),
+}  # fmt: skip
+
+
+def read_run_file(folder: Path, name: str) -> dict:
+    """One of the files; of a run that has not closed yet, the summary is empty.
+
+    Raises
+    ------
+    ResourceError
+        It is not there: the folder holds no run.
+    DamagedDataError
+        It is not what it should be.
+    """
+    path = folder / name
+    try:
+        content = read_json(path)
+    except FileNotFoundError as error:
+        if name == SUMMARY:
+            return {}
+        raise ResourceError("this is not a run folder", where=str(folder), why=f"it holds no {name}") from error
+    except (OSError, Misfit) as error:
+        raise DamagedDataError(_UNREADABLE, where=str(path), why=str(error)) from error
+    return held(_FORMS[name], content, path, what=_UNREADABLE)
+
+
+def saved_frames(folder: Path) -> int:
+    """Frames of which the closing report says that they are saved: there can be more, and never fewer."""
+    summary = read_run_file(folder, SUMMARY)
+    return summary.get("frames", 0) if summary.get("status") in ("done", "stopped") else 0

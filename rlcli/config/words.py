@@ -1,0 +1,129 @@
+"""`key=value`, as it is typed: one grammar, Hydra's, for every verb that reads such words, and values spelled in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, QuotedString
+from hydra.errors import HydraException
+
+from rlcli.config import guard
+from rlcli.config.problem import Problem
+from rlcli.config.tree import branches, find
+
+_SHOWN = 200  # characters of an override that cannot be read
+_READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
+
+
+def read(text: str) -> Override | None:
+    """An override as Hydra's grammar reads it; None where it cannot be read."""
+    if _depth(text) > guard.MAX_DEPTH:  # Hydra's parser would end at Python's own limit
+        return None
+    try:
+        (override,) = OverridesParser.create().parse_overrides([text])
+    except (HydraException, ValueError):  # the latter of a number of too many digits
+        return None
+    value = override.value()
+    if isinstance(value, str) and not isinstance(value, QuotedString):
+        typed = text.partition("=")[2]
+        if typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
+            return read(f"{text.partition('=')[0]}={_quoted(typed)}")
+    return override
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "[{(") - (character in "]})")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
+    """The sentence for a word that cannot be read."""
+    key, equals, value = text.partition("=")
+    if text in recipes:
+        return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
+    if _depth(text) > guard.MAX_DEPTH:
+        return Problem(f"cannot read {_shown(text)}", f"it is nested deeper than {guard.MAX_DEPTH} levels")
+    if len(text) > _SHOWN:
+        return Problem(f"cannot read {_shown(text)}", f"it has {len(text):,} characters")
+    if equals and value and re.fullmatch(r"[+~]{0,2}[\w/]+([.@][\w/]+)*", key):
+        shown = value if value.isprintable() and not set(value) & set("'\"\\") else "TEXT"
+        return Problem(f"cannot read {text!r}", f"if its value is a text, quote it twice: '{key}=\"{shown}\"'")
+    return Problem(f"cannot read {text!r}", "write key=value")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def key_of(text: str) -> str:
+    """The key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
+    return text.partition("=")[0].strip().lstrip("+~")
+
+
+def misused(override: Override) -> Problem | None:
+    """What Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
+    key, text = override.key_or_group, override.input_line
+    if override.package is not None:
+        return Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")
+    if override.type == OverrideType.DEL:
+        return Problem(f"{text!r}: a key cannot be deleted", f"give it another value: {key}=...")
+    return None
+
+
+def plain(value: Any) -> Any:
+    """A value that was read, without the marks of how it was quoted."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    return value
+
+
+def spread(schema: type, override: Override) -> list[str]:
+    """`env.kwargs={a:1,b:2}` as one override an entry: Hydra merges a mapping only into keys that are there."""
+    leaf = find(schema, override.key_or_group)
+    if leaf is None or not leaf.is_free or override.is_sweep_override() or override.type == OverrideType.DEL:
+        return []
+    value = override.value()
+    if not isinstance(value, dict):
+        return []
+    return [f"{override.key_or_group}.{plain(name)}={spell(plain(entry))}" for name, entry in value.items()]
+
+
+def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
+    """Keyword settings as overrides: `{"env.num": 2}` and `{"env": {"num": 2}}` are `env.num=2`."""
+    texts: list[str] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key in branches(schema):
+            texts += spelled(schema, {f"{key}.{name}": entry for name, entry in value.items()})
+        else:
+            texts.append(f"{key}={spell(value)}")
+    return texts
+
+
+def _quoted(text: str) -> str:
+    inner = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
+    return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
+
+
+def spell(value: Any) -> str:
+    """A value in the grammar of overrides; a text stays a text."""
+    if isinstance(value, str):
+        bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in _READ_AS_OTHER
+        return value if bare else _quoted(value)
+    if isinstance(value, PurePath):
+        return spell(str(value))
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(spell, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{spell(entry)}" for key, entry in value.items()) + "}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

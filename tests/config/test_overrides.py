@@ -1,0 +1,185 @@
+"""Overrides: mistakes are found all at once, and what is right reaches Hydra in the form it needs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.config.compose import configure
+from rlcli.config.overrides import check_overrides, expand
+from rlcli.config.recipes import find_recipes
+from rlcli.config.schemas import Config
+from rlcli.config.tree import leaves
+from rlcli.errors import ConfigError
+
+
+def complaints(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as refusal:
+        configure("train", overrides)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "collector.frames_per_bacth=3",
+            "unknown key 'collector.frames_per_bacth'; did you mean collector.frames_per_batch?",
+        ),
+        ("lr=1", "did you mean optim.lr?"),
+        ("recipe=ppo_exat", "unknown recipe 'ppo_exat'; did you mean ppo_exact?"),
+        ("memory=exat", "unknown memory 'exat'; did you mean exact? (choices: full | compact | exact | delta)"),
+        ("env.id=CartPol-v1", "did you mean CartPole-v1"),
+        ("env.num=many", "env.num must be a whole number, not 'many'; allowed: >= 1"),
+        ("env.num=1.5", "env.num must be a whole number, not 1.5"),
+        ("env.num=null", "env.num must be a whole number, not None"),
+        ("policy.shared=maybe", "policy.shared must be true or false or null, not 'maybe'"),
+        ("policy.hidden=[64,a]", "policy.hidden must be a list of whole numbers"),
+        ("env.kwargs=3", "env.kwargs must be a mapping, not 3"),
+        ("env.num", "write key=value"),
+        ("env={num:3}", "env.<key>=..."),
+        ("env.atari=3", "env.atari holds keys, not 3"),
+        ("env.atari={noop:3}", "unknown key 'env.atari.noop'"),
+        ("env.kind=atari", "write env=atari"),
+        ("~env.num", "a key cannot be deleted"),
+        ("seed=1,2", "add -m"),
+        ("optim.lr=interval(0,1)", "range(a,b,step)"),
+        ("seed=[1", "cannot read 'seed=[1'"),
+        ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
+        ("env..num=3", "cannot read 'env..num=3'; write key=value"),
+        ("~env", "give it another value: env=..."),
+        ("+learning_rate=3e-2", "unknown key 'learning_rate'; write optim.lr=0.03"),
+        ("++mine.a=1", "unknown key 'mine.a'"),
+        ("env.render_mode=human", "an argument of its own: env.kwargs.render_mode=human"),
+        ("env=CartPole-v1", "unknown env 'CartPole-v1'; write env.id=CartPole-v1"),
+        ("env=ALE/Pong-v5", "write env=atari env.id=ALE/Pong-v5"),
+        ("policy=MlpPolicy", "write policy=mlp"),
+        ("loss=DQN", "write loss=dqn storage=tensor sampler=random"),
+        ("seed=" + "9" * 100_000, "...'; it has 100,005 characters"),
+        ("env.kwargs.a=" + "[" * 3_000 + "]" * 3_000, "nested deeper than 16 levels"),
+        ("collector=multi_sync", "unknown collector 'multi_sync' (choices: sync)"),
+    ],
+)
+def test_a_wrong_override_is_a_sentence(override, words):
+    assert words in complaints(override)
+
+
+def test_all_mistakes_are_told_at_once_those_between_options_too():
+    text = complaints("env.nm=3", "seed=x", "memory=exact", "memory.next_obs=compact", "optim.lr=-1", "env=gim")
+    assert text.startswith("5 problems") and text.count("\n  - ") == 5
+
+
+def test_memory_exact_with_another_next_obs_says_that_they_contradict():
+    assert "memory=exact and memory.next_obs=compact contradict" in complaints(
+        "memory=exact", "memory.next_obs=compact"
+    )
+
+
+@pytest.mark.parametrize("mode", ["full", "compact", "exact"])
+def test_next_obs_alone_is_the_preset_of_that_name(mode):
+    memory = configure("train", ["recipe=ppo_full", f"memory.next_obs={mode}"]).memory
+    assert (memory.kind, memory.next_obs) == (mode, mode)
+
+
+def test_arguments_of_the_env_need_no_plus():
+    cfg = configure("train", ["env.kwargs.render_mode=rgb_array", "env.kwargs.nested.a=1", "+env.num=3"])
+    assert cfg.env.kwargs == {"render_mode": "rgb_array", "nested": {"a": 1}} and cfg.env.num == 3
+
+
+def test_a_key_that_nothing_reads_is_refused_however_it_is_spelled():
+    text = complaints("+learning_rate=3e-2", "+n_steps=64", "++mine=1", "env.num=4")
+    assert text.startswith("3 problems") and "write collector.frames_per_batch=256" in text and "+" not in text
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e5", 100_000), ("2.0", 2), ("1_000", 1000)])
+def test_a_whole_number_may_be_written_with_an_exponent(text, value):
+    cfg = configure("train", [f"total_frames={text}", "policy.hidden=[64.0,1e2]", "run.max_replay_steps=1e6"])
+    assert repr(cfg.total_frames) == repr(value)
+    assert repr(cfg.policy.hidden) == "[64, 100]" and repr(cfg.run.max_replay_steps) == "1000000"
+
+
+@pytest.mark.parametrize("text", ["1.5e0", "1e-3", "nan", "inf", "1e400"])
+def test_a_number_that_is_not_whole_is_none(text):
+    assert "total_frames must be a whole number" in complaints(f"total_frames={text}")
+
+
+def test_a_sweep_over_whole_numbers_may_be_written_with_exponents():
+    checked, problems = check_overrides(Config, ["total_frames=1e3,2e3"], [], multirun=True)
+    assert problems == [] and expand(checked) == [["total_frames=1000"], ["total_frames=2000"]]
+
+
+def test_a_space_at_the_edge_of_a_name_is_part_of_it():
+    cfg = configure("train", ["run.dir= lead", "seed= 3 "])
+    assert (cfg.run.dir, cfg.seed) == (" lead", 3)
+
+
+def test_wrappers_are_written_by_name_with_arguments():
+    cfg = configure("train", ["env.wrappers=[ClipAction,{TimeLimit:{max_episode_steps:5}}]"])
+    assert cfg.env.wrappers == ["ClipAction", {"TimeLimit": {"max_episode_steps": 5}}]
+
+
+def test_the_last_of_two_overrides_counts():
+    assert configure("train", ["seed=1", "seed=2"]).seed == 2
+
+
+def test_a_recipe_typed_after_none_or_before_none_is_the_last_one():
+    """Hydra's composition ended with an error of Python's."""
+    assert configure("train", ["recipe=null", "recipe=ppo_exact"]).recipe == "ppo_exact"
+    assert configure("train", ["recipe=ppo_exact", "recipe=null"]).recipe is None
+    assert configure("collect", ["recipe=null"]).recipe is None
+
+
+def test_a_sweep_may_go_over_a_recipe_and_none():
+    checked, problems = check_overrides(Config, ["recipe=null,ppo_exact"], find_recipes(), multirun=True)
+    assert problems == [] and [configure("train", job).recipe for job in expand(checked)] == [None, "ppo_exact"]
+
+
+def test_a_sweep_expands_as_hydra_does():
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    texts = [
+        "recipe=ppo_full,ppo_exact",
+        "seed=range(0,3)",
+        "env.num=4",
+        "run.dir='a b','c'",
+        "optim.betas=[0.9,0.99]",
+    ]
+    checked, problems = check_overrides(Config, texts, find_recipes(), multirun=True)
+    assert problems == []
+    (theirs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(texts), None)
+    ours = expand(checked)
+    parse = OverridesParser.create().parse_overrides
+    assert [[(o.key_or_group, o.value()) for o in parse(job)] for job in ours] == [
+        [(o.key_or_group, o.value()) for o in parse(job)] for job in theirs
+    ]
+
+
+def test_a_sweep_that_could_never_end_is_refused():
+    _, problems = check_overrides(Config, ["seed=range(0,1000000000)"], [], multirun=True)
+    assert "more than 10000" in str(problems[0])
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(sorted(leaves(Config))), st.text(st.characters(codec="utf-8"), max_size=12))
+def test_whatever_is_typed_is_composed_or_refused_in_a_sentence(key, value):
+    checked, problems = check_overrides(Config, [f"{key}={value}"], ["ppo_exact"])
+    assert len(checked) + bool(problems) == 1
+    for problem in problems:
+        assert str(problem)
+
+
+@settings(max_examples=60)
+@given(st.text(st.characters(codec="ascii"), max_size=30))
+def test_no_text_at_all_breaks_the_reader(text):
+    check_overrides(Config, [text], ["ppo_exact"])
+
+
+@pytest.mark.parametrize("text", ["seed=range(0,0)", "memory=glob(z*)", "seed=glob(*)"])
+def test_a_sweep_over_nothing_is_refused(text):
+    checked, problems = check_overrides(Config, [text], ["ppo_exact"], multirun=True)
+    assert not checked and "sweeps over no value at all" in str(problems[0])
+
+
+def test_a_group_may_be_typed_with_a_plus():
+    (checked,), problems = check_overrides(Config, ["+env=gym"], [])
+    assert (checked.text, problems) == ("env=gym", [])
