@@ -1,4 +1,4 @@
-"""The README is true: its snippets run, its commands are accepted, its tables agree with the code.
+"""The README and the help pages are true: snippets run, commands are accepted, tables agree with the code.
 
 Snippets and commands run in one process of their own, because they register names.
 """
@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from test_layers import LAYERS, PACKAGE
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)  # (language, text)
+README = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+TOPICS = {page.stem: page.read_text(encoding="utf-8") for page in sorted((PACKAGE / "help").glob("*.md"))}
+PAGES = "\n".join([README, *TOPICS.values()])
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGES, re.M | re.S)  # (language, text)
 
 
 def files() -> dict[str, str]:
@@ -33,8 +35,8 @@ def commands() -> list[str]:
     """Every `rlcli ...` line of a block without a language, and of inline code that is a whole command."""
     lines = [line for language, text in BLOCKS if not language for line in text.splitlines()]
     found = [match[1] for line in lines if (match := re.match(r"(rlcli \w+(?: .*?)?)\s*(?:#.*)?$", line))]
-    found += re.findall(r'eval "\$\((rlcli [^)]*)\)"', README)
-    found += re.findall(r"`(rlcli (?:train|collect|resume|cp|bench|ls) [^`]*)`", README)
+    found += re.findall(r'eval "\$\((rlcli [^)]*)\)"', PAGES)
+    found += re.findall(r"`(rlcli (?:train|collect|resume|cp|bench|ls) [^`]*)`", PAGES)
     return list(dict.fromkeys(re.sub(r"^rlcli (bench) NAME$", r"rlcli \1 start", line) for line in found))
 
 
@@ -121,7 +123,7 @@ def test_the_mistake_is_answered_as_shown(capsys):
 
 
 def test_a_sweep_as_shown_is_several_jobs():
-    from rlcli.cli.compose import plan
+    from rlcli.config.compose import plan
 
     (sweep,) = [line for line in commands() if " -m " in line]
     assert plan("train", sweep.split()[3:], multirun=True).job is None
@@ -134,7 +136,7 @@ def test_every_bench_named_exists():
 
 
 def test_the_layer_table_is_that_of_the_layer_test():
-    rows = re.findall(r"^\| (\d) \| ((?:`[\w.]+` ?)+) \|", README, re.M)
+    rows = re.findall(r"^\| (\d+) \| ((?:`[\w.]+` ?)+) \|", TOPICS["inside"], re.M)
     shown = {int(number): set(re.findall(r"`([\w.]+)`", parts)) for number, parts in rows}
 
     def exists(part: str) -> bool:
@@ -145,7 +147,7 @@ def test_the_layer_table_is_that_of_the_layer_test():
 
 
 def test_every_path_named_exists():
-    paths = re.findall(r"`((?:rlcli|tests|recipes|conf)/[\w./]*)`", README)
+    paths = re.findall(r"[`(]((?:rlcli|tests|recipes|conf)/[\w./]*)[`)]", PAGES)
     assert paths
     assert not [path for path in paths if not (PACKAGE.parent / path).exists()]
 
@@ -172,3 +174,15 @@ def test_every_python_block_parses():
     for language, text in BLOCKS:
         if language == "python":
             ast.parse(text)
+
+
+def test_the_readme_is_short_and_leads_to_every_page():
+    assert len(README.encode()) <= 12_000
+    assert {topic for topic in TOPICS if f"[`rlcli help {topic}`](rlcli/help/{topic}.md)" in README} == set(TOPICS)
+
+
+def test_the_page_of_keys_is_that_of_the_schema():
+    written = subprocess.run(
+        [sys.executable, "-m", "rlcli.cli.topics"], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    ).stdout
+    assert written == TOPICS["keys"], "write it anew: python -m rlcli.cli.topics > rlcli/help/keys.md"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlcli.config.problem import raise_all
-from rlcli.config.suggest import unknown
+from rlcli.config.problem import raise_all, unknown
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:

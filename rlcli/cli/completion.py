@@ -97,7 +97,9 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if verb in ("resume", "eval", "inspect", "verify"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "ls":
-        return ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
+        from rlcli.cli.ls import WHAT
+
+        return WHAT
     if verb == "bench" and len(before) == 1:
         from rlcli.bench import NAMES
 
@@ -111,8 +113,10 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
 
 def _of_job(verb: str, word: str) -> Iterator[str]:
     from rlcli.config.recipes import find_recipes
+    from rlcli.config.resolved import FLAGS
     from rlcli.config.schemas import VERBS as SCHEMAS
     from rlcli.config.tree import choices, groups, leaves
+    from rlcli.config.unread import read_with
 
     schema = SCHEMAS[verb]
     key, equals, _ = word.partition("=")
@@ -120,16 +124,7 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
         yield from (f"{key}={value}" for value in _values(schema, key))
         return
     if word.startswith("-"):
-        yield from (
-            "--multirun",
-            "--cfg",
-            "--resolve",
-            "--package",
-            "--import",
-            "--recipe-dir",
-            "--debug",
-            "--help",
-        )
+        yield from (flag for flag in FLAGS if flag != "--force")  # which is of resume
         return
     if find_recipes():
         yield "recipe="
@@ -138,8 +133,9 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
             yield f"{group}="
         yield f"{group}."
     in_group = word.partition(".")[0] if "." in word else None
-    for name in leaves(schema):
-        if (name.partition(".")[0] == in_group or "." not in name) and not name.endswith(".kind"):
+    for name, leaf in leaves(schema).items():
+        offered = (name.partition(".")[0] == in_group or "." not in name) and not name.endswith(".kind")
+        if offered and read_with(schema, leaf) is not None:
             yield f"{name}="
 
 

@@ -11,20 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlcli import __version__
+from rlcli.config.installed import EXTRAS, install
 from rlcli.errors import ConfigError
 
 CORE = "rlcli torch tensordict gymnasium hydra-core omegaconf numpy numba rich psutil safetensors triton"
-# extra -> the packages it brings, by distribution name
-EXTRAS = {
-    "atari": ("ale-py", "opencv-python-headless"),
-    "mujoco": ("mujoco",),
-    "box2d": ("box2d",),
-    "envpool": ("envpool",),
-    "compressed": ("lz4",),
-    "tensorboard": ("tensorboard",),
-    "video": ("imageio", "imageio-ffmpeg"),
-    "peers": ("torchrl", "stable-baselines3"),
-}
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -50,9 +40,8 @@ def _report() -> Iterator[str]:
     yield from _devices()
     yield "extras"
     for extra, packages in EXTRAS.items():
-        found = [f"{name} {_version(name)}" for name in packages if _version(name)]
-        lacking = [name for name in packages if not _version(name)]
-        advice = f'pip install "rlcli[{extra}]"' if lacking else ""
+        found = [f"{name} {_version(name)}" for name in packages.values() if _version(name)]
+        advice = "" if len(found) == len(packages) else install(extra)
         yield f"  {extra:<12} {', '.join(found) or 'not installed':<44} {advice}".rstrip()
 
 

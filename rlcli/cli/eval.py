@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
-from rlcli.cli.job import Flags
+from rlcli.cli.job import Flags, run_folder
 from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
 usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--max-steps N] [--video FILE.mp4]
+                       [console=off]
 
   --episodes N       how many episodes
   --stochastic       actions drawn from the policy instead of the most likely ones
   --seed N           another set of episodes, which no run trains on; 0, the default, is that of a run's own evaluations
   --max-steps N      cut an episode off after so many steps; by default as in the run's own evaluations
   --video FILE.mp4   record the first episode
+  console=off        print the result alone; else a line every ten seconds goes to the standard error
 """
 
 
@@ -25,6 +28,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     flags = Flags(prog="rlcli eval", add_help=False, allow_abbrev=False)
     flags.add_argument("-h", "--help", action="store_true")
     flags.add_argument("path", metavar="RUN", nargs="?")
+    flags.add_argument("words", nargs="*")
     flags.add_argument("--episodes", type=int, default=20)
     flags.add_argument("--stochastic", action="store_true")
     flags.add_argument("--seed", type=int, default=None)
@@ -38,15 +42,15 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         raise ConfigError(f"--episodes is {args.episodes}", fix="Allowed: >= 1.")
     if args.seed is not None and not 0 <= args.seed < 2**32:
         raise ConfigError(f"--seed is {args.seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
-    from rlcli.cli.runs import run_folder
-
+    quiet = _console(args.words) == "off"
     path = run_folder(args.path, "eval")
-    with loading():
+    with loading(quiet):
         from rlcli.jobs import evaluate
 
     film = f", then one more for {args.video}" if args.video else ""
-    print(f"playing {args.episodes} episodes{film} ...", file=sys.stderr, flush=True)
-    with announced():
+    say = _unsaid if quiet else _say
+    say(f"playing {args.episodes} episodes{film} ...")
+    with contextlib.nullcontext() if quiet else announced():
         result = evaluate(
             path,
             episodes=args.episodes,
@@ -54,7 +58,38 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             seed=args.seed,
             max_steps=args.max_steps,
             video=args.video,
+            say=say,
         )
     if result is not None:
-        print(result)
+        from rlcli.report.tables import wrapped
+
+        print("\n".join(map(wrapped, result.lines())))
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _unsaid(line: str) -> None:
+    pass
+
+
+def _console(words: Sequence[str]) -> str:
+    """The choice of `console=`, the only setting that playing episodes reads."""
+    from rlcli.config.problem import raise_all, unknown
+    from rlcli.config.schemas import Config
+    from rlcli.config.tree import choices
+
+    chosen, known = "auto", choices(Config, "console")
+    for word in words:
+        key, _, chosen = word.partition("=")
+        if key != "console":
+            raise ConfigError(
+                f"rlcli eval reads no {word!r}",
+                why="episodes are played as the run's own evaluations are",
+                fix="See rlcli eval --help.",
+            )
+        if chosen not in known:
+            raise_all([unknown("console", chosen, known)])
+    return chosen

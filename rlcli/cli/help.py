@@ -1,4 +1,7 @@
-"""`rlcli train --help` and `rlcli collect --help`: every key with its meaning, default and allowed values."""
+"""`rlcli train --help` and `rlcli collect --help`: every key that the verb can read.
+
+With its meaning, its default, its allowed values, and the choices with which it is read.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
 from rlcli.config.tree import Leaf, choices, doc, groups, leaves
+from rlcli.config.unread import read_with
 
 _FLAGS = """\
 flags
@@ -49,22 +53,23 @@ def _page(verb: str, recipe_dirs: Sequence[str], width: int) -> Iterator[str]:
     heading = None
     for leaf in leaves(schema).values():
         group = leaf.key.split(".")[0] if "." in leaf.key else ""
-        if leaf.key.endswith(".kind") or leaf.key == "recipe":
+        when = read_with(schema, leaf)
+        if leaf.key.endswith(".kind") or leaf.key == "recipe" or when is None:
             continue
         if group != heading:
             heading = group
             yield ""
             yield f"{group}: {doc(schema, group)}" if group else "keys"
-        yield from _describe(leaf, width)
+        yield from _describe(leaf, when, width)
 
 
 def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:
     return textwrap.wrap(f"  {name:<11}{' | '.join(values)}", width, subsequent_indent=" " * 13, break_long_words=False)
 
 
-def _describe(leaf: Leaf, width: int) -> list[str]:
+def _describe(leaf: Leaf, when: str, width: int) -> list[str]:
     allowed = leaf.option.allowed()
-    text = leaf.option.help + (f" [{allowed}]" if allowed else "")
+    text = leaf.option.help + (f" [{allowed}]" if allowed else "") + (f" ({when})" if when else "")
     return entry(f"{leaf.key}={spell(leaf.default)}", text, width)
 
 

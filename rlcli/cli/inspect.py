@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rlcli.cli.job import Flags
+from rlcli.cli.job import Flags, run_folder
 from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
@@ -34,18 +34,16 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     if args.path is None:
         raise ConfigError("inspect needs a folder", fix="Write rlcli inspect RUN; rlcli ls runs lists them.")
-    from rlcli.cli.runs import run_folder
-
     path = run_folder(args.path, "inspect")
     with loading():
-        from rlcli.jobs.inspect import inspect
+        from rlcli.inspection.folder import inspect
 
     with announced():
         found = inspect(path, trajectory=args.trajectory)
     if args.json:
         print(json.dumps([each.as_dict() for each in found], indent=1))
         return 0
-    from rlcli.report.inspection_view import show_inspection
+    from rlcli.inspection.view import show_inspection
 
     for i, each in enumerate(found):
         if i:

@@ -1,6 +1,6 @@
 """What `train` and `collect` share: flags, `--cfg`, and whether it is one job or a sweep (`sweep.py`).
 
-And what `plan` and `show` share, which look at what one of them would do.
+And what `plan` and `show` share, which look at what one of them would do, and verbs that are given a run.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from rlcli.config.problem import did_you_mean
 from rlcli.config.schemas import VERBS
-from rlcli.config.suggest import did_you_mean
 from rlcli.errors import ConfigError
 
 Start = Callable[[Any, list[str]], Any]
@@ -60,15 +61,33 @@ class Flags(argparse.ArgumentParser):
         raise ConfigError(message, fix=f"See {self.prog} --help.")
 
 
-def looked_at(look: str, words: Sequence[str], usage: str, flag: str) -> argparse.Namespace | None:
-    """The words of a verb that looks at what another one would do: `verb`, `words` and its one flag.
+def run_folder(text: str | None, verb: str) -> str:
+    """The folder of a run.
+
+    Raises
+    ------
+    ConfigError
+        If none was given or it is not there; names the nearest runs.
+    """
+    if text is None:
+        raise ConfigError(f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them.")
+    if Path(text).is_dir():
+        return text
+    known = [str(path.parent) for path in Path("runs").glob("**/config.json")]
+    hint = did_you_mean(text, known) or "rlcli ls runs lists them"
+    raise ConfigError(f"no run folder {text!r}; {hint}")
+
+
+def looked_at(look: str, words: Sequence[str], usage: str, *names: str) -> argparse.Namespace | None:
+    """The words of a verb that looks at what another one would do: `verb`, `words` and its flags.
 
     Prints the usage and gives None where that was asked for. Without a verb `train` is meant, which most recipes are
     for.
     """
     flags = Flags(prog=f"rlcli {look}", add_help=False, allow_abbrev=False)
     flags.add_argument("-h", "--help", action="store_true")
-    flags.add_argument(flag, action="store_true")
+    for name in names:
+        flags.add_argument(name, action="store_true")
     flags.add_argument("words", nargs="*")
     args = flags.parse(words, "words")
     if args.help:
@@ -109,7 +128,7 @@ def run_job(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: 
     if args.cfg and args.multirun:
         raise ConfigError("--cfg prints one configuration, and -m asks for several", fix="Leave out one of them.")
 
-    from rlcli.cli import compose
+    from rlcli.config import compose
 
     ready = compose.plan(verb, args.overrides, recipe_dirs, multirun=args.multirun, look=bool(args.cfg))
     if args.cfg:
@@ -127,7 +146,7 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
     """Print the job's configuration, Hydra's own, or both, or one key of it."""
     from omegaconf import OmegaConf
 
-    from rlcli.cli.compose import whole_tree
+    from rlcli.config.compose import whole_tree
 
     node = ready.job.node if part == "job" else whole_tree(ready)
     if resolve and part == "job":

@@ -34,20 +34,13 @@ def loading(quiet: bool = False) -> Iterator[None]:
         if collecting:
             gc.freeze()
             gc.enable()
-            atexit.register(gc.unfreeze)  # what the interpreter takes apart at its end must be in reach again
+            atexit.register(gc.unfreeze)  # or nanobind (of triton, imported by tensordict) reports leaks at the end
 
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
     """Say, for a verb without a console of its own, what compiles inside this context; once, on the standard error."""
-    from rlcli.report.compiling import WORDS, Compiling
+    from rlcli.report.compiling import Compiling
 
-    said: set[str] = set()
-
-    def begin(who: str) -> None:
-        if who not in said:
-            said.add(who)
-            print(WORDS[who], file=sys.stderr, flush=True)
-
-    with Compiling(begin, lambda: None):
+    with Compiling(lambda text: print(text, file=sys.stderr, flush=True)):
         yield

@@ -11,19 +11,18 @@ from statistics import mean, stdev
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from rlcli.config.problem import raise_all
-from rlcli.config.suggest import unknown
+from rlcli.config.problem import raise_all, unknown
 from rlcli.errors import ConfigError, DamagedDataError
 
 if TYPE_CHECKING:
-    from rlcli.training.run import Run
+    from rlcli.runs.folder import Run
 
 USAGE = """\
 usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies]
 
 Without a word: recipes, then the runs under ./runs.
 """
-_WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
+WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -32,8 +31,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     for word in words:
-        if word not in _WHAT:
-            raise_all([unknown("listing", word, _WHAT)])
+        if word not in WHAT:
+            raise_all([unknown("listing", word, WHAT)])
     for what in words or ("recipes", "runs"):
         for line in _listing(what, recipe_dirs):
             print(line)
@@ -78,7 +77,7 @@ _COLUMNS = ("run", "recipe", "env", "seed", "status", "frames", "result", "time"
 
 def _runs(root: Path) -> Iterator[str]:
     """Run folders, newest first, in columns."""
-    from rlcli.training.runs import all_runs
+    from rlcli.runs.folder import all_runs
 
     found = all_runs(root)
     if not found:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, told
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 
 # verb -> (its module, what it does)
 VERBS = {
@@ -28,9 +28,13 @@ VERBS = {
     "verify": ("verify", "compare every file of a run, a collection or a buffer with its checksum: rlcli verify RUN"),
     "ls": ("ls", "list recipes, runs, envs, wrappers, transforms or policies"),
     "cp": ("cp", "copy a recipe to a file of your own: rlcli cp ppo_exact my.yaml"),
-    "show": ("show", "print a composed configuration, with --why where each value comes from"),
+    "show": (
+        "show",
+        "print a composed configuration, where each value comes from, how parts run",
+    ),
     "doctor": ("doctor", "versions, cores, devices, extras, and what to install"),
     "bench": ("bench", "measure this machine: rlcli bench collect"),
+    "help": ("topics", "pages on runs, memory, buffers, keys and more: rlcli help memory"),
     "completion": ("completion", 'tab completion: eval "$(rlcli completion bash)"'),
 }
 # what other programs call our verbs
@@ -57,7 +61,7 @@ verbs
 
 flags of every verb
   -h, --help           what the verb reads: every key with its meaning
-  --import PACKAGE     import your package, for the envs, wrappers and policies that it registers
+  --import PACKAGE     import your package, for the names that it registers
   --recipe-dir FOLDER  look for recipes there too (./recipes is always looked at)
   --debug              show the traceback of an error
 
@@ -87,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         words = [word for word in words if word != "--debug"]
         packages, words = _take(words, "--import", "PACKAGE")
         recipe_dirs, words = _take(words, "--recipe-dir", "FOLDER")
-        if not words or words[0] in ("-h", "--help", "help"):
+        if not words or words[0] in ("-h", "--help"):
             print(HELP, end="")
             return 0
         if words[0] in ("-V", "--version", "version"):
@@ -131,9 +135,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"rlcli {verb}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
             return ResourceError.exit_code
         if _is_memory(error):
-            print(f"rlcli {verb}: there is not enough memory: {told(error)}\n{_SMALLER}", file=sys.stderr)
+            print(f"rlcli {verb}: there is not enough memory: {in_words(error)}\n{_SMALLER}", file=sys.stderr)
             return ResourceError.exit_code
-        print(f"rlcli {verb}: an error that rlcli did not foresee: {told(error)}\n{_DEBUG}", file=sys.stderr)
+        print(f"rlcli {verb}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
         return 1
 
 
@@ -192,7 +196,7 @@ def _attended(verb: str) -> Iterator[None]:
 
 
 def _answering() -> contextlib.AbstractContextManager[Any]:
-    from rlcli.training.signals import BeforeTheRun
+    from rlcli.runs.signals import BeforeTheRun
 
     return BeforeTheRun()
 
@@ -219,7 +223,7 @@ def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list
 
 
 def _unknown_verb(verb: str) -> ConfigError:
-    from rlcli.config.suggest import did_you_mean
+    from rlcli.config.problem import did_you_mean
 
     if "=" in verb:
         return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")

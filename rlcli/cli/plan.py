@@ -25,7 +25,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
     if (args := looked_at("plan", words, USAGE, "--json")) is None:
         return 0
-    from rlcli.cli.compose import configure
+    from rlcli.config.compose import configure
 
     cfg = configure(args.verb, args.words, recipe_dirs)
     with loading():
@@ -35,7 +35,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(found.as_dict(), indent=1))
     else:
-        from rlcli.report.plan_view import show_plan
+        from rlcli.planning.view import show_plan
 
         show_plan(found)
     return 0 if found.fits else 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcli.cli.job import Flags
+from rlcli.cli.job import Flags, run_folder
 from rlcli.cli.loading import loading
 
 USAGE = """\
@@ -29,8 +29,6 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if args.help:
         print(USAGE, end="")
         return 0
-    from rlcli.cli.runs import run_folder
-
     path = run_folder(args.path, "resume")
     with loading():
         from rlcli.jobs import resume

@@ -1,26 +1,32 @@
-"""`rlcli show train recipe=... [--why]`: the composed configuration, and where each value comes from."""
+"""`rlcli show train recipe=...`: the composed configuration, where each value comes from, how each part will run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlcli.cli.job import looked_at, print_cfg
 
 USAGE = """\
-usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why]
+usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
 
 Print the configuration that a command would run with; nothing runs.
 
-  --why   one line per key, with the file, recipe or override that its value comes from
+  --why    one line per key, with the file, recipe or override that its value comes from
+  --faces  one line per part of the collector, env, transforms, policy and noise: whether it runs on columns or on
+           TensorDicts, and why; one env is made and never stepped
 """
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if (args := looked_at("show", words, USAGE, "--why")) is None:
+    if (args := looked_at("show", words, USAGE, "--why", "--faces")) is None:
         return 0
-    from rlcli.cli import compose
+    if args.faces:
+        _print_faces(args, recipe_dirs)
+        return 0
+    from rlcli.config import compose
 
     ready = compose.plan(args.verb, args.words, recipe_dirs, look=True)
     if args.why:
@@ -30,12 +36,24 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     return 0
 
 
+def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
+    from rlcli.cli.loading import loading
+    from rlcli.config.compose import configure
+
+    cfg = configure(args.verb, args.words, recipe_dirs)
+    with loading():
+        from rlcli.jobs.plan import faces
+    rows = [dataclasses.astuple(face) for face in faces(cfg)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print(*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3], sep="  ")
+
+
 def _print_why(ready: Any) -> None:
-    from rlcli.cli.compose import holds
     from rlcli.cli.help import spell
-    from rlcli.config.tree import leaves
+    from rlcli.config.compose import holds
+    from rlcli.config.tree import leaves, value_at
     from rlcli.config.unread import unread
-    from rlcli.config.validate import value_at
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], unread(cfg)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.cli.overrides import Checked, axes
+from rlcli.config.overrides import Checked, axes
 from rlcli.errors import RlcliError, StoppedSafely
 
 Start = Callable[[Any, list[str]], Any]
@@ -27,7 +27,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     """
     import hydra
 
-    from rlcli.cli.compose import HYDRA_VERSION_BASE
+    from rlcli.config.compose import HYDRA_VERSION_BASE
     from rlcli.config.recipes import shipped
 
     task = _Task(start)
@@ -65,7 +65,7 @@ class _Task:
     def __call__(self, node: Any) -> Any:
         from hydra.core.hydra_config import HydraConfig
 
-        from rlcli.cli.compose import typed
+        from rlcli.config.compose import typed
 
         job = HydraConfig.get()
         self.begun = job.job.num + 1
@@ -88,7 +88,8 @@ class _Task:
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""
         from rlcli.cli.ls import columns, means, shared
-        from rlcli.training.run import RUN, Run
+        from rlcli.config.run_files import RUN
+        from rlcli.runs.folder import Run
 
         here = Path.cwd()
         found = [path for path in self.folders.values() if (path / RUN).exists()]
@@ -103,8 +104,8 @@ class _Task:
 
 def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:
     """What to tell when a sweep ends after its first `begun` jobs: those left, and what to type to run them."""
-    from rlcli.cli.overrides import expand
     from rlcli.config import registry
+    from rlcli.config.overrides import expand
 
     jobs, commands = expand(checked), rest(checked, begun)
     if not commands:

@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from rlcli.training.run import open_run
+from rlcli.runs.folder import open_run
 
 
 @pytest.mark.parametrize("name", ["binary", "folder", "pipe", "gone"])

@@ -32,7 +32,18 @@ def test_resume_and_eval_hand_over_the_folder(rlcli, started, tmp_path):
     assert rlcli(f"resume {tmp_path} total_frames=10")[0] == 0
     assert rlcli(f"eval {tmp_path} --episodes 3 --stochastic --video v.mp4")[0] == 0
     assert started[0] == ("resume", (str(tmp_path), ["total_frames=10"]), {"force": False})
+    assert callable(started[1][2].pop("say"))
     assert started[1][2] == {"episodes": 3, "deterministic": False, "seed": None, "max_steps": None, "video": "v.mp4"}
+
+
+def test_eval_says_nothing_with_the_console_off_and_reads_no_other_setting(rlcli, started, tmp_path):
+    assert rlcli(f"eval {tmp_path}")[2] == "playing 20 episodes ...\n"
+    assert rlcli(f"eval {tmp_path} console=plain --episodes 3")[2] == "playing 3 episodes ...\n"
+    assert rlcli(f"eval {tmp_path} console=off") == (0, "", "")
+    code, _, err = rlcli(f"eval {tmp_path} console=of")
+    assert code == 2 and "unknown console 'of'; did you mean off?" in err
+    code, _, err = rlcli(f"eval {tmp_path} env.num=3")
+    assert code == 2 and "rlcli eval reads no 'env.num=3'" in err and len(started) == 3
 
 
 def test_nothing_stray_is_written(rlcli, started, tmp_path):

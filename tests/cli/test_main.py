@@ -53,15 +53,28 @@ def test_help_lists_every_verb(rlcli):
 def test_help_of_a_verb_shows_every_key_with_its_meaning(rlcli, verb):
     from rlcli.config.schemas import VERBS
     from rlcli.config.tree import leaves
+    from rlcli.config.unread import read_with
 
     code, out, _ = rlcli(f"{verb} --help")
     squeezed = " ".join(out.split())
     assert code == 0
     for leaf in leaves(VERBS[verb]).values():
+        when = read_with(VERBS[verb], leaf)
         if leaf.key != "recipe" and not leaf.key.endswith(".kind"):
-            assert f"  {leaf.key}=" in out
-            assert leaf.option.help in squeezed
+            assert (f"  {leaf.key}=" in out) == (when is not None)
+            assert when is None or leaf.option.help in squeezed
+            assert not when or f"({when})" in squeezed
     assert "memory full | compact | exact" in squeezed
+
+
+def test_help_says_with_which_choices_an_option_is_read_and_leaves_out_what_a_verb_never_reads(rlcli):
+    squeezed = " ".join(rlcli("train --help")[1].split())
+    assert "loss.kl_target=0.01 divergence of a batch's policies aimed at [> 0] (with loss=ppo_kl)" in squeezed
+    assert "env.num=8 environments stepped together [>= 1 and <= 1000000] env.mode" in squeezed
+    assert "weight of the entropy bonus [>= 0] (not with loss=dqn | sac)" in squeezed
+    assert "memory.fill_value" not in squeezed
+    page = rlcli("collect --help")[1]
+    assert "run.keep" not in page and "policy.dueling" not in page and "memory.fill_value" in page
 
 
 @pytest.mark.parametrize("verb", ["resume", "eval", "ls", "cp", "show", "doctor", "completion"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_ls_lists_runs_in_columns(rlcli, tmp_path):
 
 
 def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
-    from rlcli.training.run_lock import RunLock
+    from rlcli.runs.lock import RunLock
 
     folder = tmp_path / "runs" / "train" / "a"
     folder.mkdir(parents=True)
@@ -199,7 +200,7 @@ def test_the_bash_script_completes_in_a_real_bash(process):
 
 
 def test_doctor_knows_every_extra_that_a_user_can_install():
-    from rlcli.cli.doctor import EXTRAS
+    from rlcli.config.installed import EXTRAS
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert set(EXTRAS) == set(project["project"]["optional-dependencies"]) - {"test"}
@@ -224,3 +225,33 @@ def test_a_configuration_can_be_looked_at_without_the_packages_it_needs(rlcli, m
         assert rlcli(line)[0] == 0
     code, _, err = rlcli("train recipe=ppo_pong")
     assert code == 2 and 'pip install "rlcli[atari]"' in err
+
+
+def test_faces_name_what_runs_through_tensordicts_and_why(rlcli, tmp_path, monkeypatch):
+    from rlcli.config import registry
+
+    monkeypatch.setattr(registry, "_users", {kind: {} for kind in registry.KINDS})
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "my_faces_here.py").write_text(
+        "import rlcli\n"
+        "from rlcli.transforms import Transform\n"
+        "@rlcli.register_transform('Halved')\n"
+        "class Halved(Transform):\n"
+        "    def _step(self, tensordict, next_tensordict):\n"
+        "        return next_tensordict.set('reward', next_tensordict['reward'] / 2)\n"
+    )
+    words = "show train recipe=ppo_exact env.normalize_observation=true --faces"
+    code, out, err = rlcli(f"{words} --import my_faces_here env.transforms=[Halved]")
+    rows = [re.split(r"  +", line) for line in out.splitlines()]
+    assert code == 0, err
+    assert [row[:2] for row in rows] == [
+        ["env", "CartPole-v1"],
+        ["transform", "RunningNorm"],
+        ["transform", "Halved"],
+        ["policy", "ProbabilisticActor"],
+        ["noise", "the policy and the env"],
+    ]
+    assert all("TensorDicts" in row[2] for row in rows[:4]) and "torch stream" in rows[4][2]
+    assert "Halved" in rows[0][3] and "_step" in rows[2][3]
+    ours = rlcli(words)[1]
+    assert "TensorDicts" not in ours and "observation -> logits" in ours and "torch" not in ours

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.cli.ls import means
-from rlcli.cli.overrides import check_overrides, expand
 from rlcli.cli.sweep import left_over, rest
+from rlcli.config.overrides import check_overrides, expand
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
 from rlcli.errors import EnvError, StoppedSafely
-from rlcli.training.run import Run
+from rlcli.runs.folder import Run
 
 AXES = {
     "recipe": ["ppo_full", "ppo_exact", "ppo_compact"],

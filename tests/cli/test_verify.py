@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rlcli.data import ReplayBuffer, SegmentWriter
 from rlcli.data.storages import LazyMemmapStorage
-from rlcli.training import checkpoint
+from rlcli.runs import checkpoint
 
 
 def frames(seed: int) -> TensorDict:
@@ -29,7 +29,7 @@ def folder(tmp_path):
     for i in range(5):
         buffer.extend(frames(i))
     buffer.dumps(tmp_path / "run" / "dumps")
-    storage.close(buffer.ring._content)
+    storage.close(buffer.ring.content)
     return tmp_path / "run"
 
 
