@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlcli.bench.settings import read, settings_of
+
+if TYPE_CHECKING:
+    from rlcli.bench.harness import Report
 
 NAMES = {
     "collect": "frames a second against hand-written loops, bare envs and other frameworks",
@@ -18,13 +25,31 @@ NAMES = {
 }
 
 
-def run(name: str, overrides: list[str]) -> int:
+def run(name: str, words: Sequence[str]) -> int:
     """Measure, print the tables, and write `bench.json` in the working folder."""
     from rlcli.bench.harness import claim, publish
-    from rlcli.bench.settings import SETTINGS, read
 
-    read(SETTINGS[name], overrides)  # every mistake, before what is measured is loaded
+    settings = read(settings_of(name, words), words)  # every mistake, before what is measured is loaded
     claim()
     print(f"measuring {NAMES[name]} ...", file=sys.stderr, flush=True)
-    publish(import_module(f"rlcli.bench.{name}").measure(overrides))
+    publish(_measured(name, settings))
     return 0
+
+
+def measure(name: str, words: Sequence[str]) -> Report:
+    """Measure as `key=value` words say.
+
+    Raises
+    ------
+    ConfigError
+        Listing every mistake in them.
+    """
+    return _measured(name, read(settings_of(name, words), words))
+
+
+def _measured(name: str, settings: dict[str, Any]) -> Report:
+    if "threads" in settings:
+        import torch
+
+        torch.set_num_threads(settings["threads"])
+    return import_module(f"rlcli.bench.{name}").measure(settings)

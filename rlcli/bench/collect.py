@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -17,12 +18,14 @@ from tensordict import TensorDictBase
 from rlcli.bench import collect_loops as by_hand
 from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.peers import collectors as peers
-from rlcli.bench.settings import SETTINGS, env_problems, read
+from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
-from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
-from rlcli.envs.make import make_gym
+from rlcli.config.installed import install
+from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ConfigError, NumericsError
 from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, under_next
+from rlcli.lanes.envpool import EnvpoolEngine
+from rlcli.lanes.make import make_gym
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
@@ -31,30 +34,25 @@ BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
 FLAGS = [REWARD, DONE, TERMINATED, TRUNCATED]
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """All comparisons, one after the other; within each the sides take turns."""
-    given = read(SETTINGS["collect"], overrides)
-    torch.set_num_threads(given["threads"])
-    report = Report("collect", given, unit="frame")
-    _check_env("env.id", given["env.id"], gym.spaces.Discrete)
-    continuous = given["continuous"]
+    report = Report("collect", settings, unit="frame")
+    _check_env("env.id", settings["env.id"], gym.spaces.Discrete)
+    continuous = settings["continuous"]
     if continuous and (problems := env_problems(continuous)):
         report.notes.append(f"continuous={continuous} is left out: {problems[0]}")
     elif continuous:
         _check_env("continuous", continuous, gym.spaces.Box)
     for lanes, bar in BARS.items():
-        _against_hand(report, given, given["env.id"], lanes, bar)
-    _against_bare_and_peers(report, given)
+        _against_hand(report, settings, settings["env.id"], lanes, bar)
+    _against_bare_and_peers(report, settings)
     if continuous and not problems:
         for lanes in (1, 8):
-            _against_hand(report, given, continuous, lanes, ">= 1.0")
-    if given["faces"]:
-        _faces(report, given)
+            _against_hand(report, settings, continuous, lanes, ">= 1.0")
+    if settings["envpool"]:
+        _against_hand_on_envpool(report, settings)
+    if settings["faces"]:
+        _faces(report, settings)
     return report
 
 
@@ -71,8 +69,11 @@ def _ours(env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any =
 def _check_env(key: str, env_id: str, action: type[gym.Space]) -> None:
     """The hand-written loops are for vectors and one kind of action."""
     env = make_gym(env_id)
-    seen, acted = env.observation_space, env.action_space
     env.close()
+    _check_spaces(key, env_id, env.observation_space, env.action_space, action)
+
+
+def _check_spaces(key: str, env_id: str, seen: gym.Space, acted: gym.Space, action: type[gym.Space]) -> None:
     if not (isinstance(seen, gym.spaces.Box) and len(seen.shape) == 1 and isinstance(acted, action)):
         raise ConfigError(
             f"this bench cannot measure {env_id}",
@@ -90,9 +91,9 @@ def _pair(env: EnvBase) -> ActorCritic:
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------
-def _against_hand(report: Report, given: dict[str, Any], env_id: str, lanes: int, bar: str) -> None:
+def _against_hand(report: Report, settings: dict[str, Any], env_id: str, lanes: int, bar: str) -> None:
     make = lambda: make_gym(env_id)  # noqa: E731
-    steps = given["frames_per_batch"] // lanes
+    steps = settings["frames_per_batch"] // lanes
     env = _envs(make, lanes)
     pair = _pair(env)
     label = f"{env_id} x{lanes}"
@@ -101,7 +102,7 @@ def _against_hand(report: Report, given: dict[str, Any], env_id: str, lanes: int
     for mode in ("full", "exact"):
         sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
     _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
-    _time(report, given, sides, lanes * steps)
+    _time(report, settings, sides, lanes * steps)
     for mode in ("full", "exact"):
         report.ratios.append(ratio(report.sides, f"{label}: hand-written", f"{label}: rlcli {mode}", bar))
 
@@ -114,9 +115,38 @@ def _hand(make, lanes: int, steps: int, pair: ActorCritic, env: EnvBase):
     return by_hand.continuous(make, lanes, steps, mean, scale.value().detach())
 
 
-def _against_bare_and_peers(report: Report, given: dict[str, Any]) -> None:
-    env_id, lanes = given["env.id"], 8
-    steps = given["frames_per_batch"] // lanes
+def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
+    """A frame is a step that an action took: the rows that envpool's own face spends on resets are not counted."""
+    env_id = settings["envpool"]
+    if find_spec("envpool") is None:
+        report.notes.append(f"envpool={env_id} is left out: it is not installed ({install('envpool')})")
+        return
+    for lanes in (8, 64, 512):
+        steps = max(settings["frames_per_batch"] // lanes, 64)
+        engine = EnvpoolEngine(env_id, lanes)
+        _check_spaces("envpool", env_id, engine.observation_space, engine.action_space, gym.spaces.Discrete)
+        pair = _pair(NativeEnv(engine, categorical_action_encoding=True))
+        label = f"{env_id} of envpool x{lanes}"
+        counted: list[torch.Tensor] = []
+        hand = by_hand.pooled(env_id, lanes, steps, pair.actor.module[0].module)
+
+        def collect(hand=hand, counted=counted) -> None:
+            counted.append(hand()["counted"])
+
+        sides: dict[str, Callable[[], Any]] = {f"{label}: hand-written": collect}
+        for mode in ("full", "exact"):
+            sides[f"{label}: rlcli {mode}"] = _ours(make_native(env_id, lanes, pool=True), pair, lanes * steps, mode)
+        _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
+        timed = interleave(sides, settings["rounds"], warmup=2, per=lanes * steps)
+        timed[0].per = round(float(torch.stack(counted).sum((1, 2)).double().mean()))
+        report.sides += timed
+        for mode in ("full", "exact"):
+            report.ratios.append(ratio(timed, f"{label}: hand-written", f"{label}: rlcli {mode}", ">= 1.0"))
+
+
+def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
+    env_id, lanes = settings["env.id"], 8
+    steps = settings["frames_per_batch"] // lanes
     make = lambda: make_gym(env_id)  # noqa: E731
     env = _envs(make, lanes)
     pair = _pair(env)
@@ -124,10 +154,10 @@ def _against_bare_and_peers(report: Report, given: dict[str, Any]) -> None:
     sides: dict[str, Callable[[], Any]] = {f"{label}: bare envs": by_hand.bare(make, lanes, steps)}
     for mode in ("full", "exact"):
         sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
-    _time(report, given, sides, lanes * steps, time.process_time)
+    _time(report, settings, sides, lanes * steps, time.process_time)
     for mode in ("full", "exact"):
         report.ratios.append(ratio(report.sides, f"{label}: rlcli {mode}", f"{label}: bare envs", "<= 1.6"))
-    if not given["peers"]:
+    if not settings["peers"]:
         return
     label = f"{env_id} x{lanes}"
     found = {
@@ -140,19 +170,19 @@ def _against_bare_and_peers(report: Report, given: dict[str, Any]) -> None:
     sides = {f"{label}: rlcli": alone, f"{label}: rlcli with values and GAE": lambda: advantage(with_values())}
     for name, (side, _) in found.items():
         if side is None:
-            report.notes.append(f'{name.split()[0]} is not installed: left out (pip install "rlcli[peers]")')
+            report.notes.append(f"{name.split()[0]} is not installed: left out ({install('peers')})")
         else:
             sides[f"{label}: {name}"] = side
-    _time(report, given, sides, lanes * steps)
+    _time(report, settings, sides, lanes * steps)
     for name, (side, bar) in found.items():
         if side is not None:  # SB3 also computes values and advantages, so ours does
             mine = f"{label}: rlcli with values and GAE" if name.startswith("SB3") else f"{label}: rlcli"
             report.ratios.append(ratio(report.sides, f"{label}: {name}", mine, bar))
 
 
-def _faces(report: Report, given: dict[str, Any]) -> None:
-    env_id, lanes = given["env.id"], 8
-    steps = given["frames_per_batch"] // lanes
+def _faces(report: Report, settings: dict[str, Any]) -> None:
+    env_id, lanes = settings["env.id"], 8
+    steps = settings["frames_per_batch"] // lanes
     make = lambda: make_gym(env_id)  # noqa: E731
     pair = _pair(_envs(make, lanes))
     net = pair.actor.module[0].module
@@ -166,7 +196,7 @@ def _faces(report: Report, given: dict[str, Any]) -> None:
         f"{label}: hand-written with bookkeeping": by_hand.with_bookkeeping(make, lanes, steps, net),
         f"{label}: rlcli with bookkeeping": _ours(env, pair, lanes * steps, "full"),
     }
-    _time(report, given, sides, lanes * steps)
+    _time(report, settings, sides, lanes * steps)
     hand, ours, hand_kept, ours_kept = sides
     report.ratios.append(ratio(report.sides, hand, ours, ">= 0.6"))
     report.ratios.append(ratio(report.sides, hand_kept, ours_kept, ">= 0.9"))
@@ -180,13 +210,13 @@ def _faces(report: Report, given: dict[str, Any]) -> None:
         ),
         f"dict and box x{lanes}: rlcli": _ours(point, pair, lanes * steps, "full"),
     }
-    _time(report, given, sides, lanes * steps)
+    _time(report, settings, sides, lanes * steps)
     hand, ours = sides
     report.ratios.append(ratio(report.sides, hand, ours, ">= 1.0"))
 
 
-def _time(report: Report, given: dict[str, Any], sides: dict, frames: int, clock=time.perf_counter) -> None:
-    report.sides += interleave(sides, given["rounds"], warmup=2, per=frames, clock=clock)
+def _time(report: Report, settings: dict[str, Any], sides: dict, frames: int, clock=time.perf_counter) -> None:
+    report.sides += interleave(sides, settings["rounds"], warmup=2, per=frames, clock=clock)
 
 
 # ---- what was stored is right ----------------------------------------------------------------------------------

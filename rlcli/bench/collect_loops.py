@@ -64,6 +64,51 @@ def discrete(
     return collect
 
 
+def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -> Callable[[], Stored]:
+    """Discrete actions on envpool's public face, which spends a row on every reset: `counted` marks the others."""
+    import envpool
+
+    pool = envpool.make_gymnasium(env_id, num_envs=lanes, seed=seed)
+    state = {"obs": torch.from_numpy(pool.reset()[0]), "over": torch.zeros(lanes, dtype=torch.bool)}
+    width = pool.single_observation_space.shape
+
+    def collect() -> Stored:
+        obs_rows = torch.empty(steps, lanes, *width)
+        next_rows = torch.empty(steps, lanes, *width)
+        actions = torch.empty(steps, lanes, dtype=torch.int64)
+        log_probs = torch.empty(steps, lanes)
+        rewards = torch.empty(steps, lanes)
+        terminated = torch.empty(steps, lanes, dtype=torch.bool)
+        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        done = torch.empty(steps, lanes, dtype=torch.bool)
+        counted = torch.empty(steps, lanes, dtype=torch.bool)
+        obs, over = state["obs"], state["over"]
+        with torch.inference_mode():
+            for t in range(steps):
+                log_p = net(obs).log_softmax(-1)  # a Categorical would take longer than the net
+                drawn = torch.multinomial(log_p.exp(), 1)
+                log_probs[t] = log_p.gather(1, drawn).squeeze(1)
+                action = drawn.squeeze(1)
+                obs_rows[t] = obs
+                actions[t] = action
+                counted[t] = ~over  # an env that had ended disregards its action and begins anew
+                after, reward, term, trunc, _ = pool.step(action.numpy())
+                obs = torch.from_numpy(after)
+                next_rows[t] = obs
+                rewards[t] = torch.from_numpy(reward)
+                terminated[t] = torch.from_numpy(term)
+                truncated[t] = torch.from_numpy(trunc)
+                over = terminated[t] | truncated[t]
+                done[t] = over
+        state.update(obs=obs, over=over)
+        return Stored(
+            obs=obs_rows, next_obs=next_rows, action=actions, log_prob=log_probs, reward=rewards,
+            terminated=terminated, truncated=truncated, done=done, counted=counted,
+        )  # fmt: skip
+
+    return collect
+
+
 def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, std: torch.Tensor, seed: int = 0):
     """Box actions: a Normal with a learned deviation, clipped to the bounds when executed."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -177,7 +222,7 @@ def dict_and_box(
 
 def bare(make: Callable[[], gym.Env], lanes: int, steps: int, seed: int = 0) -> Callable[[], None]:
     """Nothing but the envs: their own step and reset, bookkeeping wrappers taken off, actions drawn ahead."""
-    from rlcli.envs.strip import strip
+    from rlcli.lanes.gym_lanes import strip
 
     pairs = [strip(make()) for _ in range(lanes)]
     rng = np.random.default_rng(seed)

@@ -13,11 +13,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.bench.buffer_loops import ByHand, bare_copy
 from rlcli.bench.buffer_rows import image_rows, seven_keys
-from rlcli.bench.extend_loops import ByHand, bare_copy
 from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.peers import buffers as peers
-from rlcli.bench.settings import SETTINGS, read
 from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage
 from rlcli.errors import NumericsError
@@ -27,36 +26,29 @@ COPY, BIG, BIG_EXACT = "bare copy, images", "rlcli, images", "rlcli, images, exa
 DISK, THEIR_DISK = "rlcli on disk, checksummed", "torchrl on disk"
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """Small batches, then big ones, then storages on disk."""
-    given = read(SETTINGS["extend"], overrides)
-    torch.set_num_threads(given["threads"])
-    report = Report("extend", given, unit="batch")
-    _small(report, given)
-    _big(report, given)
-    if given["memmap"]:
-        _on_disk(report, given)
+    report = Report("extend", settings, unit="batch")
+    _small(report, settings)
+    _big(report, settings)
+    if settings["memmap"]:
+        _on_disk(report, settings)
     return report
 
 
 # ---- small rows ----------------------------------------------------------------------------------------------------
-def _small(report: Report, given: dict[str, Any]) -> None:
-    rows, calls = given["rows"], given["calls"]
-    capacity = max(given["capacity"] // rows, 2) * rows
+def _small(report: Report, settings: dict[str, Any]) -> None:
+    rows, calls = settings["rows"], settings["calls"]
+    capacity = max(settings["capacity"] // rows, 2) * rows
     batches = [seven_keys(i * rows, rows) for i in range(capacity // rows)]
     hand = ByHand(capacity, batches[0])
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=1)
     exact = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=1, next_obs="exact")
     writes: dict[str, Callable[[TensorDictBase], Any]] = {HAND: hand.extend, OURS: ours.extend, EXACT: exact.extend}
-    upstream = peers.torchrl(capacity) if given["peers"] else None
+    upstream = peers.torchrl(capacity) if settings["peers"] else None
     if upstream is not None:
         writes["torchrl"] = upstream.extend
-    other = peers.cpprb(capacity, batches[0]) if given["peers"] else None
+    other = peers.cpprb(capacity, batches[0]) if settings["peers"] else None
     if other is not None:
         writes["cpprb"] = other[1]
     for batch in batches:  # full once: every page is there, and every side overwrites
@@ -69,12 +61,12 @@ def _small(report: Report, given: dict[str, Any]) -> None:
     if other is not None:
         _same_arrays(report, other[0].get_all_transitions(), batches)
     sides = {name: _turns(write, batches, calls) for name, write in writes.items()}
-    report.sides += interleave(sides, given["rounds"], per=calls)
+    report.sides += interleave(sides, settings["rounds"], per=calls)
     for name, bar in (("torchrl", ">= 20"), ("cpprb", ">= 5"), (HAND, "")):
         if name in sides:
             report.ratios += [ratio(report.sides, name, OURS, bar), ratio(report.sides, name, EXACT)]
-        elif given["peers"]:
-            report.notes.append(f"{name} is not installed: left out (pip install 'rlcli[peers]')")
+        elif settings["peers"]:
+            report.leave_out(name)
 
 
 def _turns(write: Callable[[TensorDictBase], Any], batches: list[TensorDictBase], calls: int) -> Callable[[], None]:
@@ -106,9 +98,9 @@ def _same_arrays(report: Report, held: dict[str, Any], batches: list[TensorDictB
 
 
 # ---- images --------------------------------------------------------------------------------------------------------
-def _big(report: Report, given: dict[str, Any]) -> None:
+def _big(report: Report, settings: dict[str, Any]) -> None:
     """The uncompressed tier against the same bytes copied once."""
-    count = given["images"]
+    count = settings["images"]
     batches = [image_rows(i * count, count) for i in range(2)]
     capacity = len(batches) * count
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=1)
@@ -128,7 +120,7 @@ def _big(report: Report, given: dict[str, Any]) -> None:
     _same(report, BIG, ours[everything], batches)
     _same(report, BIG_EXACT, exact[everything], batches)
     sides = {COPY: copy, BIG: _turns(ours.extend, batches, 1), BIG_EXACT: _turns(exact.extend, batches, 1)}
-    report.sides += interleave(sides, given["rounds"])
+    report.sides += interleave(sides, settings["rounds"])
     report.ratios += [ratio(report.sides, BIG, COPY, "<= 1.5"), ratio(report.sides, BIG_EXACT, COPY)]
 
 
@@ -137,17 +129,17 @@ def _leaves(batch: TensorDictBase) -> list[Tensor]:
 
 
 # ---- disk ----------------------------------------------------------------------------------------------------------
-def _on_disk(report: Report, given: dict[str, Any]) -> None:
+def _on_disk(report: Report, settings: dict[str, Any]) -> None:
     """The journalled tier, whose checksums its peer does not make: reported, not compared with a bar."""
-    rows, calls = given["rows"], given["calls"]
-    batches = [seven_keys(i * rows, rows) for i in range(max(given["capacity"] // rows, 2))]
+    rows, calls = settings["rows"], settings["calls"]
+    batches = [seven_keys(i * rows, rows) for i in range(max(settings["capacity"] // rows, 2))]
     capacity = len(batches) * rows
     with tempfile.TemporaryDirectory() as folder:
         ours = TensorDictReplayBuffer(
             storage=LazyMemmapStorage(capacity, scratch_dir=f"{folder}/ours"), batch_size=1, next_obs="full"
         )
         writes = {DISK: ours.extend}
-        upstream = peers.torchrl(capacity, scratch=f"{folder}/torchrl") if given["peers"] else None
+        upstream = peers.torchrl(capacity, scratch=f"{folder}/torchrl") if settings["peers"] else None
         if upstream is not None:
             writes[THEIR_DISK] = upstream.extend
         for batch in batches:
@@ -155,7 +147,7 @@ def _on_disk(report: Report, given: dict[str, Any]) -> None:
                 write(batch)
         _same(report, DISK, ours[torch.arange(capacity)], batches)
         sides = {name: _turns(write, batches, calls) for name, write in writes.items()}
-        report.sides += interleave(sides, given["rounds"], per=calls)
+        report.sides += interleave(sides, settings["rounds"], per=calls)
         if upstream is not None:
             report.ratios.append(ratio(report.sides, THEIR_DISK, DISK))
         del ours, upstream, writes, sides

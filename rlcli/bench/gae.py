@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcli.bench.harness import Figure, Report, Side, interleave, ratio
-from rlcli.bench.peers import estimates
-from rlcli.bench.settings import SETTINGS, read
+from rlcli.bench.peers import torchrl_learning
 from rlcli.errors import NumericsError
 from rlcli.objectives.value.functional import generalized_advantage_estimate
 
@@ -29,24 +28,17 @@ BARS = {(64, 512): ">= 50", (256, 2048): ">= 20", (4096, 32): ">= 2", (200_000,)
 SKEWED = 20_000
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """Every shape on its own, then one long trajectory beside many short ones."""
-    given = read(SETTINGS["gae"], overrides)
-    torch.set_num_threads(given["threads"])
-    report = Report("gae", given, unit="batch")
-    peers = estimates.torchrl() if given["peers"] else {}
-    if given["peers"] and not peers:
-        report.notes.append("torchrl is not installed: left out (pip install 'rlcli[peers]')")
-    scale = given["scale"]
+    report = Report("gae", settings, unit="batch")
+    peers = torchrl_learning.estimates() if settings["peers"] else {}
+    if settings["peers"] and not peers:
+        report.leave_out("torchrl")
+    scale = settings["scale"]
     for shape, bar in BARS.items():
         size = (*shape[:-1], max(1, shape[-1] // scale), 1)
-        _shape(report, str(list(shape)), _columns(size, given["end_rate"]), peers, bar, given["rounds"])
-    _skewed(report, max(2, SKEWED // scale), given["rounds"])
+        _shape(report, str(list(shape)), _columns(size, settings["end_rate"]), peers, bar, settings["rounds"])
+    _skewed(report, max(2, SKEWED // scale), settings["rounds"])
     return report
 
 

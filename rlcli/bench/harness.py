@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.bench.settings import MIN_ROUNDS
+from rlcli.config.installed import install
 from rlcli.errors import ResourceError
+from rlcli.report.tables import Table
 
 
 @dataclass
@@ -54,10 +56,7 @@ class Ratio:
     @property
     def met(self) -> bool | None:
         """Whether the bar is met; None without a bar."""
-        if not self.bar:
-            return None
-        sign, number = self.bar.split()
-        return self.median <= float(number) if sign == "<=" else self.median >= float(number)
+        return _met(self.median, self.bar)
 
 
 @dataclass
@@ -72,10 +71,14 @@ class Figure:
     @property
     def met(self) -> bool | None:
         """Whether the bar is met; None without a bar."""
-        if not self.bar:
-            return None
-        sign, number = self.bar.split()
-        return self.value <= float(number) if sign == "<=" else self.value >= float(number)
+        return _met(self.value, self.bar)
+
+
+def _met(value: float, bar: str) -> bool | None:
+    if not bar:
+        return None
+    sign, number = bar.split()
+    return value <= float(number) if sign == "<=" else value >= float(number)
 
 
 @dataclass
@@ -90,6 +93,10 @@ class Report:
     checks: dict[str, Any] = field(default_factory=dict)  # what was asserted equal, and how equal it was
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+
+    def leave_out(self, peer: str) -> None:
+        """Note that a framework is missing here."""
+        self.notes.append(f"{peer} is not installed: left out ({install('peers')})")
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, every round included, as JSON-ready values."""
@@ -146,7 +153,7 @@ def machine() -> dict[str, Any]:
     """Versions, processor and threads."""
     import torch
 
-    from rlcli.training.provenance import versions
+    from rlcli.runs.provenance import versions
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return versions() | {
@@ -161,32 +168,22 @@ def machine() -> dict[str, Any]:
 def publish(report: Report, path: Path | str = "bench.json") -> None:
     """Print the tables and write `bench.json`."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console()
-    table = Table(title=f"bench {report.bench}: time of one {report.unit}", title_justify="left")
-    for heading in ("side", "median", "min", "max"):
-        table.add_column(heading, justify="left" if heading == "side" else "right")
+    times = Table(["side", "median", "min", "max"])
     for side in sorted(report.sides, key=lambda s: s.median):
-        table.add_row(side.name, *map(_duration, (side.median, *side.spread)))
-    if report.sides:
-        console.print(table)
-    table = Table(title="ratios, round by round", title_justify="left")
-    for heading in ("time of", "over time of", "median", "min", "max", "bar"):
-        table.add_column(heading, justify="left" if "time" in heading else "right")
+        times.add(side.name, *map(_duration, (side.median, *side.spread)))
+    ratios = Table(["time of", "over time of", "median", "min", "max", "bar"], left=2)
     for r in report.ratios:
-        verdict = _VERDICT[r.met]
         numbers = (f"{x:.2f}" for x in (r.median, min(r.rounds), max(r.rounds)))
-        table.add_row(r.over, r.under, *numbers, r.bar + verdict)
-    if report.ratios:
-        console.print(table)
-    if report.figures:
-        table = Table(title="figures", title_justify="left")
-        for heading in ("what", "figure", "bar"):
-            table.add_column(heading, justify="left" if heading == "what" else "right")
-        for f in report.figures:
-            table.add_row(f.name, f"{f.value:,.4g} {f.unit}", f.bar + _VERDICT[f.met])
-        console.print(table)
+        ratios.add(r.over, r.under, *numbers, r.bar + _VERDICT[r.met])
+    numbered = Table(["what", "figure", "bar"])
+    for f in report.figures:
+        numbered.add(f.name, f"{f.value:,.4g} {f.unit}", f.bar + _VERDICT[f.met])
+    console = Console()
+    titles = (f"bench {report.bench}: time of one {report.unit}", "ratios, round by round", "figures")
+    for title, table in zip(titles, (times, ratios, numbered), strict=True):
+        if table.rows:
+            console.print(table.to_rich(title))
     for name, x in report.checks.items():
         console.print(f"checked: {name}: {x}", markup=False)
     for note in report.notes:

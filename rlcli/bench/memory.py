@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.memory_play import PART, play, pong_by_rule, rlcli, trained_cartpole
 from rlcli.bench.peers import buffers as peers
-from rlcli.bench.settings import SETTINGS, env_problems, read
+from rlcli.bench.settings import env_problems
 from rlcli.config.schemas import AtariConfig, EnvConfig
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
@@ -26,23 +26,16 @@ from rlcli.errors import NumericsError
 STACK = 4
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """CartPole rows, Atari stacks, plans."""
-    given = read(SETTINGS["memory"], overrides)
-    torch.set_num_threads(given["threads"])
-    report = Report("memory", given, unit="sample")
-    if given["peers"] and peers.torchrl(1) is None:
-        report.notes.append("torchrl is not installed: left out (pip install 'rlcli[peers]')")
-    _cartpole(report, given)
-    _games(report, given)
-    if given["trained"]:
-        _trained(report, given)
-    for recipe in _words(given["recipes"]):
+    report = Report("memory", settings, unit="sample")
+    if settings["peers"] and peers.torchrl(1) is None:
+        report.leave_out("torchrl")
+    _cartpole(report, settings)
+    _games(report, settings)
+    if settings["trained"]:
+        _trained(report, settings)
+    for recipe in _words(settings["recipes"]):
         _plan(report, recipe)
     return report
 
@@ -52,9 +45,9 @@ def _words(text: str) -> list[str]:
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
-def _cartpole(report: Report, given: dict[str, Any]) -> None:
+def _cartpole(report: Report, settings: dict[str, Any]) -> None:
     """A row of a vector env, in memory and in files that are kept."""
-    batches = list(play(EnvConfig(num=8), given["frames"]))
+    batches = list(play(EnvConfig(num=8), settings["frames"]))
     with tempfile.TemporaryDirectory() as folder:
 
         def kept(rows: int) -> LazyMemmapStorage:
@@ -65,21 +58,21 @@ def _cartpole(report: Report, given: dict[str, Any]) -> None:
             ("CartPole row, exact, packed, on disk", kept, True, "<= 30"),
             ("CartPole row, exact", LazyTensorStorage, False, ""),
         ):
-            ours = _buffer(kind, given["frames"] + PART, given, codes=codes)
+            ours = _buffer(kind, settings["frames"] + PART, settings, codes=codes)
             with ours:
                 for batch in batches:
                     ours.extend(batch)
                 _check(name, ours, batches)
                 report.figures.append(Figure(name, _bytes(ours), "B", bar))
-    if (upstream := _upstream(batches, given)) is not None:
+    if (upstream := _upstream(batches, settings)) is not None:
         report.figures.append(Figure("CartPole row, torchrl", upstream, "B"))
 
 
 def _buffer(
-    kind: Callable[..., Any], rows: int, given: dict[str, Any], frame_stack: int | None = None, codes: bool = False
+    kind: Callable[..., Any], rows: int, settings: dict[str, Any], frame_stack: int | None = None, codes: bool = False
 ) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(
-        storage=kind(rows), batch_size=given["batch_size"], next_obs="exact", frame_stack=frame_stack, codes=codes
+        storage=kind(rows), batch_size=settings["batch_size"], next_obs="exact", frame_stack=frame_stack, codes=codes
     )
 
 
@@ -88,9 +81,9 @@ def _bytes(buffer: TensorDictReplayBuffer) -> float:
     return buffer.ring.nbytes / max(len(buffer), 1)
 
 
-def _upstream(batches: list[TensorDictBase], given: dict[str, Any]) -> float | None:
+def _upstream(batches: list[TensorDictBase], settings: dict[str, Any]) -> float | None:
     """Bytes of a step in torchrl's tensor storage; a few hundred of them show it."""
-    buffer = peers.torchrl(PART) if given["peers"] else None
+    buffer = peers.torchrl(PART) if settings["peers"] else None
     if buffer is None:
         return None
     first = full_next_obs(batches[0]).reshape(-1)
@@ -111,38 +104,38 @@ def _check(name: str, buffer: TensorDictReplayBuffer, batches: list[TensorDictBa
 
 
 # ---- games ---------------------------------------------------------------------------------------------------------
-def _games(report: Report, given: dict[str, Any]) -> None:
-    ids = [f"ALE/{name}-v5" for name in _words(given["games"])]
+def _games(report: Report, settings: dict[str, Any]) -> None:
+    ids = [f"ALE/{name}-v5" for name in _words(settings["games"])]
     if ids and (problems := env_problems(ids[0])):
         report.notes.append(f"games are left out: {problems[0]}")
         return
     packed = []
     for env_id in ids:
-        batches = list(play(_atari(env_id), given["frames"]))
-        packed.append(_game(report, given, env_id, batches, bar="<= 7200" if "Pong" in env_id else ""))
+        batches = list(play(_atari(env_id), settings["frames"]))
+        packed.append(_game(report, settings, env_id, batches, bar="<= 7200" if "Pong" in env_id else ""))
     if packed:
         mean = sum(packed) / len(packed)
         report.figures.append(Figure(f"stacks of {len(packed)} games, compressed", mean, "B", "<= 400"))
-        batches = list(pong_by_rule(_atari("ALE/Pong-v5"), given["frames"]))
-        _game(report, given, "Pong by rule (not learned)", batches, beside=True)
+        batches = list(pong_by_rule(_atari("ALE/Pong-v5"), settings["frames"]))
+        _game(report, settings, "Pong by rule (not learned)", batches, beside=True)
         colours = _atari(ids[0], AtariConfig(grayscale=False))
-        _game(report, given, f"{ids[0]} in colour", list(play(colours, given["frames"])), beside=True)
+        _game(report, settings, f"{ids[0]} in colour", list(play(colours, settings["frames"])), beside=True)
 
 
 def _atari(env_id: str, atari: AtariConfig | None = None) -> EnvConfig:
     return EnvConfig(kind="atari", id=env_id, num=1, frame_stack=STACK, atari=atari or AtariConfig())
 
 
-def _trained(report: Report, given: dict[str, Any]) -> None:
+def _trained(report: Report, settings: dict[str, Any]) -> None:
     """RGB pictures, not stacked, of a policy's own play."""
-    batches, mean_return = trained_cartpole(given["frames"])
+    batches, mean_return = trained_cartpole(settings["frames"])
     name = "CartPole drawn in RGB, trained policy"
     report.checks[name] = f"ppo_exact, mean return {mean_return:.0f}"
-    _game(report, given, name, batches, beside=True, frame_stack=None)
+    _game(report, settings, name, batches, beside=True, frame_stack=None)
 
 
 def _game(
-    report: Report, given: dict[str, Any], name: str, batches: list[TensorDictBase], *, bar: str = "",
+    report: Report, settings: dict[str, Any], name: str, batches: list[TensorDictBase], *, bar: str = "",
     beside: bool = False, frame_stack: int | None = STACK,
 ) -> float:  # fmt: skip
     """Bytes of a step compressed; the plain tier and the time of both go to the report.
@@ -150,10 +143,10 @@ def _game(
     What stands `beside` the bars is neither timed nor compared with others.
     """
     rows = sum(batch.numel() for batch in batches)
-    plain, packed = (_buffer(kind, rows, given, frame_stack) for kind in (LazyTensorStorage, CompressedStorage))
+    plain, packed = (_buffer(kind, rows, settings, frame_stack) for kind in (LazyTensorStorage, CompressedStorage))
     buffers = {"exact, each frame once": plain, "compressed": packed}
     if frame_stack is not None:
-        buffers = {"exact, stacks whole": _buffer(LazyTensorStorage, rows, given), **buffers}
+        buffers = {"exact, stacks whole": _buffer(LazyTensorStorage, rows, settings), **buffers}
     for tier, buffer in buffers.items():
         for batch in batches:
             buffer.extend(batch)
@@ -162,18 +155,18 @@ def _game(
         report.figures.append(Figure(f"{name}, {tier}", _bytes(buffer), "B", limit))
     report.checks[f"rows of {name}"] = f"{rows:,} as collected in every storage, next observations at ends too"
     if not beside:
-        if (upstream := _upstream(batches, given)) is not None:
+        if (upstream := _upstream(batches, settings)) is not None:
             report.figures.append(Figure(f"{name}, torchrl", upstream, "B"))
-        _time(report, given, name, plain, packed)
+        _time(report, settings, name, plain, packed)
     return _bytes(packed)
 
 
-def _time(report: Report, given: dict[str, Any], name: str, plain: Any, packed: Any) -> None:
+def _time(report: Report, settings: dict[str, Any], name: str, plain: Any, packed: Any) -> None:
     def draws(buffer: Any) -> Callable[[], Any]:
-        return lambda: [buffer.sample() for _ in range(given["calls"])]
+        return lambda: [buffer.sample() for _ in range(settings["calls"])]
 
     sides = {f"{name}, plain": draws(plain), f"{name}, compressed": draws(packed)}
-    report.sides += interleave(sides, given["rounds"], per=given["calls"])
+    report.sides += interleave(sides, settings["rounds"], per=settings["calls"])
     report.ratios.append(ratio(report.sides, f"{name}, compressed", f"{name}, plain", "<= 3"))
 
 

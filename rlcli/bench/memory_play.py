@@ -17,10 +17,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from rlcli.builders.env import build_env
 from rlcli.collectors import Collector
 from rlcli.config.schemas import CollectConfig, EnvConfig, PolicyConfig
 from rlcli.data import full_next_obs
+from rlcli.envs.build import build_env
 from rlcli.errors import ResourceError
 from rlcli.keys import Key
 

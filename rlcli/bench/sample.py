@@ -11,61 +11,55 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from rlcli.bench.buffer_loops import gather_images
 from rlcli.bench.buffer_rows import LENGTH, image_rows, numbers_of, small_rows
 from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.peers import buffers as peers
-from rlcli.bench.sample_loops import gather_images
-from rlcli.bench.settings import SETTINGS, read
 from rlcli.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from rlcli.errors import ConfigError, NumericsError
 
 FILL = 50_000  # rows of a batch while a buffer is being filled
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """Slices after a write, the same at two sizes, random rows, images."""
-    given = read(SETTINGS["sample"], overrides)
-    if given["slice_len"] > LENGTH:
-        raise ConfigError(f"slice_len is {given['slice_len']}", why=f"trajectories of this bench have {LENGTH} rows")
-    torch.set_num_threads(given["threads"])
-    report = Report("sample", given, unit="call")
-    _slices(report, given)
-    _sizes(report, given)
-    _random(report, given)
-    _images(report, given)
+    if settings["slice_len"] > LENGTH:
+        raise ConfigError(f"slice_len is {settings['slice_len']}", why=f"trajectories of this bench have {LENGTH} rows")
+    report = Report("sample", settings, unit="call")
+    _slices(report, settings)
+    _sizes(report, settings)
+    _random(report, settings)
+    _images(report, settings)
     return report
 
 
 # ---- slices --------------------------------------------------------------------------------------------------------
-def _slices(report: Report, given: dict[str, Any]) -> None:
-    rows, shape = given["rows"], (given["num_slices"], given["slice_len"])
+def _slices(report: Report, settings: dict[str, Any]) -> None:
+    rows, shape = settings["rows"], (settings["num_slices"], settings["slice_len"])
     ours = _filled(_ours(rows, shape), rows)
     sides = {f"rlcli, {rows:,} rows": ours}
-    upstream = peers.torchrl(rows, slices=shape) if given["peers"] else None
+    upstream = peers.torchrl(rows, slices=shape) if settings["peers"] else None
     if upstream is not None:
         sides[f"torchrl, {rows:,} rows"] = _filled(upstream, rows)
     else:
-        _left_out(report, given)
+        _left_out(report, settings)
     for name, buffer in sides.items():
         _check_slices(report, name, buffer.sample(), shape)
-    _time(report, given, {f"write and slices: {name}": _after_a_write(x, rows, given) for name, x in sides.items()})
+    _time(
+        report, settings, {f"write and slices: {name}": _after_a_write(x, rows, settings) for name, x in sides.items()}
+    )
     if upstream is not None:
         names = [side.name for side in report.sides[-2:]]
         report.ratios.append(ratio(report.sides, names[1], names[0], ">= 50"))
 
 
-def _sizes(report: Report, given: dict[str, Any]) -> None:
+def _sizes(report: Report, settings: dict[str, Any]) -> None:
     """Ours alone: the time must not depend on how much is stored."""
-    shape, sides = (given["num_slices"], given["slice_len"]), {}
-    for rows in (given["small"], given["large"]):
+    shape, sides = (settings["num_slices"], settings["slice_len"]), {}
+    for rows in (settings["small"], settings["large"]):
         buffer = _filled(_ours(rows, shape), rows)
-        sides[f"write and slices: rlcli, {rows:,} rows, again"] = _after_a_write(buffer, rows, given)
-    _time(report, given, sides)
+        sides[f"write and slices: rlcli, {rows:,} rows, again"] = _after_a_write(buffer, rows, settings)
+    _time(report, settings, sides)
     small, large = (side.name for side in report.sides[-2:])
     report.ratios.append(ratio(report.sides, large, small, "<= 1.3"))
 
@@ -83,8 +77,8 @@ def _filled(buffer: Any, rows: int) -> Any:
     return buffer
 
 
-def _after_a_write(buffer: Any, rows: int, given: dict[str, Any]) -> Callable[[], None]:
-    count, calls, state = given["extend"], given["calls"], [rows]
+def _after_a_write(buffer: Any, rows: int, settings: dict[str, Any]) -> Callable[[], None]:
+    count, calls, state = settings["extend"], settings["calls"], [rows]
     batches = [small_rows(rows + i * count, count) for i in range(-(-LENGTH * 5 // count))]
 
     def side() -> None:
@@ -112,31 +106,31 @@ def _check_slices(report: Report, name: str, sample: TensorDictBase, shape: tupl
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
-def _random(report: Report, given: dict[str, Any]) -> None:
+def _random(report: Report, settings: dict[str, Any]) -> None:
     """Single rows, no write between."""
-    rows = given["small"]
+    rows = settings["small"]
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=256, next_obs="exact")
     sides = {f"256 random rows: rlcli, {rows:,} rows": _filled(ours, rows)}
-    upstream = peers.torchrl(rows, batch_size=256) if given["peers"] else None
+    upstream = peers.torchrl(rows, batch_size=256) if settings["peers"] else None
     if upstream is not None:
         sides[f"256 random rows: torchrl, {rows:,} rows"] = _filled(upstream, rows)
     for name, buffer in sides.items():
         sample = buffer.sample()
         if not torch.equal(sample["action"].reshape(-1), numbers_of(sample) % 2):
             raise NumericsError(f"{name}: keys are of different rows")
-    _time(report, given, {name: _draw(buffer, given["calls"]) for name, buffer in sides.items()})
+    _time(report, settings, {name: _draw(buffer, settings["calls"]) for name, buffer in sides.items()})
     if upstream is not None:
         names = [side.name for side in report.sides[-2:]]
         report.ratios.append(ratio(report.sides, names[1], names[0]))
 
 
 # ---- images --------------------------------------------------------------------------------------------------------
-def _images(report: Report, given: dict[str, Any]) -> None:
-    rows, size = given["images"], given["batch_size"]
+def _images(report: Report, settings: dict[str, Any]) -> None:
+    rows, size = settings["images"], settings["batch_size"]
     batches = [image_rows(i, min(256, rows - i)).exclude(("next", "observation")) for i in range(0, rows, 256)]
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=size)
     sides: dict[str, Any] = {"image stacks: rlcli": ours}
-    upstream = peers.torchrl(rows, batch_size=size) if given["peers"] else None
+    upstream = peers.torchrl(rows, batch_size=size) if settings["peers"] else None
     if upstream is not None:
         sides["image stacks: torchrl"] = upstream
     for batch in batches:
@@ -145,10 +139,10 @@ def _images(report: Report, given: dict[str, Any]) -> None:
     for name, buffer in sides.items():
         _check_images(name, buffer[torch.arange(rows)], batches)
     held = ours[torch.arange(rows)]
-    draws: dict[str, Callable[[], Any]] = {name: _draw(buffer, given["calls"]) for name, buffer in sides.items()}
+    draws: dict[str, Callable[[], Any]] = {name: _draw(buffer, settings["calls"]) for name, buffer in sides.items()}
     by_hand = gather_images([held["observation"], held["next", "done"]], size)
-    draws["image stacks: by hand, memory reused"] = lambda: [by_hand() for _ in range(given["calls"])]
-    _time(report, given, draws)
+    draws["image stacks: by hand, memory reused"] = lambda: [by_hand() for _ in range(settings["calls"])]
+    _time(report, settings, draws)
     report.checks["image stacks of all sides"] = f"{rows:,} as written"
     if upstream is not None:
         report.ratios.append(ratio(report.sides, "image stacks: torchrl", "image stacks: rlcli", ">= 5"))
@@ -169,10 +163,10 @@ def _draw(buffer: Any, calls: int) -> Callable[[], None]:
     return side
 
 
-def _time(report: Report, given: dict[str, Any], sides: dict[str, Callable[[], Any]]) -> None:
-    report.sides += interleave(sides, given["rounds"], per=given["calls"])
+def _time(report: Report, settings: dict[str, Any], sides: dict[str, Callable[[], Any]]) -> None:
+    report.sides += interleave(sides, settings["rounds"], per=settings["calls"])
 
 
-def _left_out(report: Report, given: dict[str, Any]) -> None:
-    if given["peers"]:
-        report.notes.append("torchrl is not installed: left out (pip install 'rlcli[peers]')")
+def _left_out(report: Report, settings: dict[str, Any]) -> None:
+    if settings["peers"]:
+        report.leave_out("torchrl")

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from rlcli.config.installed import check_env
-from rlcli.config.problem import Problem, raise_all
-from rlcli.config.suggest import did_you_mean
+from rlcli.config.problem import Problem, did_you_mean, raise_all
 
 MIN_ROUNDS = 7  # a median of fewer says little on a shared machine
 
@@ -41,6 +40,7 @@ SETTINGS: dict[str, Settings] = {
     "collect": {
         "env.id": _ENV._replace(meaning=f"{_ENV.meaning}: vectors observed, discrete actions"),
         "continuous": Setting("HalfCheetah-v5", "a second env, with box actions; continuous= leaves it out"),
+        "envpool": Setting("CartPole-v1", "one of envpool's, stepped 8, 64 and 512 at a time; envpool= leaves it out"),
         "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
         "rounds": _ROUNDS,
         "threads": _THREADS,
@@ -153,13 +153,14 @@ _ZOO: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def train_settings(words: Sequence[str]) -> Settings:
-    """The settings of `bench train`, with the defaults of the algorithm that the words name."""
+def settings_of(bench: str, words: Sequence[str]) -> Settings:
+    """The settings of a bench; those of `train` with the defaults of the algorithm that the words name."""
+    known = SETTINGS[bench]
+    if bench != "train":
+        return known
     algo = next((word.partition("=")[2] for word in words if word.startswith("algo=")), "ppo")
     own = _ZOO.get(algo, {})
-    return {
-        name: setting._replace(default=own.get(name, setting.default)) for name, setting in SETTINGS["train"].items()
-    }
+    return {name: setting._replace(default=own.get(name, setting.default)) for name, setting in known.items()}
 
 
 def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rlcli.bench.harness import Report, Side, interleave
-from rlcli.bench.settings import SETTINGS, read
 
 COMMANDS = {
     "rlcli --help": (["--help"], 0, 0.15),
@@ -18,16 +17,10 @@ COMMANDS = {
 }
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """Start each command in turns; its exit code is checked every time."""
-    given = read(SETTINGS["start"], overrides)
-    report = Report("start", given, unit="command")
-    report.sides = interleave({name: _start(*spec[:2]) for name, spec in COMMANDS.items()}, given["rounds"])
+    report = Report("start", settings, unit="command")
+    report.sides = interleave({name: _start(*spec[:2]) for name, spec in COMMANDS.items()}, settings["rounds"])
     for side in report.sides:
         report.checks[side.name] = _verdict(side)
     return report

@@ -12,28 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.peers import sb3_train
-from rlcli.bench.settings import read, train_settings
-from rlcli.cli.compose import configure
+from rlcli.config.compose import configure
+from rlcli.config.installed import install
 from rlcli.config.schemas import Config
 
 _ONLY_PPO, _ONLY_OFF = ("optim.epochs", "value.lmbda", "loss.entropy_coeff"), ("optim.updates_per_frame",)
 _STORED = ["storage=tensor", "sampler=random", "optim.anneal_lr=false", "optim.eps=1e-8", "policy.orthogonal=false"]
 _FIXED: dict[str, Callable[[dict[str, Any]], list[str]]] = {  # what no setting says, as SB3 has it
-    "ppo": lambda given: [],
-    "dqn": lambda given: [
+    "ppo": lambda settings: [],
+    "dqn": lambda settings: [
         "loss=dqn", *_STORED, "storage.max_size=100000", "policy.activation=relu", "policy.eps_end=0.04",
-        f"policy.eps_frames={max(1, int(0.16 * given['total_frames']))}", "optim.max_grad_norm=10",
-        f"collector.init_random_frames={min(1000, given['total_frames'] // 2)}",
-        # SB3 copies the weights while it collects, so once for every batch
-        f"loss.target_every={max(1, int(given['optim.updates_per_frame'] * given['collector.frames_per_batch']))}",
+        f"policy.eps_frames={max(1, int(0.16 * settings['total_frames']))}", "optim.max_grad_norm=10",
+        f"collector.init_random_frames={min(1000, settings['total_frames'] // 2)}",
+        f"loss.target_every={_updates_of_a_batch(settings)}",  # SB3 copies the weights while it collects
     ],
-    "sac": lambda given: [
+    "sac": lambda settings: [
         "loss=sac", *_STORED, "storage.max_size=100000", "policy.activation=relu", "optim.max_grad_norm=null",
-        f"collector.init_random_frames={min(100, given['total_frames'] // 2)}",
+        f"collector.init_random_frames={min(100, settings['total_frames'] // 2)}",
     ],
 }  # fmt: skip
 OURS, SB3 = "rlcli train", "stable-baselines3 learn"
@@ -42,38 +39,31 @@ SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}  # mean returns
 Play = Callable[[int], float]  # the mean return of so many episodes, by mode actions
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """Whole runs in turns, a new seed each; what their final weights return is played, untimed, at the end."""
-    given = read(train_settings(overrides), overrides)
-    _configured(given, Path("run"), 0)  # what cannot be run is refused before the first side runs
-    torch.set_num_threads(given["threads"])
-    report = Report("train", given, unit="run")
+    _configured(settings, Path("run"), 0)  # what cannot be run is refused before the first side runs
+    report = Report("train", settings, unit="run")
     players: dict[str, list[Play]] = {OURS: [], SB3: []}
     with tempfile.TemporaryDirectory() as folder:
-        sides = {OURS: lambda: players[OURS].append(_train(given, Path(folder), len(players[OURS])))}
-        if given["peers"] and sb3_train.train(given, 0) is not None:
-            sides[SB3] = lambda: players[SB3].append(_peer(given, len(players[SB3])))
-        elif given["peers"]:
-            report.notes.append('stable-baselines3 is left out (pip install "rlcli[peers]")')
-        report.sides = interleave(sides, given["rounds"], warmup=1)
+        sides = {OURS: lambda: players[OURS].append(_train(settings, Path(folder), len(players[OURS])))}
+        if settings["peers"] and sb3_train.train(settings, 0) is not None:
+            sides[SB3] = lambda: players[SB3].append(_peer(settings, len(players[SB3])))
+        elif settings["peers"]:
+            report.notes.append(f"stable-baselines3 is left out ({install('peers')})")
+        report.sides = interleave(sides, settings["rounds"], warmup=1)
         returns = {name: [play(EPISODES) for play in players[name]] for name in sides}
     if SB3 in sides:
-        report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2" if given["algo"] == "ppo" else ">= 2"))
-    report.figures += _figures(given, returns)
+        report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2" if settings["algo"] == "ppo" else ">= 2"))
+    report.figures += _figures(settings, returns)
     for name, found in returns.items():
         each = ", ".join(f"{value:.1f}" for value in found)
         report.checks[f"{name}, mean return of {EPISODES} greedy episodes, one number a run"] = each
     return report
 
 
-def _figures(given: dict[str, Any], returns: dict[str, list[float]]) -> list[Figure]:
+def _figures(settings: dict[str, Any], returns: dict[str, list[float]]) -> list[Figure]:
     """How many runs solved the env, where it is one with a bar, and how both sides' returns compare."""
-    solved, found = SOLVED.get(given["env.id"]), []
+    solved, found = SOLVED.get(settings["env.id"]), []
     if solved is not None:
         for name, values in returns.items():
             share = 100 * sum(value >= solved for value in values) / len(values)
@@ -85,25 +75,29 @@ def _figures(given: dict[str, Any], returns: dict[str, list[float]]) -> list[Fig
     return found
 
 
-def _peer(given: dict[str, Any], seed: int) -> Play:
-    learn = sb3_train.train(given, seed)
+def _peer(settings: dict[str, Any], seed: int) -> Play:
+    learn = sb3_train.train(settings, seed)
     assert learn is not None
     return learn()
 
 
-def _configured(given: dict[str, Any], folder: Path, seed: int) -> tuple[Config, list[str]]:
+def _configured(settings: dict[str, Any], folder: Path, seed: int) -> tuple[Config, list[str]]:
     """Our run of the settings, and the overrides that say the same."""
-    algo = given["algo"]
+    algo = settings["algo"]
     unknown = ("rounds", "peers", "algo", *(_ONLY_OFF if algo == "ppo" else _ONLY_PPO))
-    words = [f"{key}={value}".replace(" ", "") for key, value in given.items() if key not in unknown]
-    words += _FIXED[algo](given)
+    words = [f"{key}={value}".replace(" ", "") for key, value in settings.items() if key not in unknown]
+    words += _FIXED[algo](settings)
     words += [f"seed={seed}", f"run.dir={folder / str(seed)}", "run.eval_episodes=0", "console=off", "logger=none"]
     return cast(Config, configure("train", words)), words
 
 
-def _train(given: dict[str, Any], folder: Path, seed: int) -> Play:
+def _updates_of_a_batch(settings: dict[str, Any]) -> int:
+    return max(1, int(settings["optim.updates_per_frame"] * settings["collector.frames_per_batch"]))
+
+
+def _train(settings: dict[str, Any], folder: Path, seed: int) -> Play:
     from rlcli.jobs import evaluate, train
 
     with contextlib.redirect_stdout(None):
-        finished = train(*_configured(given, folder, seed))
+        finished = train(*_configured(settings, folder, seed))
     return lambda episodes: float(evaluate(finished.path, episodes=episodes).returns.mean())

@@ -14,47 +14,40 @@ from torch import Tensor
 
 from rlcli.bench import update_loops
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.settings import SETTINGS, read
+from rlcli.bench.peers import torchrl_learning
 from rlcli.errors import NumericsError
+from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
-from rlcli.training.update import Update
 
 TOLERANCE = 1e-5  # of the weights after one epoch, in float32
 HAND, FUSED, OURS, GENERAL = "plain torch, foreach Adam", "plain torch, fused Adam", "rlcli", "rlcli, autograd"
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """Check that all sides do the same, then time them in turns."""
-    given = read(SETTINGS["update"], overrides)
-    torch.set_num_threads(given["threads"])
-    policy = _policy(given)
-    batch = _batch(policy, given)
-    report = Report("update", given, unit="minibatch step")
-    one_epoch = given | {"optim.epochs": 1}
+    policy = _policy(settings)
+    batch = _batch(policy, settings)
+    report = Report("update", settings, unit="minibatch step")
+    one_epoch = settings | {"optim.epochs": 1}
     reference = _weights_after(HAND, policy, batch, one_epoch)
     assert reference is not None
-    for name in (FUSED, OURS, GENERAL, *(["torchrl"] if given["peers"] else [])):
+    for name in (FUSED, OURS, GENERAL, *(["torchrl"] if settings["peers"] else [])):
         weights = _weights_after(name, policy, batch, one_epoch)
         if weights is None:
-            report.notes.append("torchrl is not installed: left out (pip install 'rlcli[peers]')")
+            report.leave_out("torchrl")
             continue
         gap = float((weights - reference).abs().max())
         report.checks[f"weights of {name} and of {HAND} after one epoch"] = f"largest difference {gap:.1e}"
         if gap > TOLERANCE:
             raise NumericsError(f"{name} does not do the same update", why=f"weights differ by {gap:.1e}")
-    sides = {name: _side(name, copy.deepcopy(policy), batch, given) for name in (HAND, FUSED, OURS, GENERAL)}
-    if not report.notes and given["peers"]:
-        sides["torchrl"] = _side("torchrl", copy.deepcopy(policy), batch, given)
-    steps = given["optim.epochs"] * -(-given["collector.frames_per_batch"] // given["sampler.batch_size"])
-    report.sides = interleave(sides, given["rounds"], per=steps)
+    sides = {name: _side(name, copy.deepcopy(policy), batch, settings) for name in (HAND, FUSED, OURS, GENERAL)}
+    if not report.notes and settings["peers"]:
+        sides["torchrl"] = _side("torchrl", copy.deepcopy(policy), batch, settings)
+    steps = settings["optim.epochs"] * -(-settings["collector.frames_per_batch"] // settings["sampler.batch_size"])
+    report.sides = interleave(sides, settings["rounds"], per=steps)
     report.ratios = [
         ratio(report.sides, OURS, HAND, "<= 1.05"),
         ratio(report.sides, OURS, FUSED),
@@ -65,18 +58,20 @@ def measure(overrides: list[str]) -> Report:
     return report
 
 
-def _policy(given: dict[str, Any]) -> ActorCritic:
-    observations = Composite({"observation": Unbounded((given["observation"],))})
-    action = Bounded(-1.0, 1.0, (given["actions"],)) if given["action"] == "box" else Categorical(given["actions"])
-    options = {"hidden": given["policy.hidden"], "activation": given["policy.activation"]}
+def _policy(settings: dict[str, Any]) -> ActorCritic:
+    observations = Composite({"observation": Unbounded((settings["observation"],))})
+    action = (
+        Bounded(-1.0, 1.0, (settings["actions"],)) if settings["action"] == "box" else Categorical(settings["actions"])
+    )
+    options = {"hidden": settings["policy.hidden"], "activation": settings["policy.activation"]}
     return build_actor_critic(observations, action, generator=0, **options)
 
 
-def _batch(policy: ActorCritic, given: dict[str, Any]) -> TensorDictBase:
+def _batch(policy: ActorCritic, settings: dict[str, Any]) -> TensorDictBase:
     """A full batch `[N]` with advantages; the old log-probabilities are those of a slightly different policy."""
     generator = torch.Generator().manual_seed(0)
-    n = given["collector.frames_per_batch"]
-    obs, following = (torch.randn(n, given["observation"], generator=generator) for _ in range(2))
+    n = settings["collector.frames_per_batch"]
+    obs, following = (torch.randn(n, settings["observation"], generator=generator) for _ in range(2))
     td = TensorDict({"observation": obs}, batch_size=[n])
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -91,11 +86,11 @@ def _batch(policy: ActorCritic, given: dict[str, Any]) -> TensorDictBase:
     return GAE(gamma=0.99, lmbda=0.95, value_network=policy.critic, average_gae=True)(td)
 
 
-def _side(name: str, policy: ActorCritic, batch: TensorDictBase, given: dict[str, Any]):
+def _side(name: str, policy: ActorCritic, batch: TensorDictBase, settings: dict[str, Any]):
     """The work of one round: an update that goes on from the weights of the last."""
     options: dict[str, Any] = {
-        "epochs": given["optim.epochs"],
-        "batch_size": given["sampler.batch_size"],
+        "epochs": settings["optim.epochs"],
+        "batch_size": settings["sampler.batch_size"],
         "generator": torch.Generator().manual_seed(1),
     }
     if name in (OURS, GENERAL):
@@ -104,24 +99,22 @@ def _side(name: str, policy: ActorCritic, batch: TensorDictBase, given: dict[str
         update = Update(loss, lr=3e-4, optimizer_options={"eps": 1e-5}, gradient=way, **options)
         return lambda: update(batch)
     if name == "torchrl":
-        from rlcli.bench.peers import torchrl_update
-
-        return torchrl_update.update(policy.actor, policy.critic, batch.exclude("next"), **options)
+        return torchrl_learning.update(policy.actor, policy.critic, batch.exclude("next"), **options)
     keys = {"obs": "observation", "action": "action", "log_prob": "sample_log_prob"}
     columns: dict[str, Tensor] = {k: batch[key] for k, key in keys.items()}
     columns |= {"advantage": batch["advantage"].squeeze(-1), "target": batch["value_target"].squeeze(-1)}
     adam: dict[str, Any] = {"foreach": True} if name == HAND else {"fused": True}
     critic = policy.critic.module
-    if given["action"] == "box":
+    if settings["action"] == "box":
         net, scale = (stage.module for stage in policy.actor.module[0].module)
         return update_loops.continuous(net, scale.log_std, critic, columns, **options, **adam)
     return update_loops.discrete(policy.actor.module[0].module, critic, columns, **options, **adam)
 
 
-def _weights_after(name: str, policy: ActorCritic, batch: TensorDictBase, given: dict[str, Any]) -> Tensor | None:
+def _weights_after(name: str, policy: ActorCritic, batch: TensorDictBase, settings: dict[str, Any]) -> Tensor | None:
     """All weights after one update from the same start; None where a peer is missing."""
     policy = copy.deepcopy(policy)
-    update = _side(name, policy, batch, given)
+    update = _side(name, policy, batch, settings)
     if update is None:
         return None
     update()

@@ -15,42 +15,34 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.settings import SETTINGS, read
 from rlcli.data.next_obs import Rows
 from rlcli.errors import NumericsError
 from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
-from rlcli.report.live_bytes import LiveBytes
+from rlcli.report.peaks import LiveBytes
 
 TOLERANCE, ROUNDED = 1e-5, 0.1  # of advantages; of those of values with 8 bits
 TWO, ONE, SHIFTED, CHUNKED, BOTH = "two calls", "exact, one pass", "shifted", "two calls in chunks", "shifted in chunks"
 LOWER = "exact, one pass, bfloat16"
 
 
-def run(overrides: list[str]) -> dict[str, Any]:
-    """Measure; the result is `Report.as_dict()`."""
-    return measure(overrides).as_dict()
-
-
-def measure(overrides: list[str]) -> Report:
+def measure(settings: dict[str, Any]) -> Report:
     """One network width after the other."""
-    given = read(SETTINGS["value"], overrides)
-    torch.set_num_threads(given["threads"])
-    report = Report("value", given, unit="batch")
-    full = _batch(given)
+    report = Report("value", settings, unit="batch")
+    full = _batch(settings)
     exact = _exact(full)
-    widths = given["widths"]
+    widths = settings["widths"]
     for width in widths:
-        _width(report, given, full, exact, width, dominates=width == max(widths))
+        _width(report, settings, full, exact, width, dominates=width == max(widths))
     return report
 
 
-def _batch(given: dict[str, Any]) -> TensorDictBase:
+def _batch(settings: dict[str, Any]) -> TensorDictBase:
     """`[envs, steps]`; ends are all truncations, the hard case."""
     draw = torch.Generator().manual_seed(0)
-    shape, size = (given["envs"], given["steps"]), given["observation"]
+    shape, size = (settings["envs"], settings["steps"]), settings["observation"]
     obs = torch.randn(*shape, size, generator=draw)
-    done = torch.rand(*shape, 1, generator=draw) < given["end_rate"]
+    done = torch.rand(*shape, 1, generator=draw) < settings["end_rate"]
     final = torch.randn(*shape, size, generator=draw)
     after = torch.cat([obs[:, 1:], final[:, -1:]], 1)
     step = {
@@ -71,11 +63,11 @@ def _exact(full: TensorDictBase) -> TensorDictBase:
 
 
 def _width(
-    report: Report, given: dict[str, Any], full: TensorDictBase, exact: TensorDictBase, width: int, dominates: bool
+    report: Report, settings: dict[str, Any], full: TensorDictBase, exact: TensorDictBase, width: int, dominates: bool
 ) -> None:
     torch.manual_seed(0)
-    net = TensorDictModule(MLP(given["observation"], 1, [width, width]), ["observation"], ["state_value"])
-    chunks = {"num_chunks": given["num_chunks"]}
+    net = TensorDictModule(MLP(settings["observation"], 1, [width, width]), ["observation"], ["state_value"])
+    chunks = {"num_chunks": settings["num_chunks"]}
     sides: dict[str, tuple[TensorDictBase, dict[str, Any]]] = {
         TWO: (full, {}), ONE: (exact, {}), SHIFTED: (exact, {"shifted": True}), CHUNKED: (full, chunks),
         BOTH: (exact, {"shifted": True} | chunks), LOWER: (exact, {"compute_dtype": torch.bfloat16}),
@@ -87,7 +79,7 @@ def _width(
         if worst > (ROUNDED if name == LOWER else TOLERANCE):
             raise NumericsError("a side's advantages differ", where=f"{name} against {like}", why=f"by {worst:.1e}")
         report.checks[f"{width} wide, {name} against {like}: off by at most"] = f"{worst:.0e}"
-    timed = interleave({f"{width} wide: {name}": stage for name, stage in stages.items()}, given["rounds"])
+    timed = interleave({f"{width} wide: {name}": stage for name, stage in stages.items()}, settings["rounds"])
     report.sides += timed
     for name in (SHIFTED, ONE, LOWER):
         bar = ">= 1.6" if dominates and name != LOWER else ""
@@ -96,7 +88,7 @@ def _width(
     for name, peak in peaks.items():
         report.figures.append(Figure(f"{width} wide: {name}: peak", peak / 2**20, "MiB"))
     for part, whole in ((CHUNKED, TWO), (BOTH, SHIFTED)):
-        share = peaks[part] / peaks[whole] * given["num_chunks"]
+        share = peaks[part] / peaks[whole] * settings["num_chunks"]
         report.figures.append(Figure(f"{width} wide: {part} x parts / {whole}", share, "of the peak", "<= 1.2"))
     valid = out[SHIFTED]["shifted_valid"]
     report.checks["rows that shifted dropped"] = f"{int((~valid).sum())} of {valid.numel()}"

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rlcli.bench import extend, memory, sample
+from rlcli import bench
+from rlcli.bench import extend
 from rlcli.bench.buffer_rows import LENGTH, image_rows, numbers_of, seven_keys, small_rows
 from rlcli.bench.harness import Figure
 from rlcli.data import TensorDictReplayBuffer
@@ -26,7 +27,7 @@ def test_rows_say_where_they_belong():
 def test_extend_measures_every_side_that_is_installed():
     pytest.importorskip("torchrl")
     pytest.importorskip("cpprb")
-    result = extend.run(EXTEND)
+    result = bench.measure("extend", EXTEND).as_dict()
     names = {side["name"] for side in result["sides"]}
     assert names == {"by hand", "rlcli", "rlcli, exact", "torchrl", "cpprb", extend.COPY, extend.BIG, extend.BIG_EXACT,
                      extend.DISK, extend.THEIR_DISK}  # fmt: skip
@@ -37,12 +38,12 @@ def test_a_buffer_that_holds_something_else_is_an_error(monkeypatch):
     write = TensorDictReplayBuffer.extend
     monkeypatch.setattr(TensorDictReplayBuffer, "extend", lambda self, batch: write(self, batch.flip(0)))
     with pytest.raises(NumericsError, match="does not hold what was written"):
-        extend.run([*EXTEND, "peers=false", "memmap=false"])
+        bench.measure("extend", [*EXTEND, "peers=false", "memmap=false"])
 
 
 def test_sample_checks_what_every_side_draws():
     pytest.importorskip("torchrl")
-    result = sample.run(SAMPLE)
+    result = bench.measure("sample", SAMPLE).as_dict()
     assert {"slices of rlcli, 10,000 rows", "slices of torchrl, 10,000 rows"} <= set(result["checks"])
     assert [r["bar"] for r in result["ratios"] if r["bar"]] == [">= 50", "<= 1.3", ">= 5"]
 
@@ -51,23 +52,25 @@ def test_slices_that_are_not_consecutive_are_an_error(monkeypatch):
     draw = TensorDictReplayBuffer.sample
     monkeypatch.setattr(TensorDictReplayBuffer, "sample", lambda self, *a: draw(self, *a).flip(0))
     with pytest.raises(NumericsError, match="does not draw slices of consecutive rows"):
-        sample.run([*SAMPLE, "peers=false"])
+        bench.measure("sample", [*SAMPLE, "peers=false"])
     with pytest.raises(ConfigError, match="slice_len is 201"):
-        sample.run([*SAMPLE, "slice_len=201"])
+        bench.measure("sample", [*SAMPLE, "slice_len=201"])
 
 
 def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
     for name in ("torchrl", "cpprb"):
         monkeypatch.setattr(f"rlcli.bench.peers.buffers.{name}", lambda *a, **k: None)
-    result = extend.run([*EXTEND, "memmap=false"])
+    result = bench.measure("extend", [*EXTEND, "memmap=false"]).as_dict()
     assert [side["name"] for side in result["sides"]][:3] == ["by hand", "rlcli", "rlcli, exact"]
     assert sum("not installed" in note for note in result["notes"]) == 2
-    assert "not installed" in sample.run(SAMPLE)["notes"][0]
+    assert "not installed" in bench.measure("sample", SAMPLE).as_dict()["notes"][0]
 
 
 def test_memory_counts_rows_and_compares_what_comes_back():
     pytest.importorskip("ale_py")
-    result = memory.run(["games=Pong", "frames=1000", "recipes=", "calls=1", "batch_size=8", "trained=false"])
+    result = bench.measure(
+        "memory", ["games=Pong", "frames=1000", "recipes=", "calls=1", "batch_size=8", "trained=false"]
+    ).as_dict()
     figures = {figure["name"]: figure["value"] for figure in result["figures"]}
     pong = [figures[f"ALE/Pong-v5, {tier}"] for tier in ("compressed", "exact, each frame once", "exact, stacks whole")]
     assert sorted(pong) == pong and pong[1] < 8000 and pong[2] < 30_000

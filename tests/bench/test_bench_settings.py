@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli import bench
 from rlcli.bench import NAMES
-from rlcli.bench.settings import SETTINGS, Setting, read, train_settings
+from rlcli.bench.settings import SETTINGS, Setting, read, settings_of
 from rlcli.bench.train import _configured
 from rlcli.cli.completion import candidates
 from rlcli.cli.main import main
@@ -104,18 +105,17 @@ def test_a_tab_offers_the_settings():
 
 
 def test_an_env_that_the_loops_are_not_for_is_refused():
-    from rlcli.bench import collect
 
     with pytest.raises(ConfigError, match=r"cannot measure Pendulum-v1.*Discrete"):
-        collect.measure(["env.id=Pendulum-v1"])
+        bench.measure("collect", ["env.id=Pendulum-v1"])
     with pytest.raises(ConfigError, match=r"cannot measure CartPole-v1 \(continuous\)"):
-        collect.measure(["continuous=CartPole-v1"])
+        bench.measure("collect", ["continuous=CartPole-v1"])
 
 
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
 def test_whole_runs_have_the_defaults_of_their_algorithm_and_can_be_configured(algo, env, tmp_path):
     words = [f"algo={algo}", "total_frames=300"]
-    given = read(train_settings(words), words)
+    given = read(settings_of("train", words), words)
     assert given["env.id"] == env and given["total_frames"] == 300
     cfg, _ = _configured(given, tmp_path, 0)
     assert cfg.loss.kind.startswith(algo) and cfg.sampler.batch_size == given["sampler.batch_size"]

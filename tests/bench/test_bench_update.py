@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlcli import bench
 from rlcli.bench import update
 from rlcli.errors import NumericsError
 
@@ -11,7 +12,7 @@ SMALL = ["collector.frames_per_batch=48", "sampler.batch_size=20", "policy.hidde
 @pytest.mark.parametrize("action", [["actions=3"], ["action=box", "actions=2"]])
 def test_all_sides_end_with_the_same_weights(action):
     pytest.importorskip("torchrl")
-    result = update.run([*SMALL, *action])
+    result = bench.measure("update", [*SMALL, *action]).as_dict()
     assert {side["name"] for side in result["sides"]} == {
         update.OURS,
         update.GENERAL,
@@ -23,13 +24,13 @@ def test_all_sides_end_with_the_same_weights(action):
 
 
 def test_a_side_that_does_something_else_is_an_error(monkeypatch):
-    monkeypatch.setattr("rlcli.training.step.Step.__call__", lambda self, figures: {})
+    monkeypatch.setattr("rlcli.learning.step.Step.__call__", lambda self, figures: {})
     with pytest.raises(NumericsError, match="does not do the same update"):
-        update.run([*SMALL, "peers=False"])
+        bench.measure("update", [*SMALL, "peers=False"])
 
 
 def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
-    monkeypatch.setattr("rlcli.bench.peers.torchrl_update.update", lambda *a, **k: None)
-    result = update.run(SMALL)
+    monkeypatch.setattr("rlcli.bench.peers.torchrl_learning.update", lambda *a, **k: None)
+    result = bench.measure("update", SMALL).as_dict()
     assert "torchrl" not in [side["name"] for side in result["sides"]]
     assert "not installed" in result["notes"][0]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlcli import bench
 from rlcli.bench import gae, value
 from rlcli.errors import NumericsError
 
@@ -10,7 +11,7 @@ VALUE = ["envs=4", "steps=32", "observation=3", "widths=[8]", "num_chunks=2"]
 
 def test_gae_measures_every_shape_against_both_functions():
     pytest.importorskip("torchrl")
-    result = gae.run(["scale=64"])
+    result = bench.measure("gae", ["scale=64"]).as_dict()
     names = {side["name"] for side in result["sides"]}
     shapes = ["[64, 512]", "[256, 2048]", "[4096, 32]", "[200000]"]
     kinds = ("rlcli", "torchrl, loop", "torchrl, vectorised")
@@ -21,13 +22,13 @@ def test_gae_measures_every_shape_against_both_functions():
 
 def test_gae_does_not_time_a_side_that_is_wrong(monkeypatch):
     wrong = {"torchrl, loop": lambda gamma, lmbda, *columns: gae.generalized_advantage_estimate(gamma, 0.5, *columns)}
-    monkeypatch.setattr(gae.estimates, "torchrl", lambda: wrong)
+    monkeypatch.setattr(gae.torchrl_learning, "estimates", lambda: wrong)
     with pytest.raises(NumericsError, match="not the reference's"):
-        gae.run(["scale=64"])
+        bench.measure("gae", ["scale=64"])
 
 
 def test_value_reports_time_and_peak_of_every_way():
-    result = value.run(VALUE)
+    result = bench.measure("value", VALUE).as_dict()
     assert {side["name"] for side in result["sides"]} == {
         f"8 wide: {way}" for way in (value.TWO, value.ONE, value.SHIFTED, value.CHUNKED, value.BOTH, value.LOWER)
     }
@@ -43,4 +44,4 @@ def test_value_refuses_chunks_that_change_a_number(monkeypatch):
         if "num_chunks" in options else stage(net, batch, options),
     )  # fmt: skip
     with pytest.raises(NumericsError, match="advantages differ"):
-        value.run(VALUE)
+        bench.measure("value", VALUE)

@@ -1,4 +1,4 @@
-"""torchrl's PPO loss and an Adam step, as its own PPO tutorial puts them together."""
+"""What torchrl learns with: its two functions for generalized advantages, and its PPO loss with an Adam step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,28 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+Estimate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def estimates() -> dict[str, Estimate]:
+    """A loop over steps and the vectorised default, by name; empty where torchrl is missing.
+
+    Each is a function of (gamma, lmbda, value, next value, reward, done, terminated).
+    """
+    try:
+        from torchrl.objectives.value import functional
+    except ImportError:
+        return {}
+    return {
+        "torchrl, loop": functional.generalized_advantage_estimate,
+        "torchrl, vectorised": functional.vec_generalized_advantage_estimate,
+    }
+
 
 def update(
     actor: Any, critic: Any, batch: TensorDictBase, *, epochs: int, batch_size: int, generator: torch.Generator
 ) -> Callable[[], None] | None:
-    """One update on the flat batch `[N]`, or None where torchrl is not installed."""
+    """One update on the flat batch `[N]`, as its own PPO tutorial puts it together; None where it is missing."""
     try:
         from torchrl.objectives import ClipPPOLoss
     except ImportError:
