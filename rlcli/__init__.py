@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers see; below is what happens
-    from rlcli.cli.api import collect as collect
-    from rlcli.cli.api import evaluate as evaluate
-    from rlcli.cli.api import inspect as inspect
-    from rlcli.cli.api import load as load
-    from rlcli.cli.api import plan as plan
-    from rlcli.cli.api import resume as resume
-    from rlcli.cli.api import train as train
-    from rlcli.cli.api import verify as verify
+    from rlcli.api import collect as collect
+    from rlcli.api import evaluate as evaluate
+    from rlcli.api import inspect as inspect
+    from rlcli.api import load as load
+    from rlcli.api import plan as plan
+    from rlcli.api import resume as resume
+    from rlcli.api import train as train
+    from rlcli.api import verify as verify
+    from rlcli.config.registry import register_algorithm as register_algorithm
     from rlcli.config.registry import register_env as register_env
+    from rlcli.config.registry import register_estimator as register_estimator
+    from rlcli.config.registry import register_logger as register_logger
     from rlcli.config.registry import register_policy as register_policy
+    from rlcli.config.registry import register_sampler as register_sampler
+    from rlcli.config.registry import register_storage as register_storage
     from rlcli.config.registry import register_transform as register_transform
     from rlcli.config.registry import register_wrapper as register_wrapper
 
@@ -22,16 +27,21 @@ __version__ = "0.1.0"
 
 # what `import rlcli` offers, fetched when it is first used
 _LAZY = {
-    "train": "rlcli.cli.api",
-    "collect": "rlcli.cli.api",
-    "resume": "rlcli.cli.api",
-    "plan": "rlcli.cli.api",
-    "inspect": "rlcli.cli.api",
-    "evaluate": "rlcli.cli.api",
-    "load": "rlcli.cli.api",
-    "verify": "rlcli.cli.api",
+    "train": "rlcli.api",
+    "collect": "rlcli.api",
+    "resume": "rlcli.api",
+    "plan": "rlcli.api",
+    "inspect": "rlcli.api",
+    "evaluate": "rlcli.api",
+    "load": "rlcli.api",
+    "verify": "rlcli.api",
+    "register_algorithm": "rlcli.config.registry",
     "register_env": "rlcli.config.registry",
+    "register_estimator": "rlcli.config.registry",
+    "register_logger": "rlcli.config.registry",
     "register_policy": "rlcli.config.registry",
+    "register_sampler": "rlcli.config.registry",
+    "register_storage": "rlcli.config.registry",
     "register_transform": "rlcli.config.registry",
     "register_wrapper": "rlcli.config.registry",
 }

@@ -48,7 +48,7 @@ def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | No
     return kind(what, where=where, why=why, fix=fix)
 
 
-def told(error: BaseException, limit: int = 400) -> str:
+def in_words(error: BaseException, limit: int = 400) -> str:
     """Type and text of an exception that is not ours, in one line that a terminal can show.
 
     Control characters are spelled out, long texts cut, and a `__str__` that raises itself is not called again.

@@ -1,4 +1,4 @@
-"""The names under which every stage finds its tensors, each defined once (see "The batch" in the README)."""
+"""The names under which every stage finds its tensors, each defined once."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
 SHIFTED_VALID = "shifted_valid"
 APPROXIMATED = "approximated"
+
+
+STEP_RESULTS = ("reward", *END_FLAGS)  # what only an env's step writes, under `next`
+# what batches hold of themselves at the root: no observation is called so
+TAKEN = {NEXT, ACTION, RESET, SAMPLE_LOG_PROB, TRAJ_IDS[0], *STEP_RESULTS}
 
 
 def as_tuple(key: Key) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Imports only go down: a file imports from layers below it, and siblings do not know each other."""
+"""Imports only go down: from layers below, never from a sibling of the same layer, and never in a circle of files."""
 
 import ast
 from collections.abc import Iterator
@@ -9,17 +9,23 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"errors", "keys", "typed", "specs"},
-    {"kernels", "transforms", "config"},
+    {"errors", "keys"},
+    {"typed"},
+    {"specs", "kernels", "config", "processes"},
+    {"lanes", "transforms"},
     {"envs", "modules", "data"},
     {"objectives", "weight_update"},
     {"collectors"},
     {"report"},
-    {"training"},
-    {"builders", "jobs", "bench", "cli"},
+    {"runs"},
+    {"learning"},
+    {"algorithms"},
+    {"planning", "inspection"},
+    {"jobs"},
+    {"api"},
+    {"bench"},
+    {"cli"},
 ]
-# single files at the bottom, and the parts that put everything together at the top, may use each other
-OPEN = (0, len(LAYERS) - 1)
 # names from the documents that re-export without code of their own
 EXEMPT = {"rlcli", "rlcli.__main__", "rlcli.envs.transforms", "rlcli.envs.utils", "rlcli.data.replay_buffers"}
 OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt", "ray"}
@@ -44,26 +50,17 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imported(path: Path, module: str) -> Iterator[str]:
-    """Every module that a file imports, inside functions too; names only for type checkers are left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
+    """Every module that a file imports, inside functions and for type checkers too."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            yield source
-            # `from rlcli import bench` and `from rlcli.builders import env` import modules too
-            yield from (f"{source}.{alias.name}" for alias in node.names if _is_module(f"{source}.{alias.name}"))
+            # `from rlcli import bench` and `from rlcli.envs import build` import modules, and nothing of the package
+            names = [f"{source}.{alias.name}" for alias in node.names]
+            yield from (name if _is_module(name) else source for name in names)
 
 
 def _is_module(name: str) -> bool:
@@ -80,8 +77,7 @@ def breaches(module: str, imports: Iterator[str]) -> list[str]:
         if target == "rlcli" or not target.startswith("rlcli."):
             continue
         there = part_of(target)
-        below = layer_of(there) < layer_of(here)
-        if not (below or there == here or layer_of(here) == layer_of(there) in OPEN):
+        if not (layer_of(there) < layer_of(here) or there == here):
             found.append(f"{module} (layer {layer_of(here)}) imports {target} (layer {layer_of(there)})")
     return found
 
@@ -89,6 +85,32 @@ def breaches(module: str, imports: Iterator[str]) -> list[str]:
 def test_imports_only_go_down():
     found = [line for module, path in modules() for line in breaches(module, imported(path, module))]
     assert not found, "\n".join(found)
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of files that import each other, each file by way of the others."""
+    reached: dict[str, set[str]] = {}
+    for module in imports:
+        seen, ahead = set[str](), [module]
+        while ahead:
+            new = imports.get(ahead.pop(), set()) - seen
+            seen |= new
+            ahead += new
+        reached[module] = seen
+    found = [{other for other in seen if module in reached.get(other, ())} for module, seen in reached.items()]
+    return [group for i, group in enumerate(found) if group and group not in found[:i]]
+
+
+def test_no_files_import_each_other():
+    """What is only for type checkers counts too: who reads one file of a circle has to read them all."""
+    names = {module for module, _ in modules()}
+    found = circles({module: {*imported(path, module)} & names for module, path in modules()})
+    assert not found, "\n".join(", ".join(sorted(group)) for group in found)
+
+
+def test_a_circle_is_seen():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [{"a", "b", "c"}]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_other_frameworks_are_imported_only_by_peers():
@@ -102,12 +124,19 @@ def test_other_frameworks_are_imported_only_by_peers():
     assert not found, "\n".join(found)
 
 
-def test_a_configuration_is_checked_without_torch():
-    heavy = {"torch", "tensordict"}
+@pytest.mark.parametrize(
+    ("room", "heavy"),
+    [
+        ("config", {"torch", "tensordict"}),
+        ("lanes", {"torch", "tensordict", "hydra", "omegaconf", "rich"}),
+        ("processes", {"torch", "tensordict", "hydra", "omegaconf", "rich", "gymnasium"}),
+    ],
+)
+def test_rooms_that_work_without_torch_do_not_import_it(room, heavy):
     found = [
         f"{module} imports {target}"
         for module, path in modules()
-        if part_of(module) == "config"
+        if part_of(module) == room
         for target in imported(path, module)
         if target.split(".")[0] in heavy
     ]
@@ -118,11 +147,55 @@ def test_a_configuration_is_checked_without_torch():
     ("module", "target"),
     [
         ("rlcli.kernels.scan.cpu", "rlcli.envs.gym_env"),
-        ("rlcli.data.segments", "rlcli.envs"),
+        ("rlcli.data.collected", "rlcli.envs"),
         ("rlcli.config.validate", "rlcli.cli.main"),
-        ("rlcli.training.on_policy", "rlcli.builders.env"),
-        ("rlcli.config.validate", "rlcli.builders.env"),
+        ("rlcli.learning.loops", "rlcli.jobs.train"),
+        ("rlcli.config.validate", "rlcli.envs.build"),
+        ("rlcli.planning.plan", "rlcli.inspection.found"),
+        ("rlcli.bench.train", "rlcli.cli.main"),
+        ("rlcli.typed", "rlcli.specs"),
     ],
 )
 def test_a_breach_is_seen(module, target):
     assert breaches(module, iter([target]))
+
+
+# ---- the collector's face ----------------------------------------------------------------------------------------
+def reached_through(source: str, face: set[str]) -> list[str]:
+    """Attributes of anything called `collector` that are not among its public ones; `cfg.collector` is a group."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and node.attr not in face
+        and (
+            (isinstance(node.value, ast.Name) and node.value.id == "collector")
+            or (isinstance(node.value, ast.Attribute) and node.value.attr == "collector")
+        )
+        and not ast.unparse(node.value).endswith("cfg.collector")
+    ]
+
+
+def face_of_collectors() -> set[str]:
+    """What `Collector` declares: methods, properties and annotated attributes; what `__init__` only sets is its own."""
+    from rlcli.collectors import Collector
+
+    names = {name for kind in Collector.__mro__[:-1] for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_other_rooms_speak_to_a_collector_through_its_face():
+    face = face_of_collectors()
+    assert {"deliver", "envs", "schema", "frames"} <= face and not face & {"engine", "lanes", "rng", "ids", "placement"}
+    found = [
+        f"{module}: {reach}"
+        for module, path in modules()
+        if part_of(module) != "collectors"
+        for reach in reached_through(path.read_text(encoding="utf-8"), face)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("reach", ["collector.engine", "self.collector.lanes.n", "loop.collector._thread"])
+def test_reaching_through_a_collector_is_seen(reach):
+    assert reached_through(f"x = {reach}", {"envs"}) and not reached_through("y = cfg.collector.seed", {"envs"})

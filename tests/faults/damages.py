@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.data.disk import digest_of
-from rlcli.data.sealed_folder import sealed
+from rlcli.data.files.disk import digest_of
+from rlcli.data.files.sealed_folder import sealed
 
 VALUES: list[Any] = [
     None, True, -1, -5, 0, 1, 3, 2**31, 10**15, 2**63, 10**30, 1.5, 1e300, "", "x", "load", "../../secret", "float64",

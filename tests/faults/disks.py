@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlcli.data.disk import Disk
+from rlcli.data.files.disk import Disk
 from rlcli.data.next_obs import build_exact, build_full
 
 

@@ -10,10 +10,11 @@ import torch
 from disks import LosingDisk
 from tensordict import TensorDict
 
-from rlcli.data import dumps
-from rlcli.data.buffers.ring import Ring
-from rlcli.data.disk import Disk
+from rlcli.data.files import dumps
+from rlcli.data.files.disk import Disk
+from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
+from rlcli.data.stored.verify import check_files
 
 STEPS = 20
 
@@ -52,9 +53,14 @@ def begin(folder, disk=None, mode="exact", **options) -> Ring:
     options = {"commit_seconds": 0.0, **options}
     storage = LazyMemmapStorage(STEPS * 2, ndim=2, scratch_dir=folder, resume=True, disk=disk or Disk(), **options)
     ring = Ring(storage, next_obs=mode)
-    if storage.fields:
-        dumps.resume(ring)
+    dumps.resume(ring)
     return ring
+
+
+def wrong(folder) -> list[str]:
+    """A sentence for everything in a storage's folder that is not as it was committed."""
+    names = [path.name for path in folder.iterdir()]
+    return [f"{file.path}: {file.why}" for file in check_files(folder, names) if file.state != "ok"]
 
 
 def batches_in(ring: Ring) -> int:

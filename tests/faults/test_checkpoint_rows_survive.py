@@ -11,10 +11,10 @@ from disks import CountingDisk, DyingDisk, run_and_die
 from rings import STEPS, batch, equal, live, quiet, reference
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
-from rlcli.data.disk import Disk
-from rlcli.data.row_files import SavedRows
+from rlcli.data.files.disk import Disk
+from rlcli.data.files.rows import SavedRows
 from rlcli.errors import DamagedDataError
-from rlcli.training import checkpoint
+from rlcli.runs import checkpoint
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, run_and_die
 
-from rlcli.data import sealed_folder
+from rlcli.data.files import sealed_folder
 from rlcli.errors import DamagedDataError, ResourceError
-from rlcli.training import checkpoint
+from rlcli.runs import checkpoint
 
 
 def state(number):
@@ -176,7 +176,7 @@ def test_a_file_cut_anywhere_grown_or_missing_is_found(tmp_path):
 )
 def test_nothing_in_a_checkpoint_runs(tmp_path, monkeypatch, payload):
     """With checksums that fit, as an attacker would write them."""
-    from rlcli.data.disk import digest_of
+    from rlcli.data.files.disk import digest_of
 
     monkeypatch.chdir(tmp_path)
     path = save(tmp_path / "c", 1)

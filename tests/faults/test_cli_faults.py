@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from answers import is_a_sentence
 
-from rlcli.data import sealed_folder
-from rlcli.data.disk import digest_of
-from rlcli.training import checkpoint
-from rlcli.training.run import open_run
-from rlcli.training.run_lock import RunLock
+from rlcli.data.files import sealed_folder
+from rlcli.data.files.disk import digest_of
+from rlcli.runs import checkpoint
+from rlcli.runs.folder import open_run
+from rlcli.runs.lock import RunLock
 
 # ---- what is typed -----------------------------------------------------------------------------------------------
 # words -> what the sentence says
@@ -125,12 +125,12 @@ def test_a_run_in_a_folder_whose_name_is_no_text(rlcli, run):
 
 
 def test_a_folder_whose_first_files_cannot_be_written_is_taken_back(rlcli, tmp_path, monkeypatch):
-    from rlcli.training import run_folder
+    from rlcli.runs import folder
 
     def full(*a, **k):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.json, "dumps", full)
+    monkeypatch.setattr(folder.json, "dumps", full)
     is_a_sentence(rlcli("train", "run.dir=r"), 5, "No space left")
     assert not (tmp_path / "r").exists()
 
@@ -253,13 +253,13 @@ def test_a_stale_lock_is_no_obstacle(rlcli, run):
 
 def test_of_two_processes_that_find_a_folder_empty_one_gets_it(rlcli, tmp_path, monkeypatch):
     """The other has written its configuration after this one looked."""
-    from rlcli.training import run_folder
+    from rlcli.runs import folder
 
     def state():
         (tmp_path / "r" / "config.json").write_text("the other's")
         return None, b""
 
-    monkeypatch.setattr(run_folder, "git_state", state)
+    monkeypatch.setattr(folder, "git_state", state)
     is_a_sentence(rlcli("train", "run.dir=r"), 5, "the run folder exists")
     assert (tmp_path / "r" / "config.json").read_text() == "the other's"
 
@@ -426,7 +426,7 @@ def test_a_disk_that_is_full_at_the_start_refuses_the_run(rlcli, disk, verb):
 
 
 def test_a_disk_that_fills_up_before_a_checkpoint_keeps_the_one_before(rlcli, disk, monkeypatch):
-    from rlcli.training import saver
+    from rlcli.runs import session
 
     small, save, saved = disk(8192), checkpoint.save, []
 
@@ -436,7 +436,7 @@ def test_a_disk_that_fills_up_before_a_checkpoint_keeps_the_one_before(rlcli, di
         saved.append(1)
         return save(*args, **options)
 
-    monkeypatch.setattr(saver.checkpoint, "save", save_and_fill)
+    monkeypatch.setattr(session.checkpoint, "save", save_and_fill)
     answer = rlcli("train", "run.dir=small/r")
     is_a_sentence(answer, 5, "the disk is full", "bytes are needed", "are free")
     monkeypatch.undo()
@@ -483,17 +483,17 @@ def test_a_disk_without_room_for_another_file_is_a_full_disk(rlcli, disk):
 
 
 def test_a_run_folder_that_vanishes_ends_with_5(hostile, tmp_path, monkeypatch):
-    from rlcli.training.on_policy import OnPolicy
+    from rlcli.learning.loops import OnPolicy
 
-    collect, batches = OnPolicy.collect, []
+    learn, batches = OnPolicy.learn, []
 
-    def vanish(self):
+    def vanish(self, *delivered):
         batches.append(1)
         if len(batches) == 3:
             (tmp_path / "r").rename(tmp_path / "elsewhere")
-        return collect(self)
+        return learn(self, *delivered)
 
-    monkeypatch.setattr(OnPolicy, "collect", vanish)
+    monkeypatch.setattr(OnPolicy, "learn", vanish)
     is_a_sentence(hostile("train", "env.id=good", "run.dir=r"), 5, "r/metrics.jsonl")
     monkeypatch.undo()
     assert open_run(tmp_path / "elsewhere").checkpoints
@@ -523,7 +523,7 @@ def test_a_loss_that_is_not_finite_ends_with_6_and_the_weights_before_it(rlcli, 
 
 
 def test_a_nan_that_comes_late_leaves_the_good_checkpoint_and_is_counted(rlcli, monkeypatch):
-    from rlcli.training.gradient_choice import GradientChoice
+    from rlcli.learning.gradient import GradientChoice
 
     choose, calls = GradientChoice.of, []
 

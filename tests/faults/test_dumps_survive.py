@@ -12,9 +12,9 @@ import pytest
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, run_and_die
 from rings import STEPS, LosingPages, batch, equal, live, quiet, reference
 
-from rlcli.data import dumps
-from rlcli.data.buffers.ring import Ring
-from rlcli.data.disk import Disk
+from rlcli.data.files import dumps
+from rlcli.data.files.disk import Disk
+from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import DamagedDataError, ResourceError
 

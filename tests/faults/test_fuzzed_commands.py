@@ -12,6 +12,7 @@ import pytest
 from rlcli.config.other_names import NAMES
 from rlcli.config.schemas import VERBS
 from rlcli.config.tree import Leaf, choices, groups, leaves
+from rlcli.config.unread import read_with
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 JUNK = (
@@ -50,18 +51,23 @@ SMALL = dict(
         storage.max_size 64 200
         storage.init_from null
         storage.scratch_dir null scratch
+        storage.kwargs {}
         sampler.batch_size 1 16 32 64
         sampler.slice_len 2 4 16
         sampler.num_slices 2 4
+        sampler.kwargs {}
         value.num_chunks 1 2 5
         value.value_chunk_size 1 2
         value.shifted_budget 1 3
+        value.kwargs {}
         loss.n_steps 1 3
         loss.target_every 1 7
+        loss.kwargs {}
         optim.betas [0.9,0.99] [0,0]
         optim.epochs 1 2
         optim.updates_per_frame 0.1 1
         run.dir r2
+        logger.kwargs {}
         run.keep 2
         run.checkpoint_every 1 64
         run.eval_every 64
@@ -145,6 +151,7 @@ def short(schema: type, words: list[str]) -> list[str]:
     idle = set() if "storage" in typed else {"storage.max_size"}
     idle |= {"policy.hidden"} if "policy" in typed or "loss.kind" not in leaves(schema) else set()
     idle |= {"optim.epochs"} if {"loss=dqn", "loss=sac"} & set(words) else set()
+    idle |= {key for key, leaf in leaves(schema).items() if read_with(schema, leaf) is None}
     keys = {*leaves(schema), *groups(schema)}
     return [word for word in SHORT if word.partition("=")[0] in keys - typed - idle]
 

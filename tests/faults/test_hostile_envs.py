@@ -15,7 +15,7 @@ from answers import is_a_sentence
 import rlcli.jobs.collect  # noqa: F401  # patched by its name
 from rlcli.collectors import answers as answers_in_time
 from rlcli.data import open_segments
-from rlcli.training.run import open_run
+from rlcli.runs.folder import open_run
 
 # name -> words of the sentence
 STEPS = {
@@ -48,6 +48,20 @@ def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, v
             continue  # before the first batch nothing came of the run, and it leaves no folder
         assert open_run("r").summary.get("status", "failed") == "failed"
         Path("r").rename(f"r_{env}")
+
+
+@pytest.mark.parametrize("name", ["raises", "exits", "no_reward"])
+def test_a_worker_process_says_the_same(hostile, name):
+    answer = hostile("train", f"env.id={name}", "run.dir=r", "env.workers=2")
+    assert answer.code == 3 and f"the code of {name} imports tensordict, torch in every worker process" in answer.err
+    words = f"env {name}, lane ", ", step ", ", seed ", *STEPS[name]
+    assert all(word in answer.err for word in words) and "Traceback" not in answer.err
+
+
+def test_a_worker_process_that_hangs_ends_the_run_where_that_was_asked_for(hostile):
+    answer = hostile("train", "env.id=hangs", "env.step_timeout=1", "env.workers=2", "env.num=4", "run.dir=r")
+    assert answer.code == 3 and "no answer for 1 s (env hangs, lanes 0 to 1, step " in answer.err
+    assert "step has not returned in its worker process" in answer.err
 
 
 @pytest.mark.parametrize("name", ["other_dtype", "other_dtype_at_once"])
@@ -112,8 +126,8 @@ def test_the_good_checkpoint_before_a_fault_stays(hostile):
 def test_a_run_that_its_env_ended_goes_on_with_the_printed_command_to_the_same_end(hostile, verb, monkeypatch):
     """The env dies of old age, so every session ends in an error, a little later."""
     monkeypatch.setattr(sys.modules["rlcli.jobs.collect"], "COMMIT_EVERY", 0.0)
-    size = ["collector.frames_per_batch=32", "run.checkpoint_every=32"]
-    size += ["sampler.batch_size=32"] * (verb == "train")
+    size = ["collector.frames_per_batch=32"]
+    size += ["run.checkpoint_every=32", "sampler.batch_size=32"] * (verb == "train")
     assert hostile(verb, "env.id=good", "run.dir=whole", *size).code == 0
     answer = hostile(verb, "env.id=raises", "run.dir=r", *size)
     sessions = 1

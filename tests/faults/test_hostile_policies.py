@@ -8,14 +8,14 @@ import pytest
 from answers import is_a_sentence
 from safetensors.torch import load_file
 
-from rlcli.training.run import open_run
+from rlcli.runs.folder import open_run
 
 LATER = {
-    "raises_later": (2, ["the policy raised", "ValueError: the net is torn", "step 8 of the batch"]),
+    "raises_later": (2, ["the policy raised", "ValueError: the net is torn", "step 9 of the batch"]),
     "exits_later": (2, ["the policy raised", "SystemExit: 0"]),
     "nothing_later": (2, ["the policy"]),
-    "wide_later": (2, ["the policy", "step 8 of the batch"]),
-    "lone_later": (2, ["the policy", "step 8 of the batch"]),
+    "wide_later": (2, ["the policy", "step 9 of the batch"]),
+    "lone_later": (2, ["the policy", "step 9 of the batch"]),
     "float_later": (2, ["action is not what it was", "torch.float32", "the env was not stepped"]),
     "seven_later": (2, ["action is out of range", "expected 0 to 1, got [7 7]", "the env was not stepped"]),
     "minus_later": (2, ["action is out of range", "got [-1 -1]"]),

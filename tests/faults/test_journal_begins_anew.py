@@ -9,12 +9,12 @@ import shutil
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
-from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference
+from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference, wrong
 from test_rows_survive import check_and_finish, let_go, write_all
 
-from rlcli.data.journal import Journal
+from rlcli.data.files.journal import Journal
 from rlcli.data.storages import row_journal
-from rlcli.data.storages.row_journal import Committed, verify_rows
+from rlcli.data.storages.row_journal import Committed
 from rlcli.errors import ResourceError
 
 
@@ -91,14 +91,14 @@ def test_a_journal_does_not_grow_with_the_time_that_a_ring_is_written(tmp_path, 
         assert batches_in(again) == 400 + n and equal(live(again), reference(400 + n, "exact"))
         again.extend(batch(400 + n))
         ring = again
-    ring.storage.close(ring._content)
+    ring.storage.close(ring.content)
     said = Committed(tmp_path / "rows" / "journal.jsonl")
-    assert said.closed and said.start > 300 and verify_rows(tmp_path / "rows") == []
+    assert said.closed and said.start > 300 and wrong(tmp_path / "rows") == []
 
 
 def test_a_journal_that_was_exchanged_under_a_second_writer_is_not_written_by_both(tmp_path):
     path = tmp_path / "journal.jsonl"
-    from rlcli.data.disk import Disk
+    from rlcli.data.files.disk import Disk
 
     class Slow(Disk):
         """Between opening and locking, the first writer exchanges the file and ends."""

@@ -22,7 +22,7 @@ from rlcli.data import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rlcli.data.disk import Disk
+from rlcli.data.files.disk import Disk
 from rlcli.errors import ArgumentError, ResourceError
 
 SIZE, FRAMES = 46, 3  # a number of rows that batches do not divide

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
-from rings import STEPS, LosingPages, batch, batches_in, equal, live, quiet
+from rings import STEPS, LosingPages, batch, batches_in, equal, live, quiet, wrong
 
-from rlcli.data import dumps
-from rlcli.data.buffers.ring import Ring
-from rlcli.data.disk import Disk
+from rlcli.data.files import dumps
+from rlcli.data.files.disk import Disk
+from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
-from rlcli.data.storages.row_journal import verify_rows
 from rlcli.errors import ResourceError
 
 BATCHES, CHANGES = 9, {3: 200, 7: 2**40}  # 36 steps into a ring of 20; what no code held before
@@ -95,8 +94,8 @@ def check_and_finish(folder, acknowledged, text):
     quiet(lambda: write(ring))
     if over:
         assert equal(live(ring), wanted(BATCHES)[0]), text
-    ring.storage.close(ring._content)
-    assert verify_rows(folder) == [], text
+    ring.storage.close(ring.content)
+    assert wrong(folder) == [], text
     again = begin(folder)
     assert batches_in(again) == BATCHES and again.packing.codes, text
     let_go(again)
@@ -184,8 +183,8 @@ def test_a_refused_change_can_be_tried_again(tmp_path, calls):
         assert equal(live(ring), wanted(3)[1])
         write(ring)
         assert equal(live(ring), wanted(BATCHES)[0])
-        ring.storage.close(ring._content)
-        assert verify_rows(folder) == []
+        ring.storage.close(ring.content)
+        assert wrong(folder) == []
 
 
 def test_a_dump_made_before_a_change_stays_whole(tmp_path):

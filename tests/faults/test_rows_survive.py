@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
-from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference
+from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference, wrong
 from tensordict import TensorDict
 
 from rlcli.data import ReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
-from rlcli.data.storages.row_journal import verify_rows
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 
 BATCHES = 9  # 36 steps into a ring of 20
@@ -79,8 +78,8 @@ def check_and_finish(folder, acknowledged, text, mode="exact"):
     let_go(ring)
     write = quiet(lambda: write_all(folder, None, mode=mode))
     assert equal(live(write), overwritten(BATCHES, mode)) or count % 5 == 4, text
-    write.storage.close(write._content)
-    assert verify_rows(folder) == [], text
+    write.storage.close(write.contents.encoded)
+    assert wrong(folder) == [], text
 
 
 @functools.cache
@@ -186,8 +185,8 @@ def test_a_ring_goes_on_after_the_disk_was_full(tmp_path):
                 assert batches_in(ring) == written
                 assert equal(live(ring), reference(written, "exact")) or not written
         assert refused == 1
-        ring.storage.close(ring._content)
-        assert verify_rows(folder) == []
+        ring.storage.close(ring.content)
+        assert wrong(folder) == []
         again = begin(folder)
         assert equal(live(again), reference(BATCHES, "exact"))
 
@@ -236,7 +235,7 @@ def small(tmp_path):
 
 def test_a_declared_size_that_does_not_fit_is_refused_before_the_first_row(small):
     storage = LazyMemmapStorage(100_000, scratch_dir=small / "rows")
-    from rlcli.data.buffers.ring import Ring
+    from rlcli.data.ring.ring import Ring
 
     ring = Ring(storage)
     with pytest.raises(ResourceError, match=r"[\d,]+ bytes are needed and [\d,]+ are free") as caught:
@@ -257,8 +256,8 @@ def test_a_really_full_disk_refuses_rows_and_keeps_those_it_has(small):
     count = batches_in(ring)
     for i in range(count, 70):
         ring.extend(batch(i))
-    ring.storage.close(ring._content)
-    assert verify_rows(small / "rows") == []
+    ring.storage.close(ring.content)
+    assert wrong(small / "rows") == []
     assert equal(live(begin(small / "rows")), reference(70, "exact"))
 
 
@@ -346,13 +345,13 @@ def test_killed_while_all_rows_are_given_up_the_folder_can_be_gone_on_with(tmp_p
         folder, text = tmp_path / str(n), f"killed before call {n}: {disk.calls[n - 1]}"
         code, _ = run_and_die(lambda report, n=n, folder=folder: give_up(folder, DyingDisk(n)))
         assert code == 77, text
-        assert not [line for line in verify_rows(folder) if "did not finish" not in line and "no commit" not in line]
+        assert not [line for line in wrong(folder) if "did not finish" not in line and "no commit" not in line]
         ring = quiet(lambda folder=folder: begin(folder))
         assert not len(ring) or equal(live(ring), overwritten(6)), text
         let_go(ring)
         ring = quiet(lambda folder=folder: write_all(folder, None))
-        ring.storage.close(ring._content)
-        assert verify_rows(folder) == [], text
+        ring.storage.close(ring.content)
+        assert wrong(folder) == [], text
 
 
 def test_a_ring_whose_files_cannot_be_taken_away_is_empty_and_says_what_lies_there(tmp_path):
@@ -380,8 +379,8 @@ def test_a_file_that_cannot_be_mapped_is_taken_away_and_the_ring_goes_on(tmp_pat
     for i in range(count, BATCHES):
         ring.extend(batch(i))
     assert equal(live(ring), reference(BATCHES, "exact"))
-    ring.storage.close(ring._content)
-    assert verify_rows(tmp_path / "rows") == []
+    ring.storage.close(ring.content)
+    assert wrong(tmp_path / "rows") == []
 
 
 def test_a_file_that_the_disk_did_not_take_away_is_in_nobodys_way(tmp_path):
@@ -389,7 +388,7 @@ def test_a_file_that_the_disk_did_not_take_away_is_in_nobodys_way(tmp_path):
     ring.extend(batch(0))
     (tmp_path / "rows" / "rows-00000000.1.bin").write_bytes(b"")
     overwrite(ring)
-    ring.storage.commit(ring._content)
+    ring.storage.commit(ring.content)
     assert equal(live(ring), reference(1, "exact"))
 
 
@@ -407,8 +406,8 @@ def no_more_maps(path, size):
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "rows"
     ring = write_all(folder, None)
-    ring.storage.close(ring._content)
-    assert verify_rows(folder) == []
+    ring.storage.close(ring.content)
+    assert wrong(folder) == []
     return folder
 
 
@@ -431,7 +430,7 @@ def counted_bytes(folder):
 
 
 def is_found(folder, name, text):
-    assert verify_rows(folder), text
+    assert wrong(folder), text
     try:
         ring = quiet(lambda: begin(folder))
     except DamagedDataError as error:
@@ -453,7 +452,7 @@ def flips(folder, tmp_path, count, seed):
         (copy / name).write_bytes(content)
         text = f"seed {seed}, byte {at} of {name}"
         if name == "journal.jsonl" and bytes(content).rfind(b"\n") != len(content) - 1:
-            assert verify_rows(copy), text  # the end of the last line: a record that looks unfinished
+            assert wrong(copy), text  # the end of the last line: a record that looks unfinished
         else:
             is_found(copy, name, text)
         shutil.copy(folder / name, copy / name)
@@ -480,13 +479,13 @@ def test_a_file_cut_grown_or_missing_is_named(whole, tmp_path):
         ends = [0, len(content) - 1, *rng.integers(0, len(content), 8).tolist()]
         for new in (*(content[:end] for end in ends), content + b"\0", content + content):
             path.write_bytes(new)
-            assert verify_rows(copy), f"{path.name}: {len(new)} bytes of {len(content)}"
+            assert wrong(copy), f"{path.name}: {len(new)} bytes of {len(content)}"
             if path.name != "journal.jsonl":
                 with pytest.raises(DamagedDataError, match=path.name):
                     begin(copy)
         path.unlink()
         if path.name != "journal.jsonl":
-            assert any(path.name in line for line in verify_rows(copy))
+            assert any(path.name in line for line in wrong(copy))
             with pytest.raises(DamagedDataError, match=path.name):
                 begin(copy)
         path.write_bytes(content)
@@ -498,13 +497,13 @@ def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
         LazyMemmapStorage(40, ndim=2, scratch_dir=tmp_path / "rows")
     with pytest.raises(ResourceError, match="another process is writing"):
         begin(tmp_path / "rows")
-    ring.storage.close(ring._content)
+    ring.storage.close(ring.content)
     with pytest.raises(ArgumentError, match="max_size is 40 there, 10 here"):
         LazyMemmapStorage(10, ndim=2, scratch_dir=tmp_path / "rows", resume=True)
     journal = tmp_path / "rows" / "journal.jsonl"
     text = journal.read_text()
     assert '"version":3' in text
-    from rlcli.data.disk import digest_of
+    from rlcli.data.files.disk import digest_of
 
     line = text.splitlines()[0][33:].replace('"version":3', '"version":2')
     journal.write_text(f"{digest_of(b'', line.encode())} {line}\n")

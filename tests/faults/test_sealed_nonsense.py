@@ -13,12 +13,12 @@ from damages import write
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SegmentReader, SegmentWriter, open_buffer
-from rlcli.data.disk import digest_of
-from rlcli.data.sealed_folder import sealed
+from rlcli.data.files.disk import digest_of
+from rlcli.data.files.sealed_folder import sealed
 from rlcli.errors import DamagedDataError, ResourceError
-from rlcli.training import checkpoint
-from rlcli.training.run import open_run
-from rlcli.training.run_lock import RunLock, read_holder
+from rlcli.runs import checkpoint
+from rlcli.runs.folder import open_run
+from rlcli.runs.lock import RunLock, read_holder
 
 
 def steps(count: int = 40) -> TensorDict:
@@ -170,7 +170,7 @@ def test_a_journal_of_rows_with_nonsense_is_refused_and_nothing_is_taken_away(tm
     storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", commit_seconds=0)
     buffer = ReplayBuffer(storage=storage, batch_size=4)
     buffer.extend(steps())
-    storage.close(buffer.ring._content)
+    storage.close(buffer.ring.content)
     write_journal(tmp_path / "rows" / "journal.jsonl", change)
     before = sorted(p.name for p in (tmp_path / "rows").iterdir())
     with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
@@ -262,7 +262,7 @@ def test_a_storage_without_its_journal_is_refused(tmp_path):
     storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", commit_seconds=0)
     buffer = ReplayBuffer(storage=storage, batch_size=4)
     buffer.extend(steps())
-    storage.close(buffer.ring._content)
+    storage.close(buffer.ring.content)
     (tmp_path / "rows" / "journal.jsonl").unlink()
     with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
         LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", resume=True)

@@ -13,7 +13,7 @@ import pytest
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, batch, equal, run_and_die
 
 from rlcli.data import SegmentReader, SegmentWriter, open_segments, verify_segments
-from rlcli.data.disk import Disk
+from rlcli.data.files.disk import Disk
 from rlcli.errors import DamagedDataError, ResourceError
 
 BATCHES = [batch(seed) for seed in range(3)]

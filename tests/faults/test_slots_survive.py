@@ -14,13 +14,11 @@ import time
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, run_and_die
-from rings import STEPS, batch, begin, equal, live, quiet
+from rings import STEPS, batch, begin, equal, live, quiet, wrong
 from test_rows_survive import let_go
 
-from rlcli.data.buffers.ring import Ring
-from rlcli.data.dumps import ring_content
+from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyTensorStorage
-from rlcli.data.storages.row_journal import verify_rows
 
 COUNT = 14
 pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own next observation")
@@ -46,7 +44,7 @@ def in_memory(count):
     ring = Ring(LazyTensorStorage(STEPS * 2, ndim=2), next_obs="exact")
     for i in range(count):
         ring.extend(shuffled(i))
-    return live(ring), len(ring.index.used_slots())
+    return live(ring), len(ring.index.arrays.used_slots())
 
 
 def add(ring, number):
@@ -54,7 +52,7 @@ def add(ring, number):
     ring.extend(shuffled(number))
     ring.storage._spare = 10**9
     if number % 4 == 3:
-        ring.storage.commit(ring_content(ring))
+        ring.storage.commit(ring.content)
 
 
 def write(folder, disk, report=lambda value: None, upto=COUNT):
@@ -71,12 +69,12 @@ def check(folder, acknowledged, text):
     assert count >= acknowledged, text
     assert equal(live(ring), in_memory(count)[0]), text
     if count:
-        assert len(ring.index.used_slots()) == in_memory(count)[1], text
+        assert len(ring.index.arrays.used_slots()) == in_memory(count)[1], text
     let_go(ring)
     ring = quiet(lambda: write(folder, None, upto=COUNT + 3))
     assert equal(live(ring), in_memory(COUNT + 3)[0]), text
-    ring.storage.close(ring_content(ring))
-    assert verify_rows(folder) == [], text
+    ring.storage.close(ring.content)
+    assert wrong(folder) == [], text
 
 
 def test_slots_are_freed_and_given_away_between_commits(tmp_path):
@@ -84,7 +82,7 @@ def test_slots_are_freed_and_given_away_between_commits(tmp_path):
     for i in range(COUNT):
         before = ring.storage.acknowledged
         add(ring, i)
-        now = {int(slot): ring.pool.memory[slot].tobytes() for slot in ring.index.used_slots()}
+        now = {int(slot): ring.pool.memory[slot].tobytes() for slot in ring.index.arrays.used_slots()}
         if ring.storage.acknowledged == before:
             reused += sum(numbers.get(slot, held) != held for slot, held in now.items())
         else:

@@ -15,7 +15,7 @@ N = 60
 WORLD = f"""
 from rlcli.collectors import Collector, SyncDataCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
-from rlcli.envs import GymEnv, SerialEnv
+from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 import torch
 torch.manual_seed(0)
 N, policy = {N}, None
@@ -51,7 +51,6 @@ def test_slices_of_a_single_env(seed):
 def test_slices_of_a_batched_env(seed):
     block = Block(
         seed, "memory = ReplayBuffer(", after="# Batched environments", until="# MultiSync", preamble=WORLD,
-        swap=("ParallelEnv", "SerialEnv"),
     )  # fmt: skip
     memory = run(block).names["memory"]
     assert len(memory) == N and memory.ring.lane_shape == (4,) and consecutive(memory.sample(20), 4)

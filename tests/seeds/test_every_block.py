@@ -69,7 +69,7 @@ WAIT = {
             "001", "memory = ReplayBuffer(", after="# MultiSyncCollector + parallel",
             preamble=WORKERS + "from rlcli.envs import ParallelEnv\n",
         ),
-        "workers: MultiSyncCollector and ParallelEnv",
+        "workers: MultiSyncCollector",
     ),
     "001 whole trajectories of workers": (SYNC, "workers: MultiCollector(sync=True)"),
     "001 whole trajectories in the background": (

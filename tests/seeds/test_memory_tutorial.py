@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from seed_blocks import Block, run
@@ -57,10 +59,15 @@ def test_knob_2_as_it_stands_gives_every_successor_that_the_storage_has():
 
 
 def test_knob_4_hands_the_estimator_rows_without_a_successor():
-    ran = run(KNOB_4)
+    seeded = replace(PROBLEM, preamble="import torch\ntorch.manual_seed(54)")  # draws two such rows, of which one ended
+    collected = replace(KNOB_1, needs=(seeded,))
+    sampled = replace(KNOB_2, needs=(seeded, collected))
+    ran = run(replace(KNOB_4, needs=(seeded, collected, sampled)))
     sample, out = ran.names["sample"], ran.names["out"]
     unknown = sample["next", "observation"].isnan().any(-1)
+    assert unknown.sum() == 2
     assert torch.equal(out["approximated"].reshape(-1), unknown & ~sample["next", "terminated"].squeeze(-1))
+    assert out["approximated"].sum() == 1
 
 
 def test_knob_7_gives_rows_from_the_disk():
