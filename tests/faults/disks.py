@@ -40,6 +40,26 @@ class DyingDisk(CountingDisk):
             os._exit(77)
 
 
+class StepsDisk(CountingDisk):
+    """Counts the pieces of one file as one step, since how many there are hangs on the digits of a time.
+
+    With `n`, the process is gone before step `n` if that is odd, and in it, after its first call, if that is even.
+    """
+
+    def __init__(self, n: int = 0) -> None:
+        super().__init__()
+        self.n, self.steps = n, 0
+
+    def at(self, call: str, path: Path) -> None:
+        super().at(call, path)
+        begun = self.calls[-2:-1] != self.calls[-1:]
+        if self.steps == self.n and self.n % 2 == 0 and self.n:
+            os._exit(77)
+        self.steps += begun
+        if self.steps == self.n and self.n % 2:
+            os._exit(77)
+
+
 class RefusingDisk(CountingDisk):
     """Call number `n` (of the kind `call`, if given) fails with an error number; later ones succeed."""
 
