@@ -246,7 +246,8 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
 def _store(schema: type, verb: str, contents: dict[str, Any]) -> None:
     """Tell Hydra's store our schema, the recipes as they were read, and users' parts."""
     store = ConfigStore.instance()
-    store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
+    if getattr(store.repo.get(f"{verb}_schema.yaml"), "provider", None) != "rlcli":  # storing it takes 20 ms
+        store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
     store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
         store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
