@@ -1,8 +1,10 @@
 """envpool: engines written in C++, stepped by their own threads.
 
-envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off.  A
-lane's seed is fixed when the pool is made, later episodes go on with its stream: such runs repeat from the start, but a
-resumed run begins new episodes.
+envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off.  It is
+asked to as soon as lanes have finished, and its threads reset them while their last rows are written.
+
+A lane's seed is fixed when the pool is made, later episodes go on with its stream: such runs repeat from the start, but
+a resumed run begins new episodes.
 """
 
 from __future__ import annotations
@@ -57,23 +59,46 @@ class EnvpoolEngine(Engine):
         self.action_space = self.pool.single_action_space
         self._ids = np.arange(num, dtype=np.int32)
         self._in_order = self._ids.tobytes()
+        self._begun = self._ids[:0]  # finished lanes whose resets have been asked for, and not received
 
     def step(self, actions):
+        self._forget()
         observation, reward, terminated, truncated, info = self.pool.step(actions)
         if info["env_id"].tobytes() != self._in_order:  # a synchronous pool answers in the order it was asked
             raise RuntimeError(f"envpool answered for lanes {info['env_id'].tolist()}")
+        self._begin(self._ids[terminated | truncated])
         return observation, reward, terminated, truncated
 
     def reset(self, lanes, seeds):
-        if any(seed is not None for seed in seeds) and len(lanes) == self.n:
-            self.pool.close()
-            self.pool = self._make(seed=list(seeds))
         asked = self._ids.take(lanes)
-        observation, info = self.pool.reset(asked)
-        if info["env_id"].tobytes() == asked.tobytes():
+        if any(seed is not None for seed in seeds) and len(asked) == self.n:
+            self.pool.close()
+            self.pool, self._begun = self._make(seed=list(seeds)), self._ids[:0]
+        if self._begun.tobytes() != asked.tobytes():  # others than have finished: those are reset twice
+            self._forget()
+            self._begin(asked)
+        answered, observation = self._receive()
+        if answered.tobytes() == asked.tobytes():
             return observation
-        answered = info["env_id"].tolist()
-        return take(observation, [answered.index(lane) for lane in lanes])
+        places = answered.tolist()
+        return take(observation, [places.index(lane) for lane in lanes])
+
+    def _begin(self, lanes: np.ndarray) -> None:
+        """Ask for resets, without waiting for them."""
+        if len(lanes):
+            self.pool._reset(lanes)
+        self._begun = lanes
+
+    def _receive(self) -> tuple[np.ndarray, Any]:
+        """The lanes whose resets were asked for, in the order of the answer, and their first observations."""
+        observation, info = self.pool.recv(reset=True)
+        self._begun = self._ids[:0]
+        return info["env_id"], observation
+
+    def _forget(self) -> None:
+        """Resets that were asked for are over, and nobody wants to see how those episodes begin."""
+        if len(self._begun):
+            self._receive()
 
     def close(self) -> None:
         self.pool.close()

@@ -15,6 +15,7 @@ from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
 from rlcli.lanes.engine import MaskedEngine
 from rlcli.lanes.engines import auto_prefers_native, engine_of
+from rlcli.lanes.envpool import EnvpoolEngine
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 
@@ -286,6 +287,51 @@ def test_envpool_keeps_true_finals_and_repeats_from_its_seed():
     done = a["next", "done"][..., 0]
     assert torch.equal((a["observation"][:, 1:] == a["next", "observation"][:, :-1]).all(-1), ~done[:, :-1])
     assert (a["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all() and (a["next", "reward"] == 1).all()
+
+
+def pool(lanes: int) -> EnvpoolEngine:
+    pytest.importorskip("envpool", reason="envpool is not installed: its adapter is not tested here")
+    return EnvpoolEngine("CartPole-v1", lanes, max_episode_steps=9)
+
+
+def finished(engine: EnvpoolEngine) -> list[int]:
+    """Lanes that ended together in the first step in which any did."""
+    while True:
+        _, _, terminated, truncated = engine.step(np.arange(engine.n, dtype=np.int32) % 2)
+        if (over := terminated | truncated).any():
+            return np.flatnonzero(over).tolist()
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["those that finished", "and one that had not"])
+def test_an_envpool_resets_what_is_asked_for_and_goes_on(others):
+    engine = pool(6)
+    engine.reset(range(6), [None] * 6)
+    for _ in range(20):
+        over = finished(engine)
+        lanes = sorted({*over, (over[0] + 1) % 6}) if others else over
+        first = engine.reset(lanes, [None] * len(lanes))
+        assert first.shape == (len(lanes), 4) and (abs(first) <= 0.05).all()
+        after, _, terminated, _ = engine.step(np.zeros(6, np.int32))
+        assert (
+            not terminated[lanes].any() and (abs(after[lanes] - first)[:, [0, 2]] < 0.01).all()
+        )  # one step further on
+        engine.reset(range(6), [None] * 6)
+    engine.close()
+
+
+def test_an_envpool_whose_finished_lanes_nobody_resets_goes_on():
+    engine = pool(5)
+    engine.reset(range(5), [None] * 5)
+    for _ in range(40):
+        observation, reward, _, _ = engine.step(np.zeros(5, np.int32))
+        assert observation.shape == (5, 4) and reward.shape == (5,)
+    finished(engine)
+    assert abs(engine.reset(range(5), [None] * 5)).max() <= 0.05
+    finished(engine)
+    first = engine.reset(range(5), range(5))  # a pool of its own
+    assert np.array_equal(first, engine.reset(range(5), range(5)))
+    finished(engine)
+    engine.close()  # with resets under way
 
 
 def test_a_missing_envpool_names_the_extra(monkeypatch):
