@@ -17,6 +17,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_configure(config) -> None:
+    # xdist would give out the files with few tests last, which are the slow ones: one core would wait for the other
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: looking through it again and again was a fifth of the suite's time."""
     gc.collect()

@@ -36,14 +36,23 @@ def rlcli(capfd, tmp_path, monkeypatch):
     return run
 
 
+PACKAGES = ("hostile_package", "hostile_actors")
+
+
 @pytest.fixture
 def hostile(rlcli, monkeypatch):
-    """`hostile(verb, word, ...)`: the same, with the names of `hostile_package` registered by `--import`."""
+    """`hostile(verb, word, ...)`: the same, with the names of both packages registered by `--import`."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    sys.modules.pop("hostile_package", None)  # its decorators run again, into this test's registry
+    forget()  # decorators run again, into this test's registry
 
     def run(verb: str, *words: str) -> Answer:
-        sys.modules.pop("hostile_package", None)
-        return rlcli(verb, "--import", "hostile_package", *words)
+        forget()
+        return rlcli(verb, *(word for name in PACKAGES for word in ("--import", name)), *words)
 
     return run
+
+
+def forget() -> None:
+    """The packages are imported anew when they are next named."""
+    for name in PACKAGES:
+        sys.modules.pop(name, None)

@@ -1,7 +1,8 @@
-"""What a user's package may register: envs and policies that keep no contract. Imported by `--import` only."""
+"""What a user's package may register: envs that keep no contract. Imported by `--import` only, and by workers."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -10,12 +11,9 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import nn
 
 import rlcli
-from rlcli.modules import build_actor_critic
 
 PLAIN = spaces.Box(-10.0, 10.0, (3,), np.float32)
 
@@ -89,6 +87,12 @@ def env(name: str, **members) -> None:
     rlcli.register_env(name)(lambda **settings: kind(**settings))
 
 
+def other_dtype() -> None:
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+
+
 env("good")
 for name, fault in FAULTS.items():
     env(name, fault=lambda self, result, fault=fault: fault(result))
@@ -108,8 +112,9 @@ env("obeys_a_file", see=lambda self: Told.see(self) + np.float32(12 * Path("outs
 env("ends_at_once", length=1)
 env("interrupts", fault=lambda self, result: (os.kill(os.getpid(), signal.SIGTERM), result)[1])
 env("interrupts_twice", fault=lambda self, result: ([signal.raise_signal(signal.SIGINT) for _ in range(2)], result)[1])
-env("other_dtype", fault=lambda self, result: (torch.set_default_dtype(torch.float64), result)[1])
-env("other_dtype_at_once", __init__=lambda self: (Told.__init__(self), torch.set_default_dtype(torch.float64))[0])
+env("other_dtype", fault=lambda self, result: (other_dtype(), result)[1])
+env("other_dtype_at_once", __init__=lambda self: (Told.__init__(self), other_dtype())[0])
+env("imports_torch", __init__=lambda self: (Told.__init__(self), importlib.import_module("tensordict"))[0])
 env("vast_reward", fault=lambda self, result: (result[0], 2**24 + 1, *result[2:]))
 
 
@@ -166,58 +171,3 @@ env("acts_tuple", action_space=spaces.Tuple((PLAIN, PLAIN)))
 rlcli.register_env("no_env")(lambda: None)
 rlcli.register_env("no_spaces")(gym.Env)
 rlcli.register_env("builder_raises")(lambda: 1 / 0)
-
-
-# ---- policies: after 10 calls `later` is what they write ---------------------------------------------------------
-class Late(nn.Module):
-    def __init__(self, later) -> None:
-        super().__init__()
-        self.later, self.calls = later, 0
-
-    def forward(self, observation):
-        self.calls += 1
-        good = torch.zeros(observation.shape[:-1], dtype=torch.int64)
-        return good if self.calls < 10 else self.later(good)
-
-
-LATER = {
-    "raises_later": lambda good: throw(ValueError("the net is torn")),
-    "exits_later": lambda good: sys.exit(0),
-    "nothing_later": lambda good: None,
-    "wide_later": lambda good: good.repeat(2),
-    "lone_later": lambda good: good[:1],
-    "float_later": lambda good: good + 0.5,
-    "seven_later": lambda good: good + 7,
-    "minus_later": lambda good: good - 1,
-}
-for name, later in LATER.items():
-    rlcli.register_policy(name)(lambda o, a, later=later: Late(later))
-
-rlcli.register_policy("builds_nothing")(lambda o, a: None)
-rlcli.register_policy("builder_breaks")(lambda o, a, **settings: 1 / 0)
-rlcli.register_policy("linear")(lambda o, a: nn.Linear(3, 2))
-
-
-@rlcli.register_policy("nan_later")
-def nan_later(observation_spec, action_spec):
-    """Draws from good logits nine times, and then from NaN."""
-
-    def logits(module, arguments, out):
-        module.calls = getattr(module, "calls", 0) + 1
-        return out if module.calls < 10 else out * torch.nan
-
-    pair = build_actor_critic(observation_spec, action_spec, hidden=[8])
-    pair.actor.register_forward_hook(lambda module, arguments, out: logits(module, arguments, None) or out)
-    pair.actor.module[0].module.register_forward_hook(logits)
-    return tuple(pair)
-
-
-@rlcli.register_policy("poisoned")
-def poisoned(observation_spec, action_spec, part: str = "actor", state_dependent: bool = False):
-    """A good pair with one NaN: in the actor's first weight, in its deviation, or in the critic."""
-    pair = build_actor_critic(observation_spec, action_spec, hidden=[8], state_dependent_std=state_dependent)
-    named = dict((pair.critic if part == "critic" else pair.actor).named_parameters())
-    chosen = [p for name, p in named.items() if part != "deviation" or "std" in name] or list(named.values())
-    with torch.no_grad():
-        (chosen[-1] if part == "deviation" else chosen[0]).view(-1)[-1] = torch.nan
-    return tuple(pair)
