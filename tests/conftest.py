@@ -18,8 +18,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure(config) -> None:
-    # xdist would give out the files with few tests last, which are the slow ones: one core would wait for the other
+    # xdist would give out the files with few tests last, which are the slow ones: one core would wait for the other;
+    # slow ones that lie beside this file come first, for the same reason
     config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    items.sort(key=lambda item: item.path.parent != config.rootpath / "tests")  # stable: the others keep their order
 
 
 def pytest_collection_finish() -> None:

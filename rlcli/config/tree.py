@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
@@ -36,15 +37,10 @@ class Leaf(NamedTuple):
         return get_origin(self.hint) is dict
 
 
+@functools.cache
 def leaves(schema: type) -> Mapping[str, Leaf]:
     """Every dotted key of a schema class, in the order of its fields."""
-    if schema not in _tables:
-        _tables[schema] = {leaf.key: leaf for leaf in _walk(schema, "")}
-    return _tables[schema]
-
-
-_tables: dict[type, dict[str, Leaf]] = {}
-_groups: dict[type, tuple[str, ...]] = {}
+    return {leaf.key: leaf for leaf in _walk(schema, "")}
 
 
 def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
@@ -60,16 +56,16 @@ def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
             yield Leaf(key, hint, default, option_of(field))
 
 
+@functools.cache
 def branches(schema: type) -> frozenset[str]:
     """Every dotted key that holds further keys: the groups, and `env.atari`."""
     return frozenset(key.rsplit(".", n)[0] for key in leaves(schema) for n in range(1, key.count(".") + 1))
 
 
+@functools.cache
 def groups(schema: type) -> tuple[str, ...]:
     """Names of the groups of a schema, in order, without `recipe`."""
-    if schema not in _groups:
-        _groups[schema] = tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
-    return _groups[schema]
+    return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
 
 
 def choices(schema: type, group: str) -> tuple[str, ...]:

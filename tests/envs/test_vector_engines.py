@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from rlcli.lanes.engines import engine_of
 
 MODES = list(AutoresetMode)
 LIMITED = {"max_episode_steps": 12}
+AsyncEnv = partial(AsyncVectorEnv, context="fork")  # importing torchrl makes "spawn" the default, which takes seconds
 
 
 def cartpole() -> gym.Env:
@@ -41,7 +44,7 @@ def single(every: bool, **options) -> list:
 
 
 # ---- the rows of single envs ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [SyncVectorEnv, pytest.param(AsyncVectorEnv, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, pytest.param(AsyncEnv, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 @pytest.mark.parametrize("every", [True, False], ids=["all seeded", "first seeded"])
 def test_engines_that_heed_masks_give_the_bits_of_single_envs(kind, mode, every):
@@ -60,7 +63,7 @@ def test_a_lane_that_is_cut_from_outside_is_reset_alone(mode):
     assert all(equal(*pair) for pair in zip(found, single(True, max_frames_per_traj=7), strict=True))
 
 
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncEnv], ids=["sync", "async"])
 def test_an_engine_that_resets_within_the_step_keeps_true_finals(kind):
     """Sub-environments seeded once draw their later episodes from the same streams as single envs do."""
     found = rows(NativeEnv(engine_of(kind([cartpole] * 3, autoreset_mode=AutoresetMode.SAME_STEP))), every=False)
@@ -122,7 +125,7 @@ def test_an_engine_that_resets_within_the_step_cannot_be_cut_from_outside():
 def test_an_engine_whose_mask_does_not_call_off_the_next_reset_is_refused():
     """Without shared memory, gymnasium's workers reset a finished lane a second time on the next step."""
     with pytest.raises(ConfigError, match=r"does not take that reset's place.*Use env\.mode=serial"):
-        engine_of(AsyncVectorEnv([cartpole] * 2, shared_memory=False))
+        engine_of(AsyncEnv([cartpole] * 2, shared_memory=False))
 
 
 class Scripted(VectorEnv):
