@@ -71,7 +71,8 @@ def test_a_type_checker_sees_them(tmp_path):
     program.write_text("import rlcli\nreveal_type(rlcli.train())\nreveal_type(rlcli.load('x')(0))\nrlcli.plan(3)\n")
     flags = "--follow-imports=silent", "--ignore-missing-imports", "--no-site-packages"
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *flags, program], capture_output=True, text=True, cwd=Path(rlcli.__file__).parents[1],
+        [sys.executable, "-m", "mypy", *flags, program],
+        capture_output=True, text=True, cwd=Path(rlcli.__file__).parents[1],
     )  # fmt: skip
     assert "TrainingRun" in done.stdout and 'Argument 1 to "plan"' in done.stdout, done.stdout + done.stderr
 
