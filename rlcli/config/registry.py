@@ -43,10 +43,10 @@ def _register(kind: str, name: str) -> Callable[[F], F]:
 
     def keep(builder: F) -> F:
         before = _users[kind].get(name, builder)
-        if _told(before) != _told(builder):  # the same one is registered anew where its module is loaded anew
+        if _home(before) != _home(builder):  # the same one is registered anew where its module is loaded anew
             raise ConfigError(
                 f"{kind} {name!r} is registered twice",
-                why=f"by {_told(before)} and by {_told(builder)}",
+                why=f"by {_home(before)} and by {_home(builder)}",
                 fix="Choose another name for one of them.",
             )
         _users[kind][name] = builder
@@ -63,7 +63,7 @@ def _is_ours(kind: str, name: str) -> bool:
     return name in _ours(kind) and name != REGISTERED
 
 
-def _told(builder: Any) -> str:
+def _home(builder: Any) -> str:
     return f"{getattr(builder, '__module__', '?')}.{getattr(builder, '__qualname__', type(builder).__name__)}"
 
 

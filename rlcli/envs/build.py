@@ -68,8 +68,8 @@ def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
 
     Observations out of bounds are counted at most: nothing is learned from an evaluation, and it need not end a run.
     """
-    told = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
-    env = dataclasses.replace(cfg.env, out_of_bounds=told)
+    counted = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
+    env = dataclasses.replace(cfg.env, out_of_bounds=counted)
     return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes))
 
 

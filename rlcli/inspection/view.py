@@ -96,8 +96,8 @@ def _detail(found: Inspection) -> Iterator[str]:
         if row["step"] != before + 1:
             yield f"  ... {figures.count(row['step'] - before - 1)} steps"
         before = row["step"]
-        told = {key: value for key, value in row.items() if key not in _SAME and value is not False}
-        rest = "  ".join(f"{key}={_value(value)}" for key, value in told.items())
+        shown = {key: value for key, value in row.items() if key not in _SAME and value is not False}
+        rest = "  ".join(f"{key}={_value(value)}" for key, value in shown.items())
         yield f"  {row['step']:>6}  {rest}"
 
 

@@ -110,5 +110,5 @@ def _finished(run: Run, frames: int) -> Run:
 
 
 def _tell(reporter: Reporter, different: Changes) -> None:
-    for line in different.told():
+    for line in different.lines():
         reporter.say(line)

@@ -60,7 +60,7 @@ class Bounds:
         self.mode = _known(mode)
         self.outside: dict[Key, int] = {}
         self.worst: dict[Key, Worst] = {}
-        self._told: dict[Key, int] = {}
+        self._reported: dict[Key, int] = {}
 
     @property
     def watched(self) -> list[Key]:
@@ -129,8 +129,8 @@ class Bounds:
     # ---- for the report ------------------------------------------------------------------------------------------
     def news(self) -> list[tuple[str, str, int]]:
         """(key, sentence, number of observations) of every key that left its bounds since the last call."""
-        fresh = [(key, count - self._told.get(key, 0)) for key, count in self.outside.items()]
-        self._told = dict(self.outside)
+        fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
+        self._reported = dict(self.outside)
         return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
 
     def lines(self) -> list[str]:
@@ -154,7 +154,7 @@ class Bounds:
             key: Worst(**(entry["worst"] | {"element": tuple(int(i) for i in entry["worst"]["element"])}))
             for key, entry in found.items()
         }
-        self._told = dict(self.outside)
+        self._reported = dict(self.outside)
 
 
 def sentence(name: str, worst: Worst) -> str:

@@ -74,7 +74,7 @@ class Lanes(Episodes):
         super().__init__(n, limits)
         self.name, self.schema, self.actions = name, schema, actions
         self.outcome = Outcome()
-        self.told_of_rounding = False  # of rewards
+        self.reported_rounding = False  # of rewards
         self.step_timeout: float | None = None  # seconds after which a step that has not returned is ended
         self.bounds = Bounds()
 

@@ -63,8 +63,8 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> 
             expected="what float32 can hold" if finite else "a finite number", got=f"{values[index]:g}",
         )  # fmt: skip
     out[...] = values.reshape(steps, lanes.n).T
-    if size > _WHOLE and not lanes.told_of_rounding:
-        _tell_of_rounding(lanes, values)
+    if size > _WHOLE and not lanes.reported_rounding:
+        _warn_of_rounding(lanes, values)
 
 
 def _numbers(outcome: Outcome, lanes: Any) -> np.ndarray:
@@ -82,11 +82,11 @@ def _numbers(outcome: Outcome, lanes: Any) -> np.ndarray:
         return np.array([value if abs(value) <= _LARGEST else np.inf for value in outcome.rewards], np.float64)
 
 
-def _tell_of_rounding(lanes: Any, values: np.ndarray) -> None:
+def _warn_of_rounding(lanes: Any, values: np.ndarray) -> None:
     kept = values.astype(np.float32)
     changed = np.flatnonzero((np.abs(values) > _WHOLE) & (kept != values))
     if len(changed):
-        lanes.told_of_rounding = True
+        lanes.reported_rounding = True
         was, now = values[changed[0]], kept[changed[0]]
         warnings.warn(
             f"env {lanes.name}: rewards are kept as float32, which makes {was:.17g} {now:.17g}; "

@@ -79,14 +79,15 @@ class ParallelLanes(ReplayableLanes):
         finally:
             self.crew = Crew(started)
         try:
-            told = self._build(recipes, {"categorical": categorical, "narrow": narrow, "out_of_bounds": out_of_bounds})
-            observation_space, action_space = self.spaces = told[0]["spaces"]
+            forms = {"categorical": categorical, "narrow": narrow, "out_of_bounds": out_of_bounds}
+            answers = self._build(recipes, forms)
+            observation_space, action_space = self.spaces = answers[0]["spaces"]
             super().__init__(
                 self.n, name=self.name, observation_space=observation_space, action_space=action_space,
                 categorical=categorical, narrow=narrow, out_of_bounds=out_of_bounds,
-                limits=[n for each in told for n in each["limits"]],
+                limits=[n for each in answers for n in each["limits"]],
             )  # fmt: skip
-            self.heavy = sorted({name for each in told for name in each["heavy"]})
+            self.heavy = sorted({name for each in answers for name in each["heavy"]})
             region = Region(fields(self.n, self.schema, self.actions))
             self._call("share", self.n, fd=region.fd)
             region.forget_fd()
@@ -101,15 +102,15 @@ class ParallelLanes(ReplayableLanes):
     def _build(self, recipes: Sequence[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
         """Have the workers make their envs; what they say of them."""
         each = [(recipes[part.start : part.stop], part.start, settings) for part in self.parts]
-        told = self._each("build", each)
-        self.name = told[0]["name"]
-        for part, other in zip(self.parts, told, strict=True):
-            if other["spaces"] != told[0]["spaces"]:
+        answers = self._each("build", each)
+        self.name = answers[0]["name"]
+        for part, other in zip(self.parts, answers, strict=True):
+            if other["spaces"] != answers[0]["spaces"]:
                 raise broken(
-                    self, "the envs differ in their spaces", lane=part.start, expected=told[0]["text"],
+                    self, "the envs differ in their spaces", lane=part.start, expected=answers[0]["text"],
                     got=other["text"], place=named(self, part.start),
                 )  # fmt: skip
-        return told
+        return answers
 
     # ---- the workers ---------------------------------------------------------------------------------------------
     @contextlib.contextmanager

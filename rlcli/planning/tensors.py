@@ -22,7 +22,7 @@ from rlcli.data.fields import Field
 from rlcli.data.index.markers import Markers
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
-from rlcli.data.next_obs.sparse import Few, sparse_rows
+from rlcli.data.next_obs.sparse import Sparse, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show
 from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
@@ -82,7 +82,7 @@ def batch_without_memory(rows: RowSchema, mode: str, added: Mapping[Key, Field] 
             columns[key] = Rows.from_ends(columns[before(key)], ends, field.empty(rows.lanes, META))
     nothing = torch.empty(0, dtype=torch.int64, device=META)
     for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
-        columns[key] = sparse_rows(shape, Few(nothing, field.empty(0, META)))
+        columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, META)))
     batch = TensorDict({}, batch_size=shape, device=META)
     for key, column in columns.items():
         batch.set(key, column)

@@ -111,11 +111,11 @@ class Crew:
         channel = self.workers[index].channel
         while True:
             try:
-                kind, told, body = channel.receive()
+                kind, of, body = channel.receive()
             except BlockingIOError:
                 self._look()
                 continue
-            if told == turn:
+            if of == turn:
                 return kind, body
 
     def _look(self) -> None:
@@ -138,8 +138,8 @@ def serve(channel: Channel, orders: Callable[[int, bytes], Any]) -> None:
     while True:
         kind, turn, body = channel.receive()
         try:
-            told = orders(kind, body)
-            answer, how = NOTHING if told is None else packed(told), ANSWER
+            result = orders(kind, body)
+            answer, how = NOTHING if result is None else packed(result), ANSWER
         except BaseException as error:
             answer, how = packed((sendable(error), traceback.format_exc())), FAILED
         channel.send(how, turn, answer)

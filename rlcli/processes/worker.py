@@ -91,8 +91,8 @@ class Worker:
         poll = select.poll()
         poll.register(self._status, select.POLLIN)  # type: ignore[arg-type]
         if poll.poll(timeout * 1000):
-            told = os.read(self._status, STATUS.size)  # type: ignore[arg-type]
-            self._exit = STATUS.unpack(told)[0] if told else UNKNOWN
+            answer = os.read(self._status, STATUS.size)  # type: ignore[arg-type]
+            self._exit = STATUS.unpack(answer)[0] if answer else UNKNOWN
             os.close(self._status)  # type: ignore[arg-type]
 
     def how_it_ended(self) -> str:
@@ -170,8 +170,8 @@ class _Nursery:
                     self.asked += 1
                     socket.send_fds(control, [HEAD.pack(self.asked, len(request))], fds)
                     control.sendall(request)
-                    while len(told := control.recv(MADE.size, socket.MSG_WAITALL)) == MADE.size:
-                        number, pid = MADE.unpack(told)
+                    while len(answer := control.recv(MADE.size, socket.MSG_WAITALL)) == MADE.size:
+                        number, pid = MADE.unpack(answer)
                         if number == self.asked:  # else nobody waited for it: the wait was interrupted
                             return int(pid)
                 except (BrokenPipeError, ConnectionResetError):
@@ -218,7 +218,7 @@ def _streams() -> list[int]:
 
 
 def _python() -> list[str]:
-    """This Python, with its flags, told to run a program."""
+    """This Python, with its flags, to run a program."""
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c"]  # type: ignore[attr-defined]
 
 

@@ -83,7 +83,7 @@ class Changes:
         record = {"frames": self.frames, "overrides": self.overrides, "changed": new, "forced": force, "said": said}
         return note_resume(run, to_dict(cfg), record)
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Lines for the terminal and the report."""
         lines = []
         if self.breaking:

@@ -127,11 +127,11 @@ class RunLock:
 def read_holder(folder: Path | str) -> Holder | None:
     """Who the lock's text names, dead or alive; None where it names nobody."""
     try:
-        told = read_json(Path(folder) / LOCK)
-        _HOLDER(told)
+        found = read_json(Path(folder) / LOCK)
+        _HOLDER(found)
     except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
         return None
-    return Holder(**told)
+    return Holder(**found)
 
 
 def _myself() -> Holder:

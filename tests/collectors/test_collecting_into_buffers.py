@@ -66,7 +66,7 @@ def _listed(rows, key):
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("extend_buffer", [True, False])
 def test_slices_go_on_over_the_seams_of_batches(ndim, extend_buffer):
-    """Episodes of 3, 1 and 5 steps, batches of 10 and 1: every start of a slice of 5 is drawn, also over seams."""
+    """Episodes of 3, 1 and 5 steps, batches of 10 and 1: every start of a slice of 5 is drawn, also over borders."""
     rb = collected(buffer(ndim, slice_len=5), extend_buffer=extend_buffer)
     data = whole_run().reshape(-1)
     long = [i for i in data[TRAJ_IDS].unique() if (data[TRAJ_IDS] == i).sum() == 5]

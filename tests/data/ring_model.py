@@ -37,7 +37,7 @@ class Model:
         self.parked = [{} for _ in range(lanes)]
         self.cursor, self.many = 0, False
 
-    def write(self, obs, following, ids, done, length, seam):
+    def write(self, obs, following, ids, done, length, per_env):
         """Lists of `lanes * length` rows, lane after lane."""
         for start in range(0, length, self.steps):
             stop = min(start + self.steps, length)
@@ -47,9 +47,9 @@ class Model:
                     row = Row(
                         self.cursor + t - start, lane, obs[i], following[i], ids[i] if self.has_ids else 0, done[i]
                     )
-                    self._append(row, first=t == 0, between=t % seam == 0, many=seam < length)
+                    self._append(row, first=t == 0, between=t % per_env == 0, many=per_env < length)
             self.cursor += stop - start
-            self.many = seam < length
+            self.many = per_env < length
             self._evict()
 
     def _append(self, row, *, first, between, many):

@@ -1,4 +1,4 @@
-"""GAE over the ways a batch may keep its next observation, and around masks, seams, chunks and keys."""
+"""GAE over the ways a batch may keep its next observation, and around masks, borders, chunks and keys."""
 
 from functools import partial
 

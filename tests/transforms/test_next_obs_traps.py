@@ -97,7 +97,7 @@ def test_jagged_is_jagged():
 
 
 def test_trajectory_ids_that_are_used_again_are_told_apart():
-    """Elsewhere: a crash in `split_trajectories`, and slices over the seam."""
+    """Elsewhere: a crash in `split_trajectories`, and slices over the border."""
     batch = collected(GymEnv(Screen()), compact_obs=True)
     batch[TRAJ_IDS] = batch[TRAJ_IDS] % 2
     nested = split_trajectories(batch, as_nested=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlcli.data.fields import DTYPES
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
-from rlcli.data.next_obs.sparse import Few
+from rlcli.data.next_obs.sparse import Sparse
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.typed import Misfit
@@ -58,8 +58,8 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
     if packed.ends is not None:
         out[_ENDS] = packed.ends
         out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
-    for key, few in packed.few.items():
-        out |= {_AT + name_of(key): few.at, _FEW + name_of(key): few.rows}
+    for key, sparse in packed.sparse.items():
+        out |= {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
     return out
 
 
@@ -88,15 +88,15 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, An
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
-    few = {key_of(n): Few(tensors.pop(_AT + n), tensors.pop(_FEW + n)) for n in named}
-    for key, places in few.items():
+    sparse = {key_of(n): Sparse(tensors.pop(_AT + n), tensors.pop(_FEW + n)) for n in named}
+    for key, places in sparse.items():
         if len(places.at) and not (int(places.at.min()) >= 0 and int(places.at.max()) < record["frames"]):
             raise Misfit("rows are named that the batch does not have", show(key))
     batch = TensorDict({}, batch_size=record["batch_size"], names=record["names"])
     for name in sorted(tensors):
         batch.set(key_of(name), tensors[name])
     try:
-        return unpack(Packed(batch, ends, extra, few))
+        return unpack(Packed(batch, ends, extra, sparse))
     except ArgumentError as error:
         raise Misfit(str(error)) from error
 

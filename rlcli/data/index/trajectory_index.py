@@ -3,7 +3,7 @@
 ```
 lane 0   a0 a1 a2|b0 b1|a3 a4 a5 c0|     a goes on in another run, because b came between
 ```
-A row goes on in the next one of its lane if both have the same id and the first is no end. Over a seam (two writes,
+A row goes on in the next one of its lane if both have the same id and the first is no end. Over a border (two writes,
 or two env rows of a batch in a flat ring) its next observation must also be, bit for bit, the observation there,
 wherever next observations are known. Where the bytes lie and whose they are stay two questions: equal bytes of
 another trajectory are read, never followed.
@@ -76,7 +76,7 @@ class TrajectoryIndex:
     # ---- writing -----------------------------------------------------------------------------------------------
     def prepare(
         self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
-        length: int, seam: int, start: int, stop: int,
+        length: int, per_env: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         """Compare the steps ``[start, stop)`` of a batch ``[lanes, length]``, and make room for their runs.
 
@@ -89,7 +89,7 @@ class TrajectoryIndex:
         form : int
             How next observations are given; `where` is int32 and belongs to the form.
         ids, done : int64 and bool array ``[lanes * length]``
-        seam : int
+        per_env : int
             Rows of one env in a flat batch; `length` elsewhere.
         """
         from rlcli.kernels.index.write import compare, fits
@@ -97,20 +97,22 @@ class TrajectoryIndex:
         arrays = self.arrays
         if len(arrays.notes) < len(done):
             arrays.notes = np.empty(len(done), np.uint8)
-        compare(arrays.scalars, pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop, arrays.notes)
+        compare(
+            arrays.scalars, pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop, arrays.notes
+        )
         if not fits(*arrays.passed[:-1]):
             arrays.grow()
 
     def record(
         self, pairs: np.ndarray, form: int, where: np.ndarray, ids: np.ndarray, done: np.ndarray,
-        length: int, seam: int, start: int, stop: int,
+        length: int, per_env: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         """Follow the steps that were prepared last, at most as many as the ring has."""
         from rlcli.kernels.index.write import record
 
         record(
             *self.arrays.passed, self.arrays.notes,
-            pairs, form, where, ids, done.view(np.uint8), length, seam, start, stop,
+            pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop,
         )  # fmt: skip
         self.arrays.version += 1
 

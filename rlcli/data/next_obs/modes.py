@@ -91,9 +91,9 @@ def build_exact(
 
 def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
     """Ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
-    seams = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
+    borders = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
     if not places:
-        return seams, None
+        return borders, None
     source = {lane * steps + steps - 1: lane for lane in range(lanes)}
     for row, (t, lane) in enumerate(places, lanes):
         source[lane * steps + t] = row  # a lane that finished in the last step: its own end, not the carrier

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import Few, few_of, is_sparse, sparse_rows
+from rlcli.data.next_obs.sparse import Sparse, is_sparse, sparse_of, sparse_rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, Key, as_tuple, under_next, unravel
 
@@ -34,14 +34,14 @@ class Packed(NamedTuple):
         int32 ``[E]``, see `Rows.from_ends`.
     extra : dict
         Observation key (without "next") -> ``[E, *F]``.
-    few : dict
+    sparse : dict
         Key of a sparse column -> the rows that hold something.
     """
 
     batch: TensorDictBase
     ends: Tensor | None
     extra: dict[Key, Tensor]
-    few: Mapping[Key, Few] = MappingProxyType({})
+    sparse: Mapping[Key, Sparse] = MappingProxyType({})
 
 
 def pack(batch: TensorDictBase) -> Packed:
@@ -55,8 +55,8 @@ def pack(batch: TensorDictBase) -> Packed:
         return Packed(batch, None, {})
     plain, extra = batch.copy(), {}
     ends: Tensor | None = None
-    few = {key: few_of(rows, batch.ndim) for key, rows in found.items() if is_sparse(key)}
-    plain, found = plain.exclude(*few), {key: rows for key, rows in found.items() if key not in few}
+    sparse = {key: sparse_of(rows, batch.ndim) for key, rows in found.items() if is_sparse(key)}
+    plain, found = plain.exclude(*sparse), {key: rows for key, rows in found.items() if key not in sparse}
     for key, rows in found.items():
         own = rows.ends
         rows.check()
@@ -65,7 +65,7 @@ def pack(batch: TensorDictBase) -> Packed:
             plain = plain.exclude(key)
         else:
             plain.set(key, rows.full())
-    return Packed(plain, ends, extra, few)
+    return Packed(plain, ends, extra, sparse)
 
 
 def unpack(packed: Packed) -> TensorDictBase:
@@ -84,8 +84,10 @@ def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: boo
     packed = pack(batch)
     ends = None if packed.ends is None else packed.ends.to(device, non_blocking=non_blocking)
     extra = {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()}
-    few = {key: Few(*(x.to(device, non_blocking=non_blocking) for x in rows)) for key, rows in packed.few.items()}
-    moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, few)
+    sparse = {
+        key: Sparse(*(x.to(device, non_blocking=non_blocking) for x in rows)) for key, rows in packed.sparse.items()
+    }
+    moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, sparse)
     # these ends were right before: looking at them again would make the host wait for the copy
     return _lazy(moved, None if ends is None else Ends.trusted(batch.shape, ends))
 
@@ -109,20 +111,20 @@ def concat(batches: Sequence[TensorDictBase]) -> TensorDictBase:
     if len(batches) == 1:
         return batches[0]
     packed = [pack(b) for b in batches]
-    if any((p.extra.keys(), p.few.keys()) != (packed[0].extra.keys(), packed[0].few.keys()) for p in packed):
+    if any((p.extra.keys(), p.sparse.keys()) != (packed[0].extra.keys(), packed[0].sparse.keys()) for p in packed):
         packed = [Packed(full_next_obs(b), None, {}) for b in batches]
     joined: TensorDictBase = torch.cat([p.batch for p in packed], batches[0].ndim - 1)  # type: ignore
     joined.names = batches[0].names
     steps = [p.batch.shape[-1] for p in packed]
-    few = {}
-    for key in packed[0].few:
-        at, order = _moved([p.few[key].at for p in packed], steps)
-        few[key] = Few(at, torch.cat([p.few[key].rows for p in packed])[order])
+    sparse = {}
+    for key in packed[0].sparse:
+        at, order = _moved([p.sparse[key].at for p in packed], steps)
+        sparse[key] = Sparse(at, torch.cat([p.sparse[key].rows for p in packed])[order])
     if any(p.ends is None for p in packed):
-        return unpack(Packed(joined, None, {}, few))
+        return unpack(Packed(joined, None, {}, sparse))
     ends, order = _moved([p.ends for p in packed if p.ends is not None], steps)
     extra = {key: torch.cat([p.extra[key] for p in packed])[order] for key in packed[0].extra}
-    return unpack(Packed(joined, ends.to(torch.int32), extra, few))
+    return unpack(Packed(joined, ends.to(torch.int32), extra, sparse))
 
 
 def _moved(places: Sequence[Tensor], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -136,11 +138,11 @@ def _moved(places: Sequence[Tensor], steps: Sequence[int]) -> tuple[Tensor, Tens
 
 
 def _lazy(packed: Packed, ends: Ends | None) -> TensorDictBase:
-    if ends is None and not packed.few:
+    if ends is None and not packed.sparse:
         return packed.batch
     batch = packed.batch.copy()
-    for key, few in packed.few.items():
-        batch.set(key, sparse_rows(batch.shape, few))
+    for key, sparse in packed.sparse.items():
+        batch.set(key, sparse_rows(batch.shape, sparse))
     for key, extra in packed.extra.items():
         assert ends is not None
         obs = batch.get(key).contiguous()

@@ -87,7 +87,7 @@ class WritePlan:
         self._form, self._index, self._kernel, self._count = form, contents.index, write, lead.numel()
         place = {key: i for i, key in enumerate(form.keys)}
         length = self._count // contents.space.lanes
-        seam = lead[-1] if contents.space.lanes == 1 else length
+        per_env = lead[-1] if contents.space.lanes == 1 else length
         traj = -1 if markers.traj_key is None else place[markers.traj_key]
         columns = [[memory.addresses[key], field.width, place[key]] for key, field in storage.fields.items()]
         observed = [[place[key] for key in keys] for keys in (pairs.keys, pairs.nexts)]
@@ -96,7 +96,7 @@ class WritePlan:
         self._point = Struct(f"{len(place)}q").pack_into  # a third of the time of an assignment
         self._arrays = (
             np.empty(self._count, np.uint8),  # notes
-            np.array([length, seam, traj]),
+            np.array([length, per_env, traj]),
             sources,
             np.array(columns, np.int64).T.copy(),
             pairs.table.copy(),

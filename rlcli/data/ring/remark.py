@@ -1,7 +1,7 @@
 """Rows that are stored already, told apart by other keys: the index is made anew by one scan, piece by piece.
 
 Where batches met is not stored, so it is taken from the index that was: a cut that the old keys do not explain was a
-seam. Without ids nothing that was apart is joined: the rows of two envs may lie there side by side. Positions count
+border. Without ids nothing that was apart is joined: the rows of two envs may lie there side by side. Positions count
 from the oldest live row on.
 """
 
@@ -35,16 +35,16 @@ def remark(contents: Contents, markers: Markers) -> None:
         form, where = pairs.point(columns, columns, count)
         piece = (pairs.table, form, where, ids, ends, length, length, 0, length)
         index.prepare(*piece)
-        seams = np.flatnonzero(apart[:, start - old.base : stop - old.base].reshape(-1))
-        seams = seams[seams % length > 0]
+        borders = np.flatnonzero(apart[:, start - old.base : stop - old.base].reshape(-1))
+        borders = borders[borders % length > 0]
         if has_ids and known:
-            at = torch.from_numpy(seams)
-            differ = np.zeros(len(seams), bool)
+            at = torch.from_numpy(borders)
+            differ = np.zeros(len(borders), bool)
             for key, after in zip(pairs.keys, pairs.nexts, strict=True):
                 differ |= (bytes_of(columns[key][at]) != bytes_of(columns[after][at - 1])).any(1).numpy()
-            seams = seams[differ]
+            borders = borders[differ]
         if not (has_ids and not known):
-            index.arrays.part(seams, length)
+            index.arrays.part(borders, length)
         index.record(*piece)
     pairs.release()
     index.arrays.finish(old.arrays)

@@ -206,11 +206,11 @@ class Ring:
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
-            few = SparseColumns.take(given, len(lead))
+            sparse = SparseColumns.take(given, len(lead))
             if not self.fields:
                 self._begin(given, lead)
             self.contents.layout.check(given, lead, self.storage.ndim)
-            rows = write(self.contents, given, lead, few)
+            rows = write(self.contents, given, lead, sparse)
         self.plans.learn(self.contents, batch)
         return rows
 
@@ -244,7 +244,7 @@ class Ring:
         """
         self.storage.need_writable()
         given = columns_of(batch)
-        few = SparseColumns.take(given, batch.ndim)
+        sparse = SparseColumns.take(given, batch.ndim)
         given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
         if not self.fields:
             raise ArgumentError("nothing was stored yet, so there is no row to write over")
@@ -258,7 +258,7 @@ class Ring:
             )
         if len(rows):
             with self._whole_write(0, rows):
-                overwrite(self.contents, rows, given, few)
+                overwrite(self.contents, rows, given, sparse)
 
     @contextlib.contextmanager
     def _whole_write(self, count: int, rows: np.ndarray | None = None) -> Iterator[None]:

@@ -136,8 +136,8 @@ class FrameStacks:
         self.heads.reserve(most + 2, slots)  # a lane's first row may need a head too, and one stays free for a front
 
     def follow(
-        self, storage: Storage, stacks: Tensor, index: TrajectoryIndex, cursor: int, length: int, seam: int, start: int,
-        stop: int, promoted: Promoted,
+        self, storage: Storage, stacks: Tensor, index: TrajectoryIndex, cursor: int, length: int, per_env: int,
+        start: int, stop: int, promoted: Promoted,
     ) -> None:  # fmt: skip
         """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
 
@@ -147,7 +147,7 @@ class FrameStacks:
             The whole batch, contiguous.
         index : TrajectoryIndex
             Knows the new rows already.
-        seam : int
+        per_env : int
             Rows of one env in a flat batch.
         """
         from rlcli.kernels.stacks.cpu import NEW, REPEAT, SAME_FRAMES
@@ -168,7 +168,7 @@ class FrameStacks:
                 steps.insert(0, 0)
             for t in steps:
                 row, own = lane * length + start + t, bool(mine[t] & SAME_FRAMES)
-                new.append((lane, cursor + t, row, own, (start + t) % seam == 0))
+                new.append((lane, cursor + t, row, own, (start + t) % per_env == 0))
         tips = self._linkable(index, new)
         for lane, step, row, own, _ in new:
             older = None if own else bytes_of(flat[row : row + 1])[0, : -self.frame.width].numpy()
@@ -177,16 +177,16 @@ class FrameStacks:
             self._whole += before >= 0
         last = np.arange(lanes) * length + stop - 1
         self.tails[:] = bytes_of(flat[torch.from_numpy(last)]).numpy()
-        self._note_tips(index, cursor, length, seam, start, stop)
+        self._note_tips(index, cursor, length, per_env, start, stop)
         self._warn((stop - start) * lanes)
 
     def _linkable(self, index: TrajectoryIndex, new: list[tuple]) -> dict[int, int]:
-        """For a new stretch at the seam of a flat ring the newest step, before this write, of its trajectory."""
-        seams = [step for _, step, _, own, between in new if between and not own]
-        if self.space.lanes > 1 or not seams:
+        """For a new stretch where an env of a flat ring begins: its trajectory's newest step before this write."""
+        borders = [step for _, step, _, own, between in new if between and not own]
+        if self.space.lanes > 1 or not borders:
             return {}
-        numbers = index.numbers(np.array(seams) % self.space.steps).tolist()
-        found = {step: self._tips.get(number, -1) for step, number in zip(seams, numbers, strict=True)}
+        numbers = index.numbers(np.array(borders) % self.space.steps).tolist()
+        found = {step: self._tips.get(number, -1) for step, number in zip(borders, numbers, strict=True)}
         return {step: tip for step, tip in found.items() if index.base <= tip < step}
 
     def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
@@ -198,10 +198,10 @@ class FrameStacks:
                 return -2 - tip
         return self.heads.slot(older)
 
-    def _note_tips(self, index: TrajectoryIndex, cursor: int, length: int, seam: int, start: int, stop: int) -> None:
+    def _note_tips(self, index: TrajectoryIndex, cursor: int, length: int, per_env: int, start: int, stop: int) -> None:
         if self.space.lanes > 1:
             return
-        last = np.array([t for t in range(seam - 1, length, seam) if start <= t < stop] or [stop - 1])
+        last = np.array([t for t in range(per_env - 1, length, per_env) if start <= t < stop] or [stop - 1])
         steps = cursor + last - start
         for number, step in zip(index.numbers(steps % self.space.steps).tolist(), steps.tolist(), strict=True):
             self._tips[number] = step

@@ -18,7 +18,7 @@ from rlcli.data.fields import Field
 from rlcli.data.index.cut_out import cut_out
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import Few
+from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import by_row
@@ -27,14 +27,14 @@ from rlcli.keys import Key, under_next
 
 
 def write(
-    contents: Contents, given: Mapping[Key, Tensor], lead: torch.Size, few: Mapping[Key, Few]
+    contents: Contents, given: Mapping[Key, Tensor], lead: torch.Size, sparse: Mapping[Key, Sparse]
 ) -> np.ndarray:  # fmt: skip
     """Write a batch of this layout, time last.
 
     Parameters
     ----------
     given : dict of key to Tensor ``[*lead, *F]``
-    few : dict of key to Few
+    sparse : dict of key to Sparse
         Its sparse columns.
 
     Returns
@@ -47,7 +47,7 @@ def write(
     length = count // space.lanes
     if not length:
         return np.empty(0, np.int64)
-    seam = lead[-1] if space.lanes == 1 and len(lead) else length
+    per_env = lead[-1] if space.lanes == 1 and len(lead) else length
     columns = _flat(given, contents.packing.fields, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
     packed = contents.packing.pack(columns, contents.first, len(contents), contents.encoded)
@@ -56,7 +56,7 @@ def write(
         stop = min(start + space.steps, length)
         base, cursor = contents.index.base, contents.index.cursor
         new_base = space.base(cursor + stop - start)
-        piece = (pairs.table, form, where, ids, ends, length, seam, start, stop)
+        piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
         with room_for(count):  # all of it before anything is written over
             promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
             for key, kept in promoted.items():
@@ -66,14 +66,14 @@ def write(
         contents.index.record(*piece)
         for key, kept in promoted.items():
             stacks[key].follow(
-                contents.storage, columns[key], contents.index, cursor, length, seam, start, stop, kept
+                contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
             )  # fmt: skip
         if contents.layout.exact and not contents.unfollowed.warned:
             contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
     pairs.release()
     first = contents.index.cursor - length
-    if few or contents.sparse:
-        contents.sparse.put(few, space.numbers(first, length), contents.first)
+    if sparse or contents.sparse:
+        contents.sparse.put(sparse, space.numbers(first, length), contents.first)
     return space.rows(first, length)
 
 
@@ -119,7 +119,7 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
 
 
 # ---- single rows -----------------------------------------------------------------------------------------------
-def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor], few: Mapping[Key, Few]) -> None:
+def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor], sparse: Mapping[Key, Sparse]) -> None:
     """Write columns ``[N, *F]`` of this layout over live rows int64 ``[N]``; a row given twice takes the last.
 
     What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory they
@@ -152,8 +152,8 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
             stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
         packed[key] = stacks[key].newest(stored[key])
     contents.storage.scatter(rows, packed)
-    if few or contents.sparse:
-        contents.sparse.put(few, numbers, contents.first)
+    if sparse or contents.sparse:
+        contents.sparse.put(sparse, numbers, contents.first)
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:

@@ -23,7 +23,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.shared.folder import ScratchFolder
 from rlcli.data.shared.region import Place, Region
-from rlcli.data.shared.rows import APART, CUT, FIRST, SEAM, SharedRows
+from rlcli.data.shared.rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.data.shared.writer import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError, ResourceError
@@ -115,9 +115,9 @@ class SharedRing(Ring):
         given = self._nexts(start, marks, order, columns) if self.exact else columns
         form, where = pairs.point(columns, given, len(order))
         length = (stop - start) // self.lanes
-        seams = np.flatnonzero(marks[1:] & SEAM)
-        seam = int(seams[0]) + 1 if len(seams) else length
-        batch = (pairs.table, form, where, ids, ends, length, seam, 0, length)
+        borders = np.flatnonzero(marks[1:] & BORDER)
+        per_env = int(borders[0]) + 1 if len(borders) else length
+        batch = (pairs.table, form, where, ids, ends, length, per_env, 0, length)
         self.index.prepare(*batch)
         self.index.record(*batch)
         self.rows.drop(stop - self.rows.capacity)
@@ -177,7 +177,7 @@ def _pieces(marks: np.ndarray) -> list[int]:
     """Where writes begin, and one past the last row; of a write that is there in part also its first whole env."""
     starts = np.flatnonzero(marks & FIRST).tolist()
     part = marks[: starts[0] if starts else None]
-    return sorted({0, *np.flatnonzero(part & SEAM)[:1].tolist(), *starts, len(marks)})
+    return sorted({0, *np.flatnonzero(part & BORDER)[:1].tolist(), *starts, len(marks)})
 
 
 def _refuse_private(storage: Storage, frame_stack: Any, codes: bool) -> None:

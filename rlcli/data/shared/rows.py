@@ -30,7 +30,7 @@ from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
 
 MARKS: Key = ("", "marks")  # one byte a row, beside the ring's own columns
-APART, FIRST, SEAM, CUT = 1, 2, 4, 8
+APART, FIRST, BORDER, CUT = 1, 2, 4, 8
 """Its next observation is in a side file; it begins a write, an env's rows in a flat write, or a process's writing."""
 
 _NUMBERED = re.compile(r"(?:rows|sides)-(\d{8,})\.")

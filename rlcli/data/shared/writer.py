@@ -21,7 +21,7 @@ from rlcli.data.next_obs.sparse import is_sparse
 from rlcli.data.ring.ring import Ring
 from rlcli.data.shared.folder import ProcessLock, holder
 from rlcli.data.shared.region import LAYOUT, Place, Region, gone
-from rlcli.data.shared.rows import APART, CUT, FIRST, SEAM, SharedRows
+from rlcli.data.shared.rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
 from rlcli.keys import Key, show, under_next
 
@@ -194,7 +194,7 @@ def _marks(ring: Ring, before: int, lead: torch.Size) -> tuple[np.ndarray, np.nd
     assert isinstance(storage, SharedRows)
     marks = np.zeros(storage.total - before, np.uint8)
     if ring.lanes == 1 and len(lead) > 1:
-        marks[:: lead[-1]] = SEAM
+        marks[:: lead[-1]] = BORDER
     marks[0] |= FIRST | (CUT if before == storage.begin and before else 0)
     sides: Any = np.empty((0, 0), np.uint8)
     if ring.exact and ring.pool is not None:

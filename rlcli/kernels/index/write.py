@@ -1,7 +1,7 @@
 """Following new rows: where runs end, which trajectory goes on, and which next observations must be kept apart.
 
 A batch is `[lanes, steps]` with time last. In a flat ring (one lane) `[P, T]` is one lane of P * T rows, with a
-seam every T of them. Nothing is changed before all capacities are known to do.
+border every T of them. Nothing is changed before all capacities are known to do.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def keep(scalars: np.ndarray, slots: np.ndarray, pairs: np.ndarray, row: int, fo
 @compiled(borrows=True)
 def compare(
     scalars: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray, ids: np.ndarray, done: np.ndarray,
-    length: int, seam: int, start: int, stop: int, notes: np.ndarray,
+    length: int, per_env: int, start: int, stop: int, notes: np.ndarray,
 ) -> None:  # fmt: skip
     """Note for each row of `[start, stop)` how it follows the row above it; count the runs it takes."""
     known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
@@ -160,7 +160,7 @@ def compare(
         else:
             notes[top:bottom] = 0
         go(done[top - 1 : bottom - 1], ids[top - 1 : bottom] if has_ids else ids, notes[top:bottom], exact)
-        for step in range(-(-first // seam) * seam, stop, seam):  # the rows of one env begin under those of another
+        for step in range(-(-first // per_env) * per_env, stop, per_env):  # one env's rows begin below another's
             row = lane * length + step
             same = notes[row] & SAME != 0 if exact else known and follows(pairs, row - 1, row, form, index)
             goes = notes[row] & GOES != 0 and has_ids and (same or not known)
@@ -334,11 +334,11 @@ def plain_rows(notes: np.ndarray, first: int, stop: int) -> int:
 def record(
     scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
     slots: np.ndarray, bits: np.ndarray, notes: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray,
-    ids: np.ndarray, done: np.ndarray, length: int, seam: int, start: int, stop: int,
+    ids: np.ndarray, done: np.ndarray, length: int, per_env: int, start: int, stop: int,
 ) -> None:  # fmt: skip
     """Follow the steps `[start, stop)` of a batch of `length` steps a lane, which were compared and fit."""
     known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
-    many = seam < length
+    many = per_env < length
     mask, count, capacity = runs.shape[2] - 1, scalars[LANES], scalars[LANES] * scalars[STEPS]
     clear_bits(bits, scalars[CURSOR] * count % capacity, (stop - start) * count, capacity)
     for lane in range(count):
@@ -351,7 +351,7 @@ def record(
             goes, same, fresh = False, False, last < lanes[HEAD, lane]
             if fresh:
                 pass
-            elif step == 0:  # the seam between two writes
+            elif step == 0:  # the border between two writes
                 slot, traj = runs[WHERE, lane, at], runs[TRAJ, lane, at]
                 same = known and slot >= 0 and in_slot(scalars, pairs, slot, row)
                 goes = trajs[STATE, traj] == OPEN and (same or not known)

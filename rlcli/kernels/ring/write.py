@@ -15,7 +15,7 @@ from rlcli.kernels.index.write import NEXT, OBS, PLAIN, compare, fits, record
 from rlcli.kernels.rows.cpu import copy_apart
 
 # of a batch's form: steps of a lane, rows of one env, and which source holds ids
-LENGTH, SEAM, IDS = range(3)
+LENGTH, PER_ENV, IDS = range(3)
 # one column of `columns` for each stored key: where its rows begin, their bytes, and which source they come from
 TARGET, WIDTH, SOURCE = range(3)
 _NO_INDEX = np.empty(0, np.int32)
@@ -50,7 +50,7 @@ def write(
     either(ends, sources, done)
     if len(ids):
         copy_bytes(ids.ctypes.data, sources[form[IDS]], 8 * count)
-    compare(scalars, pairs, PLAIN, _NO_INDEX, ids, done, length, form[SEAM], 0, length, notes)
+    compare(scalars, pairs, PLAIN, _NO_INDEX, ids, done, length, form[PER_ENV], 0, length, notes)
     if not fits(scalars, runs, lanes, trajs, hashed, slots):
         return False
     first = scalars[CURSOR] % scalars[STEPS]
@@ -60,7 +60,7 @@ def write(
     written[0] = max(written[0], (first + cut) * scalars[LANES])
     places(rows, scalars[LANES], length, first, cut)
     record(scalars, runs, lanes, trajs, hashed, slots, bits, notes, pairs, PLAIN, _NO_INDEX, ids, done,
-           length, form[SEAM], 0, length)  # fmt: skip
+           length, form[PER_ENV], 0, length)  # fmt: skip
     return True
 
 

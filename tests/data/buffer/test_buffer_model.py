@@ -186,7 +186,7 @@ def test_samples_of_many_random_histories_hold_what_was_written(kind):
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_ring_cursor_after_reload(storage, tmp_path):
-    """Upstream's dump forgets where the ring was written last: after a reload, slices go over the seam."""
+    """Upstream's dump forgets where the ring was written last: after a reload, slices go over the border."""
 
     def made():
         return TensorDictReplayBuffer(storage=storage(50), sampler=SliceSampler(slice_len=5, seed=0), batch_size=500)

@@ -40,7 +40,7 @@ PLANTED = {
         "write", "after + (first - 1) * width, (block - first) * width)", "after + (first - 1) * width, width)"),
     "eight rows are passed over if one is plain": (
         "write", "read_8(address + row) & EIGHT_PLAIN == EIGHT_PLAIN", "read_8(address + row) & EIGHT_PLAIN"),
-    "only one key is compared at a seam": (
+    "only one key is compared at a border": (
         "write", "    for key in range(pairs.shape[1]):\n        width = pairs[WIDTH, key]\n        if not same",
         "    for key in range(1):\n        width = pairs[WIDTH, key]\n        if not same"),
     "only one key is kept in a slot": (
@@ -60,7 +60,7 @@ PLANTED = {
     "a trajectory found by its id is not compared": (
         "write", "if scalars[KNOWN] == 0 or (slot >= 0 and in_slot(scalars, pairs, slot, row)):", "if True:"),
     "a trajectory is not looked for by its id": ("write", "        if hashed[place] >= 0:\n", "        if False:\n"),
-    "the seam between writes is not compared": (
+    "the border between writes is not compared": (
         "write", "same = known and slot >= 0 and in_slot(scalars, pairs, slot, row)", "same = known"),
     "equal bytes alone make a trajectory go on": (
         "write", "goes = trajs[STATE, traj] == OPEN and (same or not known)", "goes = same or not known"),
@@ -71,9 +71,9 @@ PLANTED = {
     "ids are not looked at in a batch": ("write", "goes = goes and ids[i] == ids[i + 1]", "pass"),
     "ids are not looked at between writes": (
         "write", "(trajs[ID, traj] == traj_id if has_ids else", "(True if has_ids else"),
-    "env rows of a flat batch are one stream": ("write", "range(-(-first // seam) * seam, stop, seam):", "range(0):"),
+    "env rows of a flat batch are one stream": ("write", "range(-(-first // per_env) * per_env, stop, per_env):", "range(0):"),
     "the last end of a write stays open": ("write", "            if done[row + stretch - 1]:\n", "            if done[row + stretch - 1] and step + stretch < stop:\n"),
-    "a bit stays after the seam is resolved": (
+    "a bit stays after the border is resolved": (
         "write", "                bits[above >> 3] &= ~np.uint8(1 << (above & 7))\n", "                pass\n"),
     "old bits stay under new rows": (
         "write", "    clear_bits(bits, scalars[CURSOR] * count % capacity, (stop - start) * count, capacity)\n", ""),

@@ -34,8 +34,8 @@ def a_batch(rng, streams, lanes, kind, ids, longest):
     )
     count = len(played) * steps
     length = steps if lanes > 1 else count
-    seam = count if flat else steps
-    return td, (*lists, length, seam if lanes == 1 else length)
+    per_env = count if flat else steps
+    return td, (*lists, length, per_env if lanes == 1 else length)
 
 
 def reloaded(ring, rows):

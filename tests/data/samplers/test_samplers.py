@@ -95,12 +95,12 @@ def test_rows_overwritten_in_an_epoch_drop_out_of_it_and_new_ones_wait():
 
 # ---- slices ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ids", [True, False])
-@pytest.mark.parametrize("seams", [1, 4])
-def test_slices_lie_in_one_episode_and_every_legal_start_is_drawn(ids, seams):
+@pytest.mark.parametrize("borders", [1, 4])
+def test_slices_lie_in_one_episode_and_every_legal_start_is_drawn(ids, borders):
     sampler = SliceSampler(slice_len=3, seed=0)
     batch = episodes(LENGTHS, ids=ids)
     rb = filled(sampler, 3 * 400, batch=batch[:11])
-    for part in batch[11:].chunk(seams):
+    for part in batch[11:].chunk(borders):
         rb.extend(part)
     drawn = slices_of(rb.sample(), [3] * 400)
     assert {start for start in drawn} == {

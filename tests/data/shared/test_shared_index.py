@@ -41,8 +41,8 @@ class Tale:
         if self.is_new:
             self.cut()
             self.is_new = False
-        whole, seam = (length, length) if self.ndim == 2 else (length * self.envs, length)
-        self.model.write(*lists, whole, seam)
+        whole, per_env = (length, length) if self.ndim == 2 else (length * self.envs, length)
+        self.model.write(*lists, whole, per_env)
         self.steps_written += whole
 
     def another_writer(self):
