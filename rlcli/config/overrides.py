@@ -164,6 +164,8 @@ def _check_value(
             yield Problem(f"{key} belongs to rlcli {' and '.join(verbs)}", "leave it out here")
         else:
             yield unknown_key(schema, key, value if isinstance(value, dict) else words.spell(value), facts=facts)
+    elif key == "memory.next_obs" and value not in choices(schema, "memory"):  # by itself it is that choice
+        yield unknown(key, str(value), choices(schema, "memory"))
     elif not (isinstance(value, str) and "${" in value):
         yield from check_type(schema, key, value)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.config.compose import configure
+from rlcli.config.compose import configure, plan
 from rlcli.config.overrides import check_overrides, expand
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
@@ -72,6 +72,16 @@ def test_memory_exact_with_another_next_obs_says_that_they_contradict():
     assert "memory=exact and memory.next_obs=compact contradict" in complaints(
         "memory=exact", "memory.next_obs=compact"
     )
+
+
+@pytest.mark.parametrize("value", ["abc", "3", "null", "${seed}", "[full]", "{}"])
+def test_a_next_obs_that_is_no_preset_is_refused_before_anything_is_composed(value):
+    assert "unknown memory.next_obs" in complaints(f"memory.next_obs={value}")
+
+
+def test_numbers_for_next_obs_are_refused_in_a_sweep_too():
+    with pytest.raises(ConfigError, match=r"unknown memory\.next_obs '1'"):
+        plan("train", ["memory.next_obs=range(1,3)"], multirun=True)
 
 
 @pytest.mark.parametrize("mode", ["full", "compact", "exact"])
