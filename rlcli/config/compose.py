@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -25,6 +25,7 @@ from rlcli.config import guard, registry
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
+from rlcli.config.resolved import check_type
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.tree import leaves, value_at
 from rlcli.config.unread import unread
@@ -176,10 +177,21 @@ def without_hydra(node: DictConfig) -> DictConfig:
 
 def _as_object(node: DictConfig) -> CollectConfig:
     try:
-        return OmegaConf.to_object(node)  # type: ignore[return-value]
+        cfg: Any = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         reason = " ".join(str(error).splitlines()[0].split())
         raise ConfigError(f"{error.full_key} has no value: {reason}" if error.full_key else reason) from None
+    raise_all(_what_is_no_container(node, cfg))
+    return cfg
+
+
+def _what_is_no_container(node: DictConfig, cfg: Any) -> Iterator[Problem]:
+    """What interpolations put for lists and mappings: OmegaConf checks it for numbers and text alone."""
+    for key, leaf in leaves(type(cfg)).items():
+        if {get_origin(hint) for hint in (leaf.hint, *get_args(leaf.hint))} & {list, dict}:
+            branch, _, name = key.rpartition(".")
+            if OmegaConf.is_interpolation(OmegaConf.select(node, branch) if branch else node, name):
+                yield from check_type(type(cfg), key, value_at(cfg, key))
 
 
 def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:

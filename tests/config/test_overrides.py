@@ -74,6 +74,30 @@ def test_memory_exact_with_another_next_obs_says_that_they_contradict():
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("env.kwargs=${seed}", "env.kwargs must be a mapping, not 0"),
+        ("env.wrappers=${seed}", "env.wrappers must be a list, not 0"),
+        ("env.wrappers=${env.kwargs}", "env.wrappers must be a list, not {}"),
+        ("env.transforms=${env.id}", "env.transforms must be a list, not 'CartPole-v1'"),
+        ("logger.kwargs=${env.wrappers}", "logger.kwargs must be a mapping, not []"),
+        ("policy.hidden=${optim.betas}", "policy.hidden must be a list of whole numbers"),
+        ("optim.betas=${seed}", "optim.betas must be a list of numbers"),
+        ("memory.keep=${env.id}", "memory.keep must be a list, not 'CartPole-v1'"),
+    ],
+)
+def test_what_an_interpolation_puts_for_a_list_or_a_mapping_is_one(override, words):
+    assert words in complaints(override)
+
+
+def test_an_interpolation_may_give_a_list():
+    assert configure("train", ["policy.hidden=[32]", "env.kwargs.widths=${policy.hidden}"]).env.kwargs == {
+        "widths": [32]
+    }
+    assert configure("train", ["memory.keep=${env.wrappers}"]).memory.keep == []
+
+
 @pytest.mark.parametrize("value", ["abc", "3", "null", "${seed}", "[full]", "{}"])
 def test_a_next_obs_that_is_no_preset_is_refused_before_anything_is_composed(value):
     assert "unknown memory.next_obs" in complaints(f"memory.next_obs={value}")
