@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rlcli.config import parts, registry
 from rlcli.config.option import Option, option_of
@@ -37,7 +37,15 @@ class Leaf(NamedTuple):
         return get_origin(self.hint) is dict
 
 
-@functools.cache
+T = TypeVar("T")
+
+
+def _once(of: Callable[[type], T]) -> Callable[[type], T]:
+    """`of`, asked once a schema; for mypy a class is not hashable."""
+    return cast(Callable[[type], T], functools.cache(of))
+
+
+@_once
 def leaves(schema: type) -> Mapping[str, Leaf]:
     """Every dotted key of a schema class, in the order of its fields."""
     return {leaf.key: leaf for leaf in _walk(schema, "")}
@@ -56,13 +64,13 @@ def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
             yield Leaf(key, hint, default, option_of(field))
 
 
-@functools.cache
+@_once
 def branches(schema: type) -> frozenset[str]:
     """Every dotted key that holds further keys: the groups, and `env.atari`."""
     return frozenset(key.rsplit(".", n)[0] for key in leaves(schema) for n in range(1, key.count(".") + 1))
 
 
-@functools.cache
+@_once
 def groups(schema: type) -> tuple[str, ...]:
     """Names of the groups of a schema, in order, without `recipe`."""
     return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
