@@ -301,7 +301,7 @@ def _own_hydra() -> Iterator[None]:
     try:
         yield
     finally:
-        del vars(store)["__deepcopy__"]
+        vars(store).pop("__deepcopy__", None)
         # composing has put another object into the place of the one that was cleared
         GlobalHydra.instance().clear()
         if outer is not None:
