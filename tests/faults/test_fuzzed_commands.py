@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import random
 import types
+from collections import Counter
+from contextlib import suppress
 from typing import get_args
 
 import pytest
+from omegaconf import OmegaConf
 
+from rlcli.config import compose
 from rlcli.config.other_names import NAMES
+from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
 from rlcli.config.tree import Leaf, choices, groups, leaves
 from rlcli.config.unread import read_with
+from rlcli.errors import ConfigError
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 JUNK = (
@@ -180,6 +186,43 @@ def test_drawn_commands_compose_or_are_refused(rlcli, tmp_path):
 
 def test_drawn_runs_end_or_are_refused(rlcli):
     assert 0 in run_for_real(rlcli, range(8))
+
+
+def as_hydra_composes(monkeypatch, numbers) -> int:
+    """Compose drawn commands twice, the second time by Hydra alone; how many were composed and how many refused."""
+    composed, found = compose._composed, Counter()
+
+    def tried(make, *args):
+        try:
+            job = compose._job(make(*args))
+        except ConfigError as error:
+            return str(error)
+        return OmegaConf.to_yaml(job.node), repr(job.cfg), job.choices, OmegaConf.is_struct(job.node)
+
+    def both(verb, overrides, stored):
+        ours, hydras = tried(composed, verb, overrides, stored), tried(compose._compose_tree, verb, overrides)
+        assert ours == hydras, (verb, overrides)
+        found[type(ours)] += 1
+        return composed(verb, overrides, stored)
+
+    monkeypatch.setattr(compose, "_composed", both)
+    for number in numbers:
+        draw = random.Random(f"compose {SEED} {number}")
+        verb = draw.choice(list(VERBS))
+        recipe = draw.choice([f"recipe={name}" for name, recipe in find_recipes().items() if recipe.verb == verb])
+        words = [*draw.choice([[], [recipe], ["hydra.run.dir=x/${seed}"]]), *command(draw, verb, sane=0.9)]
+        with suppress(ConfigError):
+            compose.plan(verb, words, look=True)
+    return found[tuple]
+
+
+def test_choices_with_values_on_top_are_what_hydra_composes(monkeypatch):
+    assert as_hydra_composes(monkeypatch, range(40)) > 30
+
+
+@pytest.mark.slow
+def test_many_choices_with_values_on_top_are_what_hydra_composes(monkeypatch):
+    assert as_hydra_composes(monkeypatch, range(1000, 2000)) > 750
 
 
 @pytest.mark.slow
