@@ -21,6 +21,7 @@ def pytest_configure(config) -> None:
     # xdist would give out the files with few tests last, which are the slow ones: one core would wait for the other;
     # slow ones that lie beside this file come first, for the same reason
     config.option.loadscopereorder = False
+    gc.disable()  # while tests are collected
 
 
 def pytest_collection_modifyitems(config, items) -> None:
@@ -31,7 +32,9 @@ def pytest_collection_finish() -> None:
     """What was imported stays: looking through it again and again was a fifth of the suite's time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+    gc.enable()

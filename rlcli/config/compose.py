@@ -19,7 +19,6 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
@@ -33,7 +32,7 @@ from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.tree import groups, leaves, value_at
 from rlcli.config.unread import unread
 from rlcli.config.validate import validate
-from rlcli.config.words import key_of
+from rlcli.config.words import key_of, parsed
 from rlcli.errors import ConfigError
 
 HYDRA_VERSION_BASE = "1.3"
@@ -282,7 +281,7 @@ def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
     node = pickle.loads(_choices(verb, tuple(chosen), stored))
     try:
-        for override in OverridesParser.create().parse_overrides([text for text in overrides if text not in chosen]):
+        for override in (parsed(text) for text in overrides if text not in chosen):
             key, added = override.key_or_group, override.is_force_add()
             OmegaConf.update(node, key, override.value(), merge=True, force_add=added)
     except (HydraException, OmegaConfBaseException) as error:

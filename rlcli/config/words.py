@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
@@ -24,7 +25,7 @@ def read(text: str) -> Override | None:
     if _depth(text) > guard.MAX_DEPTH:  # Hydra's parser would end at Python's own limit
         return None
     try:
-        (override,) = OverridesParser.create().parse_overrides([text])
+        override = parsed(text)
     except (HydraException, ValueError):  # the latter of a number of too many digits
         return None
     value = override.value()
@@ -32,6 +33,13 @@ def read(text: str) -> Override | None:
         typed = text.partition("=")[2]
         if typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
             return read(f"{text.partition('=')[0]}={_quoted(typed)}")
+    return override
+
+
+@lru_cache(maxsize=1024)  # a millisecond each
+def parsed(text: str) -> Override:
+    """An override that Hydra's grammar can read; nobody changes what it returns."""
+    (override,) = OverridesParser.create().parse_overrides([text])
     return override
 
 

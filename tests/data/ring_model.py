@@ -321,8 +321,9 @@ def lazy(obs, following, ends):
 def keyed(columns, count):
     """One tuple of bytes a row."""
     plain = [c.full() if isinstance(c, Rows) else c for c in columns]
-    flat = [c.reshape(count, -1) for c in plain]
-    return [tuple(bits(c[i]) for c in flat) for i in range(count)]
+    columns = [bits(c.reshape(count, -1)) for c in plain]
+    widths = [len(column) // count if count else 0 for column in columns]
+    return [tuple(c[i * w : i * w + w] for c, w in zip(columns, widths, strict=True)) for i in range(count)]
 
 
 def bits(tensor):

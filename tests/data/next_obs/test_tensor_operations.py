@@ -257,20 +257,21 @@ def test_minibatch_on_another_device_is_only_its_own_rows():
     assert not isinstance(part, Rows) and part.shape == (3, 4)
 
 
-@pytest.mark.parametrize("what", ["tensor", "dict", "batch"])
-def test_what_torch_saved_is_loaded_elsewhere_by_default(what, tmp_path):
+@pytest.mark.parametrize("known", [False, True])
+def test_what_torch_saved_is_loaded_elsewhere_by_default(known, tmp_path):
     """By a process that never heard of rlcli; whole batches by one that imported it."""
     exact, full = twins()
-    parts = {"tensor": exact["next", "observation"], "dict": exact.to_dict(), "batch": exact}
-    torch.save(parts[what], tmp_path / "saved.pt")
-    lines = ["import sys, torch", f"x = torch.load({str(tmp_path / 'saved.pt')!r})"]
-    lines += ["x = x if isinstance(x, torch.Tensor) else x['next']['observation']"]
-    lines += [f"assert ('rlcli' in sys.modules) == {what == 'batch'}"]
-    lines += [f"torch.save(x, {str(tmp_path / 'read.pt')!r}); assert type(x) is torch.Tensor"]
-    if what == "batch":
-        lines.insert(1, "import rlcli.data")
+    parts = [exact] if known else [exact["next", "observation"], exact.to_dict()]
+    torch.save(parts, tmp_path / "saved.pt")
+    lines = ["import sys, torch", *(["import rlcli.data"] if known else [])]
+    lines += [f"parts = torch.load({str(tmp_path / 'saved.pt')!r}); assert ('rlcli' in sys.modules) == {known}"]
+    lines += ["read = [x if isinstance(x, torch.Tensor) else x['next']['observation'] for x in parts]"]
+    lines += [f"assert all(type(x) is torch.Tensor for x in read); torch.save(read, {str(tmp_path / 'read.pt')!r})"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
-    same(torch.load(tmp_path / "read.pt"), full["next", "observation"])
+    read = torch.load(tmp_path / "read.pt")
+    assert len(read) == len(parts)
+    for tensor in read:
+        same(tensor, full["next", "observation"])
 
 
 def test_pickle_of_a_packed_batch_holds_observations_once():
