@@ -32,6 +32,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: looking through it again and again was a fifth of the suite's time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # of these, too, few tests make garbage that only a search finds
     gc.enable()
 
 

@@ -130,7 +130,7 @@ env("hangs", fault=lambda self, result: (time.sleep(600), result)[1])
 env(
     "hangs_in_reset", reset=lambda self, **options: (time.sleep(600 * (self.life > 60)), Told.reset(self, **options))[1]
 )
-env("dawdles", fault=lambda self, result: (time.sleep(1.5), result)[1])
+env("dawdles", fault=lambda self, result: (time.sleep(2.5), result)[1])
 env("closes_files", fault=lambda self, result: close_others(result))
 env("slow", step=lambda self, action: (time.sleep(0.002), Told.step(self, action))[1])
 

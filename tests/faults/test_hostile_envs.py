@@ -99,8 +99,8 @@ def test_an_env_that_hangs_ends_the_run_where_that_was_asked_for(hostile, name):
 
 
 def test_an_env_that_takes_long_is_said_and_waited_for(hostile, monkeypatch):
-    monkeypatch.setattr(answers_in_time, "SAY_AFTER", 0.7)
-    monkeypatch.setattr(answers_in_time, "EVERY", 0.1)
+    monkeypatch.setattr(answers_in_time, "SAY_AFTER", 1.0)
+    monkeypatch.setattr(answers_in_time, "EVERY", 0.2)
     answer = hostile("train", "env.id=dawdles", "run.dir=r")
     assert answer.code == 0
     assert answer.err.count("step has not returned") == 2  # once for either env
