@@ -96,6 +96,10 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
         return find_recipes()
     if verb in ("resume", "eval", "inspect", "verify"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
+    if verb == "help":
+        from rlcli.cli.topics import topics
+
+        return (*topics(), *VERBS)
     if verb == "ls":
         from rlcli.cli.ls import WHAT
 

@@ -1,4 +1,4 @@
-"""`rlcli ls`: what there is to choose from: recipes and runs, or envs, wrappers, transforms and policies by name."""
+"""`rlcli ls`: what there is to choose from: recipes and runs, or envs and other parts by name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ if TYPE_CHECKING:
     from rlcli.runs.folder import Run
 
 USAGE = """\
-usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies]
+usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies | losses | estimators | samplers | storages
+                 | loggers]
 
 Without a word: recipes, then the runs under ./runs.
 """
-WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", "policies")
+CHOSEN = {  # listing -> the group that chooses one
+    "policies": "policy",
+    "losses": "loss",
+    "estimators": "value",
+    "samplers": "sampler",
+    "storages": "storage",
+    "loggers": "logger",
+}
+WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", *CHOSEN)
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -49,12 +58,15 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
         from rlcli.config.registry import users_names
 
         yield from (*users_names("env"), *sorted(known_ids()))
-    else:
-        from rlcli.config import registry, tree
+    elif what in CHOSEN:
         from rlcli.config.schemas import Config
+        from rlcli.config.tree import choices
 
-        named = {"wrappers": "wrapper", "transforms": "transform"}
-        yield from sorted(registry.names(named[what])) if what in named else tree.choices(Config, "policy")
+        yield from choices(Config, CHOSEN[what])
+    else:
+        from rlcli.config import registry
+
+        yield from sorted(registry.names(what.removesuffix("s")))
 
 
 def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:

@@ -172,6 +172,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
         return [], []
     from rlcli.config import words  # Hydra's grammar
 
+    anew: list[tuple[str, Any]] = []  # what was given to another choice
     pairs: list[tuple[str, Any]] = []
     problems: list[Problem] = []
     for text in overrides:
@@ -183,6 +184,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
             continue
         key, value = override.key_or_group, text.partition("=")[2]
         if key in groups(schema) and _is_choice_alone(schema, key):
+            anew += [(name, {}) for name in leaves(schema) if name == f"{key}.kwargs"]
             key = f"{key}.kind"
         if misuse := words.misused(override):
             problems.append(misuse)
@@ -201,4 +203,4 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]
             plain = words.plain(override.value())
             problems += guard.check_override(key, plain)
             pairs.append((key, plain))
-    return pairs, problems
+    return [*anew, *pairs], problems

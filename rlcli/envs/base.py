@@ -165,9 +165,13 @@ class EnvBase:
     # ---- what users call ---------------------------------------------------------------------------------------
     def set_seed(self, seed: int) -> int:
         """Seed every env from `seed`, the next episode included; returns a seed for the next user in a chain."""
-        self._set_seed(int(seed))
-        self.seeded_with = int(seed)
-        return int(seed) + 1
+        try:
+            number = int(seed)
+        except (TypeError, ValueError, OverflowError):
+            raise ArgumentError("a seed is a whole number", why=f"got {seed!r}") from None
+        self._set_seed(number)
+        self.seeded_with = number
+        return number + 1
 
     def reset(self, td: TensorDictBase | None = None) -> TensorDictBase:
         """Begin episodes: observations and end flags (all False) at the root.

@@ -13,7 +13,7 @@ import gymnasium as gym
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, recipe_of
 from rlcli.envs.lanes_env import LanesEnv
-from rlcli.envs.serial import differing, narrows
+from rlcli.envs.serial import differing, narrows, one_each
 from rlcli.errors import ArgumentError, in_words
 from rlcli.lanes.bounds import strictest
 from rlcli.lanes.make import GymRecipe
@@ -62,13 +62,7 @@ class ParallelEnv(LanesEnv):
         start_method: str | None = None,
         device=None,
     ) -> None:
-        one = isinstance(create_env_fn, str | EnvBase) or callable(create_env_fn)
-        makers: list[Any] = [create_env_fn] * num_workers if one else list(create_env_fn)  # type: ignore[arg-type]
-        if num_workers < 1 or len(makers) != num_workers:
-            raise ArgumentError(
-                "ParallelEnv needs one env maker per env", why=f"num_workers is {num_workers}, got {len(makers)} makers"
-            )
-        given = [_described(maker) for maker in makers]
+        given = [_described(maker) for maker in one_each("ParallelEnv", num_workers, create_env_fn)]
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
@@ -77,7 +71,7 @@ class ParallelEnv(LanesEnv):
         self.start_method = start_method or ("forkserver" if sys.platform == "linux" else "spawn")
         lanes = ParallelLanes(
             _sent([recipe for recipe, _ in given]),
-            workers=num_workers if workers is None else workers,
+            workers=len(given) if workers is None else workers,
             start_method=self.start_method,
             categorical=options["categorical_action_encoding"],
             narrow=options["narrow"],

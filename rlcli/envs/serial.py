@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,6 +20,27 @@ from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
 
+Maker = str | Callable[[], EnvBase]
+
+
+def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
+    """As many env makers as there are envs, of one for all or of one each.
+
+    Raises
+    ------
+    ArgumentError
+        Another number of makers, or `num_workers` is no number of envs.
+    """
+    if not isinstance(num_workers, Integral) or num_workers < 1:
+        raise ArgumentError(f"{kind} needs a number of envs, at least 1", why=f"num_workers is {num_workers!r}")
+    several = isinstance(makers, Iterable) and not (isinstance(makers, str) or callable(makers))
+    given = list(makers) if several else [makers] * int(num_workers)
+    if len(given) != num_workers:
+        raise ArgumentError(
+            f"{kind} needs one env maker per env", why=f"num_workers is {num_workers}, got {len(given)} makers"
+        )
+    return given
+
 
 class SerialEnv(EnvBase):
     """N envs in one process, batch size `(N,)`.
@@ -26,8 +49,8 @@ class SerialEnv(EnvBase):
     ----------
     num_workers : int
         How many.
-    create_env_fn : callable or sequence of callables
-        Each returns an `EnvBase` of batch size `()`.
+    create_env_fn : str, callable, or sequence of them
+        An id, or what returns an `EnvBase` of batch size `()`.
     device : torch device, optional
         Where the TensorDict face puts its tensors.
 
@@ -37,17 +60,10 @@ class SerialEnv(EnvBase):
     are stepped one by one through their TensorDict faces.
     """
 
-    def __init__(
-        self, num_workers: int, create_env_fn: Callable[[], EnvBase] | Sequence[Callable[[], EnvBase]], *, device=None
-    ) -> None:
-        makers = [create_env_fn] * num_workers if callable(create_env_fn) else list(create_env_fn)
-        if num_workers < 1 or len(makers) != num_workers:
-            raise ArgumentError(
-                "SerialEnv needs one env maker per env",
-                why=f"num_workers is {num_workers}, got {len(makers)} makers",
-            )
-        super().__init__(batch_size=(num_workers,), device=device)
-        self.envs = [make() for make in makers]
+    def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
+        makers = one_each("SerialEnv", num_workers, create_env_fn)
+        super().__init__(batch_size=(len(makers),), device=device)
+        self.envs = [GymEnv(make) if isinstance(make, str) else make() for make in makers]
         for env in self.envs:
             if env.batch_size:
                 raise ArgumentError(

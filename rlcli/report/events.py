@@ -5,8 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from rlcli.errors import ResourceError
+
+
+@runtime_checkable
+class Figures(Protocol):
+    """What takes a run's figures beside `metrics.jsonl`."""
+
+    def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None: ...
+
+    def settings(self, settings: Mapping[str, object]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class EventsWriter:

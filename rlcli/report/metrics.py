@@ -14,13 +14,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from rlcli.config import registry
 from rlcli.config.installed import install
 from rlcli.config.parts import choices
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
-from rlcli.report.events import EventsWriter
+from rlcli.report.events import EventsWriter, Figures
 
 FRAMES = "frames"
 _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learning"
@@ -28,7 +27,7 @@ _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learni
     "rows": ("boundary_rows", "approximated", "dropped"),
     "throughput": ("frames_per_second", "seconds", "iteration"),
 }
-Logger = Callable[[Path, int | None], Any]
+Logger = Callable[[Path, int | None], Figures]
 
 
 class MetricsWriter:

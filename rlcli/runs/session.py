@@ -23,6 +23,7 @@ from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import encode
 from rlcli.errors import DamagedDataError, EnvError, NumericsError, ResourceError, RlcliError, StoppedSafely
 from rlcli.keys import Key
+from rlcli.report.events import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.commands import resume_command, with_command
@@ -75,7 +76,7 @@ def reporter_of(
     )  # fmt: skip
     logger: Any = cfg.logger.kind
     if logger in registry.users_names("logger"):
-        logger = partial(registry.build, "logger", logger, object, **cfg.logger.kwargs)
+        logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
     stop.in_place = reporter.redraws
     return reporter

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlcli.cli import ls
 from rlcli.cli.completion import candidates
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
-from rlcli.config.tree import leaves
+from rlcli.config.tree import choices, leaves
 
 
 def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):
@@ -52,6 +53,12 @@ def test_why_names_the_place_that_each_value_comes_from(rlcli):
 def test_ls_lists_recipes_with_their_verb_and_first_line(rlcli):
     _, out, _ = rlcli("ls")
     assert "ppo_exact" in out and "collect_random     collect" in out and "none under runs/ yet" in out
+
+
+@pytest.mark.parametrize("kind, group", ls.CHOSEN.items())
+def test_ls_lists_what_a_group_can_choose(rlcli, kind, group):
+    code, out, _ = rlcli(f"ls {kind}")
+    assert code == 0 and tuple(out.split()) == choices(Config, group)
 
 
 def test_ls_ends_a_line_that_is_too_long_with_dots_and_a_whole_word(rlcli, monkeypatch):
@@ -178,6 +185,8 @@ def test_a_copy_whose_name_could_not_be_typed_is_refused(tmp_path, monkeypatch, 
         ("rlcli show train opt", ["optim.", "optim="]),
         ("rlcli cp ppo_f", ["ppo_full"]),
         ("rlcli completion b", ["bash"]),
+        ("rlcli ls lo", ["losses", "loggers"]),
+        ("rlcli help ", ["memory", "train"]),
     ],
 )
 def test_a_tab_offers_what_fits(line, some):

@@ -69,6 +69,17 @@ def test_a_logger_of_a_package_is_written_to(added, tmp_path):
     assert (first, second, last) == ("begun at None", "seed 0", "closed") and third.startswith("256 ")
 
 
+def test_a_resumed_run_chooses_another_logger_without_the_arguments_of_the_one_before(added, tmp_path):
+    added("listed")
+    run = tmp_path / "run"
+    words = ["console=off", "run.eval_episodes=0", *ON, "logger=listed", "logger.kwargs.name=mine", f"run.dir={run}"]
+    assert main(["train", *words]) == 0
+    assert main(["resume", str(run), "logger=none", "total_frames=768"]) == 0
+    assert json.loads((run / "config.json").read_text())["logger"] == {"kind": "none", "kwargs": {}}
+    assert main(["resume", str(run), "logger.kwargs.name=again", "logger=listed", "total_frames=1024"]) == 0
+    assert (run / "again.txt").exists()
+
+
 def test_what_a_part_uses_is_read_and_what_it_does_not_is_refused(added):
     added("damped")
     added("newest")
@@ -100,6 +111,13 @@ def test_what_is_no_part_is_refused(added):
     registry.register_storage("none_at_all")(lambda **options: 3)
     with pytest.raises(ConfigError, match="storage=none_at_all is no storage: its builder gave int"):
         registry.build("storage", "none_at_all", dict)
+
+
+def test_a_logger_that_takes_no_figures_is_refused_and_leaves_no_run_behind(added, tmp_path, capsys):
+    registry.register_logger("a_number")(lambda folder, resume_at: 3)
+    assert main(["train", "console=off", "logger=a_number", *ON, f"run.dir={tmp_path / 'run'}"]) == 2
+    assert "logger=a_number is no logger: its builder gave int" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_name_of_an_env_is_its_id_and_no_choice_of_the_group(added):

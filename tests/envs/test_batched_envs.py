@@ -10,7 +10,7 @@ from gym_worlds import Sampled
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import RESET
 from rlcli.specs import Categorical, Composite, Unbounded
@@ -277,8 +277,24 @@ def test_lanes_of_one_seed_have_different_episodes_and_repeat():
 def test_makers_must_match_the_number_and_spaces_one_another():
     with pytest.raises(ArgumentError, match="one env maker per env"):
         SerialEnv(2, plain())
+    for wrong in (0, 2.0, None, [3, 4], "2"):
+        for kind in (SerialEnv, ParallelEnv):
+            with pytest.raises(ArgumentError, match=rf"{kind.__name__} needs a number of envs.*num_workers is "):
+                kind(wrong, "CartPole-v1")
     with pytest.raises(EnvError, match="differ in their spaces"):
         SerialEnv(2, [lambda: GymEnv(Sampled("vector")), lambda: GymEnv(Sampled("image"))])
+
+
+def test_an_id_stands_for_its_env():
+    by_id, by_maker = SerialEnv(2, "CartPole-v1"), SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+    assert by_id.set_seed(3) == by_maker.set_seed(3) == 4
+    assert torch.equal(by_id.reset()["observation"], by_maker.reset()["observation"])
+
+
+@pytest.mark.parametrize("seed", ["x", None, float("nan"), float("inf"), [1]])
+def test_a_seed_that_is_no_number_is_refused(seed):
+    with pytest.raises(ArgumentError, match="a seed is a whole number"):
+        GymEnv("CartPole-v1").set_seed(seed)
 
 
 def test_closing_reaches_every_env():
