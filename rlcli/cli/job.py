@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rlcli.config.problem import did_you_mean
 from rlcli.config.schemas import VERBS
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, in_words
 
 Start = Callable[[Any, list[str]], Any]
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a number may be negative
@@ -145,16 +145,21 @@ def run_job(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: 
 def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve: bool = True) -> None:
     """Print the job's configuration, Hydra's own, or both, or one key of it."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from rlcli.config.compose import whole_tree
+    from rlcli.config.tree import find
 
     node = ready.job.node if part == "job" else whole_tree(ready)
-    if resolve and part == "job":
-        OmegaConf.resolve(node)
-    if part == "hydra":
-        node = OmegaConf.masked_copy(node, "hydra")
-    if package:
-        if (found := OmegaConf.select(node, package)) is None:
-            raise ConfigError(f"no key {package!r} in the configuration", where="--package")
-        node = found
-    print(OmegaConf.to_yaml(node).rstrip("\n") if OmegaConf.is_config(node) else node)
+    try:
+        if resolve and part == "job":
+            OmegaConf.resolve(node)
+        if part == "hydra":
+            node = OmegaConf.masked_copy(node, "hydra")
+        found = OmegaConf.select(node, package) if package else node
+    except OmegaConfBaseException as error:
+        raise ConfigError("the configuration cannot be resolved", why=in_words(error)) from None
+    if found is None and find(VERBS[ready.verb], str(package)) is None:
+        raise ConfigError(f"no key {package!r} in the configuration", where="--package")
+    plain = "null" if found is None else found
+    print(OmegaConf.to_yaml(found).rstrip("\n") if OmegaConf.is_config(found) else plain)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.overrides import Checked, axes
+from rlcli.config.overrides import Checked, axes, listed
 from rlcli.errors import RlcliError, StoppedSafely
 
 Start = Callable[[Any, list[str]], Any]
@@ -32,7 +32,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
 
     task = _Task(start)
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlcli", "--multirun", *(item.text for item in ready.sweep)]
+    sys.argv = ["rlcli", "--multirun", *listed(ready.sweep)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
     try:
         hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()

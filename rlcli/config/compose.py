@@ -115,7 +115,7 @@ def plan(
     jobs = expand(ready.sweep) if multirun else [ready.overrides]
     job = None
     aside: list[str] = []
-    typed_keys = {item.key for item in ready.checked}
+    typed_keys = {item.key for item in ready.sweep or ready.checked}
     for texts in jobs[:_JOBS_CHECKED_AHEAD]:
         try:
             job = _job(_composed(verb, texts, stored))
@@ -276,21 +276,27 @@ def _store(schema: type, verb: str, contents: dict[str, Any]) -> str:
 def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
     """The tree of a command: its choices as Hydra composes them, and on top of them its values, as Hydra puts them.
 
-    Choices take nine tenths of the time, and are those of the command before in a sweep over values.
+    Choices take nine tenths of the time, and are those of the command before in a sweep over values. Where something
+    asks for Hydra's own record of the command, which holds the values too, Hydra composes all of it.
     """
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
+    if any("${hydra" in text for text in (*chosen, stored)):
+        return _compose_tree(verb, overrides)
     node = pickle.loads(_choices(verb, tuple(chosen), stored))
     try:
         for override in (parsed(text) for text in overrides if text not in chosen):
             key, added = override.key_or_group, override.is_force_add()
             OmegaConf.update(node, key, override.value(), merge=True, force_add=added)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
     return node
 
 
 def _job(node: DictConfig) -> Job:
-    chosen, folder = dict(node.hydra.runtime.choices), str(node.hydra.run.dir)
+    try:
+        chosen, folder = dict(node.hydra.runtime.choices), str(node.hydra.run.dir)
+    except OmegaConfBaseException as error:
+        raise _not_composed(error) from None
     cfg = _as_object(without_hydra(node))
     if cfg.run.dir is None and folder != ".":  # conf/ says "."; anything else was asked for
         cfg.run.dir = folder
@@ -315,7 +321,7 @@ def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
             initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
         ):
             return hydra_compose(verb, overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
 
 

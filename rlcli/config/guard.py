@@ -8,6 +8,7 @@ None of that is accepted from a recipe or a saved configuration. Not for: whethe
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ SWEEPER_PARAMS = "hydra.sweeper.params"
 _WRITTEN = ("run.dir", "storage.scratch_dir", "hydra.run.dir", "hydra.sweep.dir")  # folders that rlcli itself writes
 _FOLDER = re.compile(r"(?:^|[._])(?:folder|dir|directory)$")  # an argument of an env, a wrapper or a registered part
 _BELOW_RUNS = re.compile(r"runs/[^$~]+")
+_GIVEN_ON = re.compile(r"(\w+\.kwargs|env\.wrappers|env\.transforms)\.")  # arguments of parts, of any type
 _DATED = re.compile(r"\$\{(?:now:[\w.%:+ -]*|hydra:job\.num|seed|recipe)\}")
 _RESOLVERS = ("now", "hydra")  # the date, and Hydra's own record of the job: job number, output folder
 _REFERENCE = re.compile(
@@ -173,6 +175,8 @@ def _check_leaf(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Ite
             yield from _check_param(path[3:], value, colon_in_env_id)
     elif re.search(r"[^\w.\-]", key) and path[0] not in ("defaults", "env", "policy"):
         yield Problem(f"{key!r} is not a key")
+    elif isinstance(value, float) and not math.isfinite(value) and _GIVEN_ON.match(key):
+        yield Problem(f"{key} is {value}", "give a finite number: no run folder could keep another")
     for part in path:
         yield from _check_text(key, part, in_params)
     if isinstance(value, str):

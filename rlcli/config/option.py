@@ -61,7 +61,7 @@ class Option:
             legal = self.choices or self.words
             return not legal or value in legal
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return math.isfinite(value) and not (
+            return (isinstance(value, int) or math.isfinite(value)) and not (
                 (self.ge is not None and value < self.ge)
                 or (self.gt is not None and value <= self.gt)
                 or (self.le is not None and value > self.le)

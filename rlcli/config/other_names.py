@@ -254,8 +254,8 @@ def _converted(counted: Counted, value: str, known: Facts) -> str:
     number = _number(value)
     try:
         found = None if number is None else counted.convert(number, known)
+        if found is not None:
+            return f"{int(found)}" if float(found).is_integer() else f"{found:.6g}"
     except (ArithmeticError, TypeError, ValueError):
-        found = None
-    if found is None:
-        return "..."
-    return f"{int(found)}" if float(found).is_integer() else f"{found:.6g}"
+        pass
+    return "..."

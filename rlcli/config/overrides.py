@@ -96,6 +96,14 @@ def axes(checked: Sequence[Checked]) -> list[list[str]]:
     ]
 
 
+def listed(checked: Sequence[Checked]) -> list[str]:
+    """The overrides of a sweep with its values one by one: what was shuffled or matched is not done so again."""
+    return [
+        texts[0] if len(texts) == 1 else f"{_key_of(texts[0])}={','.join(text.partition('=')[2] for text in texts)}"
+        for texts in axes(checked)
+    ]
+
+
 def _key_of(text: str) -> str:
     """The key of an override as it was typed, with the `+` or `++` that Hydra needs."""
     return text.partition("=")[0].strip()
@@ -104,10 +112,13 @@ def _key_of(text: str) -> str:
 def _check_one(
     schema: type, override: Override, recipes: list[str], multirun: bool, facts: Mapping[str, Any]
 ) -> Checked | list[Problem]:
-    key, text = override.key_or_group, override.input_line
-    assert text is not None
     if problem := words.misused(override):
         return [problem]
+    leaf = find(schema, override.key_or_group)
+    if leaf is not None and words.is_text(leaf.hint):
+        override = words.as_text(override)
+    key, text = override.key_or_group, override.input_line
+    assert text is not None
     names = tuple(recipes) if key == "recipe" else choices(schema, key) if key in groups(schema) else ()
     value = override.value()
     if isinstance(value, IntervalSweep):
@@ -123,7 +134,6 @@ def _check_one(
             return [Problem(f"{text!r} sweeps over more than {MAX_JOBS} values")]
     else:
         values = (words.plain(value),)
-    leaf = find(schema, key)
     if repr(whole := tuple(as_whole(leaf, v) for v in values)) != repr(values):
         values, text = whole, f"{_key_of(text)}={','.join(map(words.spell, whole))}"
     if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
@@ -146,7 +156,9 @@ def _check_value(
         if value != [] and value not in names:
             yield unknown_recipe(str(value), names)
     elif key in groups(schema):
-        if isinstance(value, dict):
+        if not names:
+            yield Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=...")
+        elif isinstance(value, dict):
             yield Problem(f"{key} is one of {', '.join(names)}", f"set its keys one by one: {key}.<key>=...")
         elif value not in names:
             hint = choice_instead(schema, key, str(value))

@@ -138,6 +138,8 @@ def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], wher
     if not isinstance(entries, list):
         yield Problem("defaults is a list", where=where)
         return
+    if "_self_" in entries[:-1]:
+        yield Problem("_self_ stands last in defaults: a recipe changes what it builds on", "move it there", where)
     for entry in entries:
         if entry == "_self_" or (isinstance(entry, str) and entry in recipes):
             continue

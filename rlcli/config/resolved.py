@@ -74,7 +74,7 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> li
         return [unknown_key(schema, key, value, where)]
     try:
         OmegaConf.update(node, key, as_whole(leaf, value), merge=False, force_add=leaf.key != key)
-    except OmegaConfBaseException:
+    except (OmegaConfBaseException, OverflowError):
         return [wrong_type(leaf, key, value, where)]
     return []
 
@@ -95,6 +95,9 @@ def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Prob
     """Whether a value fits its key's type, tried on a tree kept for this; making one takes 20 ms."""
     from omegaconf import OmegaConf
 
+    leaf = find(schema, key)
+    if leaf is not None and leaf.is_free and leaf.key != key:  # any value; another one may stand in the way of its key
+        return []
     if schema not in _scratch:
         _scratch[schema] = OmegaConf.structured(schema)
     return assign(_scratch[schema], schema, key, value, where)

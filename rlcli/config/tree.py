@@ -77,9 +77,10 @@ def groups(schema: type) -> tuple[str, ...]:
 
 
 def choices(schema: type, group: str) -> tuple[str, ...]:
-    """The names that `group=` accepts: ours, and those a user registered for it."""
-    kind = registry.KIND_OF.get(group)
-    return leaves(schema)[f"{group}.kind"].option.choices + (registry.users_names(kind) if kind else ())
+    """The names that `group=` accepts: ours, and those a user registered for it; none of a group without choices."""
+    kind, chosen = registry.KIND_OF.get(group), leaves(schema).get(f"{group}.kind")
+    ours = chosen.option.choices if chosen else ()
+    return ours + (registry.users_names(kind) if kind else ())
 
 
 def doc(schema: type, group: str) -> str:

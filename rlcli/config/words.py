@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any
+from typing import Any, get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, QuotedString
@@ -29,11 +29,26 @@ def read(text: str) -> Override | None:
     except (HydraException, ValueError):  # the latter of a number of too many digits
         return None
     value = override.value()
-    if isinstance(value, str) and not isinstance(value, QuotedString):
+    if isinstance(value, str):
         typed = text.partition("=")[2]
-        if typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
+        bare = typed.strip()[:1] not in ("'", '"')
+        if bare and typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
             return read(f"{text.partition('=')[0]}={_quoted(typed)}")
     return override
+
+
+def is_text(hint: Any) -> bool:
+    """Whether a type is text, or text and null."""
+    return {*(get_args(hint) or (hint,))} <= {str, type(None)}
+
+
+def as_text(override: Override) -> Override:
+    """An override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
+    value = override.value()
+    if not isinstance(value, bool | int | float):
+        return override
+    key, _, typed = (override.input_line or "").partition("=")
+    return parsed(f"{key}={_quoted(typed.strip())}")
 
 
 @lru_cache(maxsize=1024)  # a millisecond each

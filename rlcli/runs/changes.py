@@ -7,7 +7,7 @@ sealed with the last state, and those that are in force now. Nothing is built or
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,9 @@ class Changes:
         ConfigError
             Every such difference is listed.
         """
-        if force or not (new := {key: pair for key, pair in self.breaking.items() if not _forced(run, key, pair)}):
+        forced = [record.get("changed", {}) for record in self._since(run) if record.get("forced")]
+        new = {key: pair for key, pair in self.breaking.items() if not _holds(forced, key, pair)}
+        if force or not new:
             return
         raise ConfigError(
             f"{_spelled(new)} would make this another run",
@@ -71,17 +73,18 @@ class Changes:
 
     def note(self, run: Run, cfg: CollectConfig, *, force: bool) -> Run:
         """Write the changes into the run folder, once; the run, read anew."""
-        known = [record.get("changed", {}) for record in run.info.get("resumed", [])]
-        new = {
-            key: list(pair)
-            for key, pair in {**self.breaking, **self.harmless}.items()
-            if not any(record.get(key) == list(pair) for record in known)
-        }
+        known = [record.get("changed", {}) for record in self._since(run)]
+        all_of_them = {**self.breaking, **self.harmless}
+        new = {key: list(pair) for key, pair in all_of_them.items() if not _holds(known, key, pair)}
         if not new:
             return run
         said = _spelled({key: (was, now) for key, (was, now) in new.items()})
         record = {"frames": self.frames, "overrides": self.overrides, "changed": new, "forced": force, "said": said}
         return note_resume(run, to_dict(cfg), record)
+
+    def _since(self, run: Run) -> list[dict[str, Any]]:
+        """What was noted after the state was saved: the run was killed before the next."""
+        return [record for record in run.info.get("resumed", []) if record.get("frames", 0) >= self.frames]
 
     def lines(self) -> list[str]:
         """Lines for the terminal and the report."""
@@ -159,10 +162,8 @@ def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
     return (os.cpu_count() or 1) if then == cores > 1 else then
 
 
-def _forced(run: Run, key: str, pair: Pair) -> bool:
-    """Whether somebody has forced this very value after the state was saved: the run was killed before the next."""
-    records = run.info.get("resumed", [])
-    return any(record.get("forced") and record.get("changed", {}).get(key) == list(pair) for record in records)
+def _holds(records: Iterable[Mapping[str, Any]], key: str, pair: Pair) -> bool:
+    return any(record.get(key) == list(pair) for record in records)
 
 
 def _may_change() -> str:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.config.compose import configure, plan
-from rlcli.config.overrides import check_overrides, expand
+from rlcli.config.overrides import check_overrides, expand, listed
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
 from rlcli.config.tree import leaves
@@ -217,3 +217,54 @@ def test_a_sweep_over_nothing_is_refused(text):
 def test_a_group_may_be_typed_with_a_plus():
     (checked,), problems = check_overrides(Config, ["+env=gym"], [])
     assert (checked.text, problems) == ("env=gym", [])
+
+
+@pytest.mark.parametrize("typed", ["2024_01_05", "1e3", "true", "0x10", "7", "nan"])
+def test_a_text_is_what_was_typed_whatever_number_the_grammar_sees_in_it(typed):
+    assert configure("train", [f"run.dir={typed}"]).run.dir == typed
+
+
+def test_spaces_around_a_quoted_text_are_no_part_of_it():
+    assert configure("train", ["run.dir= 'a b'"]).run.dir == "a b"
+    assert configure("train", ["run.dir=null"]).run.dir is None
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("run=foo", "run holds keys, not 'foo'; write run.<key>=..."),
+        ("weights=x", "weights holds keys, not 'x'"),
+        ("hydra.run.dir=x/${hydra:job.name}", "HydraConfig was not set"),
+        (f"seed=1{'0' * 400}", "seed is 1000"),
+        (f"optim.lr=1{'0' * 400}", "optim.lr must be a number"),
+        ("n_steps=1e308", "unknown key 'n_steps'"),
+        ("env.wrappers=[{ClipReward:{max_reward:inf}}]", "ClipReward.max_reward is inf; give a finite number"),
+        ("env.kwargs.a.b=nan", "env.kwargs.a.b is nan; give a finite number"),
+    ],
+)
+def test_what_no_run_could_take_is_a_sentence(override, words):
+    assert words in complaints(override)
+
+
+def test_what_was_given_to_one_key_stands_in_the_way_of_no_other_command():
+    assert configure("train", ["env.kwargs.q=[1]"]).env.kwargs["q"] == [1]
+    assert configure("train", ["env.kwargs.q.x=2"]).env.kwargs["q"] == {"x": 2}
+    assert "invalid literal" in complaints("env.kwargs.a=[1]", "env.kwargs.a.x=2")
+
+
+def test_a_sweep_is_handed_on_with_the_values_that_were_drawn_and_matched():
+    ready = plan("train", ["seed=shuffle(range(0,9))", "recipe=glob(*ull)", "optim.lr=1e-3"], multirun=True)
+    seeds, recipe, lr = listed(ready.sweep)
+    assert (recipe, lr) == ("recipe=ppo_full", "optim.lr=1e-3")
+    assert [f"seed={n}" for n in seeds.partition("=")[2].split(",")] == [job[0] for job in expand(ready.sweep)]
+    assert sorted(seeds.partition("=")[2]) != list(seeds.partition("=")[2]) and len(seeds) == 22
+
+
+@pytest.mark.parametrize("own", ["hydra.job.override_dirname", "hydra.runtime.cwd"])
+def test_a_folder_named_by_hydras_record_of_the_command_follows_it(own, tmp_path, monkeypatch):
+    def folder(seed: int) -> str:
+        return str(configure("train", [f"hydra.run.dir=x/${{{own}}}", f"seed={seed}"]).run.dir)
+
+    first = folder(1)
+    monkeypatch.chdir(tmp_path)
+    assert first != folder(2) and (str(tmp_path) in folder(2)) == (own == "hydra.runtime.cwd")

@@ -3,7 +3,7 @@
 import pytest
 
 from rlcli.config import guard, registry
-from rlcli.config.compose import configure
+from rlcli.config.compose import configure, plan
 from rlcli.config.recipes import find_recipes, shipped
 from rlcli.config.schemas import Config
 from rlcli.config.tree import groups, leaves
@@ -141,3 +141,18 @@ def test_a_choice_holds_only_what_differs_from_the_schema(path):
         if value == leaves(Config)[key].default and not key.endswith(("kind", "next_obs"))
     ]
     assert not repeats
+
+
+def test_what_a_recipe_builds_on_cannot_come_after_it(tmp_path):
+    (tmp_path / "late.yaml").write_text("defaults: [_self_, ppo_exact]\ntotal_frames: 7\n")
+    with pytest.raises(ConfigError, match="_self_ stands last in defaults"):
+        configure("train", ["recipe=late"], [tmp_path])
+    (tmp_path / "late.yaml").write_text("defaults: [ppo_exact, _self_]\ntotal_frames: 7\n")
+    cfg = configure("train", ["recipe=late"], [tmp_path])
+    assert (cfg.recipe, cfg.total_frames) == ("late", 7)
+
+
+def test_what_a_recipe_sweeps_over_is_checked_before_the_first_job(tmp_path):
+    (tmp_path / "swept.yaml").write_text("defaults: [ppo_exact]\nhydra: {sweeper: {params: {loss.tau: '0.1,0.2'}}}\n")
+    with pytest.raises(ConfigError, match=r"loss\.tau has no meaning with loss=ppo_clip"):
+        plan("train", ["recipe=swept"], [tmp_path], multirun=True)

@@ -177,6 +177,20 @@ def test_what_was_forced_need_not_be_forced_again_even_if_it_was_killed_before_t
         resume("train", ["optim.lr=0.1"])
 
 
+def test_a_value_that_returns_is_forced_and_noted_anew(copied):
+    for frames, lr in [(384, 1e-3), (512, 3e-4)]:
+        resume("train", [f"total_frames={frames}", f"optim.lr={lr}"], force=True)
+    with pytest.raises(ConfigError, match=r"optim\.lr 0\.0003 -> 0\.001"):
+        resume("train", ["total_frames=640", "optim.lr=1e-3"])
+    for frames, console in [(640, "plain"), (768, "off"), (896, "plain")]:
+        resume("train", [f"total_frames={frames}", f"console={console}"])
+    said = [record["said"] for record in open_run("train").info["resumed"]]
+    assert len(said) == 5 and all(
+        f"console.kind {was!r} -> {now!r}" in text
+        for text, was, now in zip(said[2:], ["off", "plain", "off"], ["plain", "off", "plain"], strict=True)
+    ), said
+
+
 def test_a_change_by_hand_that_was_never_forced_is_refused_whatever_was_forced_before(copied):
     resume("train", ["total_frames=384", "optim.lr=0.5"], force=True)
     config = json.loads(Path("train/config.json").read_text())
