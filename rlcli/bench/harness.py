@@ -19,6 +19,7 @@ from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
 from rlcli.errors import ResourceError
 from rlcli.report.tables import Table
+from rlcli.report.whole_file import write_whole
 
 
 @dataclass
@@ -189,7 +190,7 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
     for note in report.notes:
         console.print(note, markup=False)
     with _written(path):
-        Path(path).write_text(json.dumps(report.as_dict(), indent=1))
+        write_whole(Path(path), json.dumps(report.as_dict(), indent=1))
     console.print(f"every round is in {path}")
 
 
@@ -204,8 +205,11 @@ def claim(path: Path | str = "bench.json") -> None:
     ResourceError
         The file cannot be written.
     """
-    with _written(path), open(path, "a", encoding="utf-8"):
-        pass
+    there = Path(path).exists()
+    with _written(path):
+        open(path, "a", encoding="utf-8").close()
+        if not there:
+            Path(path).unlink()
 
 
 @contextmanager

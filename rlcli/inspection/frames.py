@@ -50,8 +50,8 @@ def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
         if isinstance(value, Rows):
             facts.full += value.numel() * value.element_size()
             facts.stored += value.nbytes_held
-            full, value = facts.full, value.extra  # the others are observations, and counted there
-            facts.add(value)
+            full = facts.full
+            facts.add(value.full())
             facts.full = full
         else:
             facts.add(value)

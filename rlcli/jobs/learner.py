@@ -117,7 +117,8 @@ class Learner:
             self.algorithm.load_kernels()  # now, not inside the first batch's timing
             learning = Learning(self.policy, self.update.loss, self.estimator)
             given = self.loop.init_rows
-            self.reporter.expect(expected(cfg, collector, learning, self.imported, given=given))
+            stored = 0 if self.buffer is None else self.buffer.ring.nbytes
+            self.reporter.expect(expected(cfg, collector, learning, self.imported, given=given, stored=stored))
         self.reporter.start(*lines)
         if self.algorithm.one_pass and cfg.optim.epochs > 1:
             self.reporter.warn(

@@ -36,8 +36,7 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
     if plan.verb == "collect":
         return math.ceil(plan.component("rollout") / max(plan.frames, 1) * cfg.total_frames)
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
-    ram = sum(e.bytes for e in plan.entries if e.component == BUFFER and e.device != "disk")
-    return (cfg.run.keep + 1) * (kept + ram) + held(plan.entries, "disk")
+    return (cfg.run.keep + 1) * (kept + _in_memory(plan)) + held(plan.entries, "disk")
 
 
 def _existing(path: Path) -> Path:
@@ -60,14 +59,15 @@ def _advice(cfg: Any, plan: Plan, place: Place) -> Iterator[str]:
             frames = int(cfg.total_frames * place.free / max(place.need, 1))
             yield f"total_frames={frames} fits on the disk; run.dir=... chooses another one"
         elif plan.component(BUFFER):
-            yield f"storage.max_size={_scaled(cfg.storage.max_size, plan.component(BUFFER), over)} fits on the disk"
+            each = math.ceil(over / (cfg.run.keep + 1))  # a checkpoint holds the rows too
+            yield f"storage.max_size={_scaled(_rows(cfg), plan.component(BUFFER), each)} fits on the disk"
         return
     yield from sorted(_savings(cfg, plan, place, over), key=lambda line: "not enough" in line)
 
 
 def _savings(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[str]:
     """One line for each part that could be smaller."""
-    if place.name == "RAM" and plan.component(BUFFER):
+    if place.name == "RAM" and _in_memory(plan):
         yield from _of_buffer(cfg, plan, over)
     yield from _of_next_observations(cfg, plan, over)
     yield from _of_stages(cfg, plan, over)
@@ -75,13 +75,23 @@ def _savings(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[str]:
 
 
 def _of_buffer(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
-    buffer = plan.component(BUFFER)
+    buffer = _in_memory(plan)
     best = min((m for m in plan.modes if m.buffer and not m.note), key=lambda m: m.buffer, default=None)
     if cfg.memory.next_obs == "full" and best is not None and best.buffer < buffer:
         yield _line(f"memory={best.name}", buffer - best.buffer, over)
     if buffer > over:
-        yield _line(f"storage.max_size={_scaled(cfg.storage.max_size, buffer, over)}", over, over)
-    yield _line("storage=memmap", buffer, over)
+        yield _line(f"storage.max_size={_scaled(_rows(cfg), buffer, over)}", over, over)
+    if cfg.storage.kind != "memmap":
+        yield _line("storage=memmap", buffer, over)
+
+
+def _in_memory(plan: Plan) -> int:
+    return sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.device != "disk")
+
+
+def _rows(cfg: Any) -> int:
+    """How many rows the buffer will hold."""
+    return min(cfg.storage.max_size, cfg.total_frames)
 
 
 def _of_next_observations(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
@@ -95,9 +105,10 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
     """What is held for a moment."""
     peaks = {peak.stage: peak.bytes for peak in plan.peaks}
     if "values" in peaks and peaks["values"] > _batches(plan) / 4:
-        chunks = min(max(2, math.ceil(peaks["values"] / max(peaks["values"] - over, 1 << 20))), cfg.env.num)
-        if chunks > 1:
-            yield _line(f"value.num_chunks={chunks}", peaks["values"] * (1 - 1 / chunks), over)
+        now = cfg.value.num_chunks or 1
+        chunks = min(now * max(2, math.ceil(peaks["values"] / max(peaks["values"] - over, 1 << 20))), cfg.env.num)
+        if chunks > now:
+            yield _line(f"value.num_chunks={chunks}", peaks["values"] * (1 - now / chunks), over)
     if "update" in peaks and cfg.sampler.batch_size > 1:
         half = max(1, cfg.sampler.batch_size // 2)
         yield _line(f"sampler.batch_size={half}", peaks["update"] / 2, over)

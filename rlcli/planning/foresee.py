@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlcli.collectors import Collector
@@ -62,7 +63,7 @@ class Learning:
 
 
 def expected(
-    cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, given: int = 0
+    cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, given: int = 0, stored: int = 0
 ) -> Expected:
     """What the plan says of a run that is about to begin, for its report.
 
@@ -72,15 +73,17 @@ def expected(
         What the process held before anything was made.
     given : int
         Rows that a buffer begins with.
+    stored : int
+        Bytes of rows that it holds by now.
     """
     _, entries, peaks = _tensors(cfg, collector, learning, given)
     values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
-    return Expected(at_peak(so_far(imported, learning), entries, peaks), imported, values)
+    return Expected(at_peak(so_far(imported, learning, stored), entries, peaks), imported, values)
 
 
-def so_far(imported: int, learning: Learning) -> dict[str, int]:
-    """The process of a run that is about to begin, its parameters left out: they are among the tensors."""
-    made = process_memory()[0] - imported - parameter_bytes(learning.policy)
+def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
+    """The process of a run that is about to begin, without networks and stored rows: they are among the tensors."""
+    made = process_memory()[0] - imported - parameter_bytes(learning.policy, learning.loss) - stored
     parts = {"after imports": imported, "envs, networks, kernels": max(made, 0)}
     return parts | {"libraries at work": working(learning)}
 
@@ -111,7 +114,7 @@ def foresee(
         Rows that a buffer begins with.
     """
     rows, entries, peaks = _tensors(cfg, collector, learning, given)
-    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, learning.estimator, given)
+    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(_estimates, cfg, learning.estimator), given)
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
         per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
@@ -133,13 +136,9 @@ def _tensors(
     )
     entries: list[Entry] = []
     peaks: list[Peak] = []
-    added: Mapping[Key, Field] = {}
-    index = False
     estimator, loss = learning.estimator, learning.loss
+    added, index = _estimates(cfg, estimator, mode)
     if estimator is not None:
-        reported_as_collected = cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg)
-        if not reported_as_collected:
-            added, index = written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
         peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
     entries += planned_batch(rows, mode, added=added, index=index, device=device)
     if cfg.total_frames > rows.frames:
@@ -147,6 +146,13 @@ def _tensors(
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
     return rows, [*entries, *planned_buffer(cfg, rows, mode, given)], peaks
+
+
+def _estimates(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
+    """What the value stage adds to a batch, and whether it keeps the index of next observations."""
+    if estimator is None or cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg):
+        return {}, False  # the batch is reported as it was collected
+    return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
 
 
 def _unknown(peaks: list[Peak]) -> list[str]:
@@ -198,8 +204,11 @@ def _counted(stage: str, rows: int, device: str, count: Callable[[], LiveBytes])
     return Peak(stage, live.peak, live.kept, rows, device)
 
 
-def parameter_bytes(policy: Any) -> int:
-    return sum(p.nbytes for p in policy.parameters()) if policy is not None else 0
+def parameter_bytes(*modules: Any) -> int:
+    """Of networks, each tensor once: a loss has those of its policy, and target networks."""
+    held = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
+    held |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
+    return sum(held.values())
 
 
 def _device(cfg: CollectConfig, stage: str) -> str:

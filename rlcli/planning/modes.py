@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rlcli.collectors.row_fields import RowSchema
 from rlcli.config.schemas import CollectConfig
-from rlcli.keys import show
+from rlcli.data.fields import Field
+from rlcli.keys import Key, show
 from rlcli.planning.plan import Mode
-from rlcli.planning.tensors import buffer_bytes, planned_batch, written_by
+from rlcli.planning.tensors import buffer_bytes, planned_batch
 
 MODES = ("full", "exact", "compact", "delta")
 SMALL_SAVING = 0.05
 
 
-def modes_of(cfg: CollectConfig, rows: RowSchema, estimator: Any = None, given: int = 0) -> list[Mode]:
-    """The batch and the buffer, which begins with `given` rows, under every way to keep the next observation."""
+def modes_of(
+    cfg: CollectConfig, rows: RowSchema, estimates: Callable[[str], tuple[Mapping[Key, Field], bool]], given: int = 0
+) -> list[Mode]:
+    """The batch and the buffer, which begins with `given` rows, under every way to keep the next observation.
+
+    Parameters
+    ----------
+    estimates : callable
+        Mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
+    """
     found = []
     for name in MODES:
-        added = written_by(estimator, name) if estimator is not None else {}
-        index = estimator is not None and name == "exact"
+        added, index = estimates(name)
         entries = planned_batch(rows, name, added=added, index=index)
         others = sum(field.width for field in {**rows.fields, **rows.copies, **added}.values()) * rows.frames
         if name == "compact":

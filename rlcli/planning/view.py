@@ -24,7 +24,8 @@ def show_plan(plan: Plan, stream: TextIO | None = None, width: int | None = None
 
 def _title(plan: Plan) -> str:
     batch = f"{figures.count(plan.frames)} frames a batch, {plan.lanes} envs"
-    return f"{plan.verb} {plan.title}, {plan.env}: {batch}, memory={plan.next_obs}. Nothing was allocated."
+    title = "" if plan.title == plan.verb else f" {plan.title}"
+    return f"{plan.verb}{title}, {plan.env}: {batch}, memory={plan.next_obs}. Nothing of the run's size was allocated."
 
 
 def _tables(plan: Plan) -> Iterator[Table]:

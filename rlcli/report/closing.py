@@ -40,7 +40,7 @@ _TERMS = {
     "boundary": "rows at the end of an episode or of a batch: the next row is not their successor",
     "approximated": "rows whose successor's value was unknown and taken from the row itself",
     "dropped": "rows that `value.shifted_budget` had no room for",
-    "saved": "bytes that `memory.next_obs` saves against storing every next observation",
+    "saved": "bytes that rows take less than rows that are stored whole",
     "value estimates": "what estimating values held for a moment, at its largest",
     "planned": "what `rlcli plan` foretold of the line above",
     "other": "time that no stage claims",
@@ -168,7 +168,7 @@ def _memory(ledger: Mapping) -> str:
         text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
     saved = ledger["saved"]
     if saved > 0:
-        text += f"; {figures.size(saved)} saved against storing every next observation"
+        text += f"; {figures.size(saved)} saved against storing every row whole"
     return text
 
 
@@ -206,7 +206,7 @@ def _rows_table(summary: Mapping) -> Table:
     table = Table(["rows", "count", "%"])
     for label, whole in named.items():
         count = summary.get("boundary_rows" if label == "boundary" else label)
-        if count is not None:
+        if count is not None and (label == "boundary" or summary[whole]):
             table.add(label, figures.count(count), f"{100 * count / max(summary[whole], 1):.2f}")
     return table
 

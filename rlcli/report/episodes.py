@@ -145,4 +145,4 @@ def _lanes(column) -> np.ndarray:
     array = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
     if array.ndim >= 2 and array.shape[-1] == 1:
         array = array[..., 0]
-    return array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)

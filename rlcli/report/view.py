@@ -75,7 +75,7 @@ def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
         raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")
     if console != "auto":
         return console
-    draws = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    draws = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")
     encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
     return "live" if draws and encodes else "plain"
 
@@ -83,6 +83,8 @@ def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
 def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
     """Build the view that `console` means on this stream (`sys.stdout` by default)."""
     stream = sys.stdout if stream is None else stream
+    if stream is None:  # a program without a console
+        return NoView()
     kind = chosen(console, stream)
     if kind == "live":
         from rlcli.report.live import LiveView

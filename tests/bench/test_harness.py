@@ -42,6 +42,8 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path
     for write in (lambda path: claim(path), lambda path: publish(Report("x", {}, "step"), path)):
         with pytest.raises(ResourceError, match=r"cannot write .*gone/bench.json"):
             write(tmp_path / "gone" / "bench.json")
+    claim(tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
     (tmp_path / "bench.json").write_text("the last one")
     claim(tmp_path / "bench.json")
     assert (tmp_path / "bench.json").read_text() == "the last one"

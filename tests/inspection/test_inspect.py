@@ -73,6 +73,10 @@ def test_bytes_are_those_of_the_tensors_and_savings_those_against_full(frames):
     values = torch.cat([batch["observation"].reshape(-1, 4) for batch in open_segments(path / "data")])
     facts = {facts.key: facts for facts in found.keys}
     assert (facts["observation"].low, facts["observation"].high) == (float(values.min()), float(values.max()))
+    if mode != "compact":  # all of them, and not those alone that are kept apart
+        following = torch.cat([b["next", "observation"].reshape(-1, 4) for b in open_segments(path / "data")])
+        low, high = facts["next.observation"].low, facts["next.observation"].high
+        assert (low, high) == (float(following.min()), float(following.max()))
 
 
 def test_one_trajectory_is_shown_step_by_step(frames):

@@ -1,5 +1,7 @@
 """What a plan says of a run's tensors is, byte for byte, what the run's own ledger shows."""
 
+import dataclasses
+import re
 import threading
 
 import numpy as np
@@ -11,6 +13,7 @@ from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
 from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
+from rlcli.planning.fit import advice_for
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
 from rlcli.report.reporter import Reporter
@@ -173,6 +176,33 @@ def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch):
         again = rlcli.plan([*overrides, override])
         assert again.total < planned.total
     assert rlcli.plan(["recipe=ppo_pong", *QUIET]).fits
+
+
+def test_the_table_of_modes_says_of_the_chosen_one_what_the_ledger_says():
+    for overrides in (["recipe=recipe_a"], ["recipe=recipe_b"], ["recipe=ppo_exact"], ["recipe=reinforce_cartpole"]):
+        planned = rlcli.plan(overrides)
+        (chosen,) = [mode for mode in planned.modes if mode.name == planned.next_obs]
+        assert chosen.bytes == planned.component("rollout"), overrides
+
+
+def test_advice_begins_where_the_run_is(monkeypatch):
+    def advice(place, *overrides):
+        short = planned = rlcli.plan(overrides)
+        at = next(each for each in planned.places if each.name == place)
+        others = [dataclasses.replace(each, free=1 << 50) for each in planned.places if each.name != place]
+        held = planned.component("buffer") or sum(peak.bytes for peak in planned.peaks if peak.stage == "values")
+        short = dataclasses.replace(planned, places=(*others, dataclasses.replace(at, free=at.need - held // 2)))
+        return " ".join(advice_for(configure("train", overrides), short))
+
+    small = ["recipe=dqn_cartpole", "total_frames=100_000", "storage.max_size=1_000_000"]
+    found = re.search(r"storage\.max_size=(\d+)", advice("RAM", *small))
+    assert found and int(found[1]) < 100_000, "of rows that are never written none can be saved"
+    on_disk = advice("disk", "recipe=dqn_cartpole", "storage.max_size=10_000", "run.keep=3")
+    found = re.search(r"storage\.max_size=(\d+)", on_disk)
+    assert found and 8_000 < int(found[1]) < 10_000, "checkpoints hold the rows too"
+    assert "storage=memmap" not in advice("RAM", "recipe=recipe_a")
+    chunked = advice("RAM", "recipe=ppo_full", "value.num_chunks=4", "env.num=64", "collector.frames_per_batch=65536")
+    assert "num_chunks=2" not in chunked
 
 
 def test_nothing_of_the_runs_size_is_allocated():

@@ -116,6 +116,10 @@ def test_columns_of_different_shapes_are_refused():
         EpisodeStats().update(torch.ones(2, 3), torch.zeros(2, 4).bool())
 
 
+def test_a_batch_of_no_steps_has_no_boundary():
+    assert boundary_rows(np.zeros((2, 0, 1), bool)) == boundary_rows(np.zeros((2, 0), bool)) == 0
+
+
 def test_boundary_rows_are_ends_and_each_lanes_last():
     done = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 1]]).bool()[..., None]
     assert boundary_rows(done) == 3  # one end inside, two lane ends (one of them an end as well)

@@ -259,6 +259,16 @@ def test_auto_draws_on_a_utf8_terminal_and_writes_lines_elsewhere(monkeypatch):
     assert isinstance(open_view("off"), NoView)
 
 
+def test_a_program_without_a_console_and_a_stream_that_is_no_terminal(monkeypatch):
+    class Written:
+        def write(self, text): ...
+        def flush(self): ...
+
+    assert chosen("auto", Written()) == "plain"
+    monkeypatch.setattr("sys.stdout", None)
+    assert isinstance(open_view("auto"), NoView)
+
+
 def test_an_unknown_console_is_refused_with_the_choices():
     with pytest.raises(ConfigError, match="auto, live, plain, off"):
         chosen("fancy", io.StringIO())
