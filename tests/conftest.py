@@ -7,6 +7,7 @@ import signal
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("shared_cores", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -29,11 +30,14 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: looking through it again and again was a fifth of the suite's time."""
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000)  # of these, too, few tests make garbage that only a search finds
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_stays() -> None:
+    """What is imported by now stays: looking through it again and again was a fifth of the suite's time."""
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
