@@ -191,10 +191,27 @@ class ReplayBufferEnsemble:
     def _draw(self, size: int) -> Sampled:
         with self._lock:
             position = None if self._ahead is None else self._position()
+            random = self.random.state.copy()
             members = range(len(self.buffers)) if self.sample_from_all else self._members()
-        drawn = [self._part(int(member), size // self.drawn) for member in members]
-        parts, index = [part for part, _ in drawn], [rows for _, rows in drawn]
-        ids = [torch.full_like(rows, int(member)) for rows, member in zip(index, members, strict=True)]
+        drawn: list[tuple[int, Sampled]] = []
+        try:
+            for member in map(int, members):
+                drawn.append((member, self._part(member, size // self.drawn)))
+            batch, info = self._joined(drawn)
+            return Sampled(self._transforms.read(batch), info, False, position)
+        except BaseException:  # nobody gets what was drawn
+            for member, part in reversed(drawn):
+                self.buffers[member]._forget_ahead()
+                self.buffers[member]._undraw(part)
+            with self._lock:
+                self.random.state[:] = random
+            raise
+
+    def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
+        """Samples of members as one, and what is known beside it."""
+        parts = [self._told(member, part.batch) for member, part in drawn]
+        index = [part.info[INDEX] for _, part in drawn]
+        ids = [torch.full_like(rows, member) for rows, (member, _) in zip(index, drawn, strict=True)]
         join: Callable[[list[Any]], Any] = torch.stack if self.layout == "stack" else torch.cat
         if any(isinstance(part, list | LazyStackedTensorDict) for part in parts):  # objects, not alike
             join = torch.cat
@@ -209,8 +226,7 @@ class ReplayBufferEnsemble:
                     fix="Store the same keys in all of them, and draw from all with samplers of one kind.",
                 )
             batch = join(parts)
-        info = {INDEX: join(index), BUFFER_IDS: join(ids)}
-        return Sampled(self._transforms.read(batch), info, False, position)
+        return batch, {INDEX: join(index), BUFFER_IDS: join(ids)}
 
     def _position(self) -> tuple[np.ndarray, list[Any]]:
         """Where the draws of members, and from them, stand."""
@@ -226,18 +242,21 @@ class ReplayBufferEnsemble:
     def _members(self) -> np.ndarray:
         return np.searchsorted(self._chances, uniform(self.random, self.drawn), side="right")
 
-    def _part(self, member: int, size: int) -> tuple[Any, Tensor]:
-        """A sample of a member, and where its rows lie there."""
+    def _part(self, member: int, size: int) -> Sampled:
+        """A sample of a member."""
         buffer = self.buffers[member]
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
-        part, info = buffer.sample(size, return_info=True)
-        if isinstance(buffer, TensorDictReplayBuffer) and isinstance(part, TensorDictBase):
+        return buffer._next(size)
+
+    def _told(self, member: int, part: Any) -> Any:
+        """A sample of a member that says which one it is of."""
+        if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(part, TensorDictBase):
             for each in part.tensordicts if isinstance(part, LazyStackedTensorDict) else [part]:
                 index = each.get(INDEX)
                 places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}
                 each.set(INDEX, TensorDict(places, batch_size=each.batch_size))
-        return part, info["index"]
+        return part
 
     def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBufferEnsemble:
         """Add a transform of whole samples; returns the ensemble."""
@@ -294,6 +313,10 @@ class ReplayBufferEnsemble:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of an ensemble that was made alike."""
+        if not {"random", "transforms", "buffers"} <= state.keys():
+            raise ArgumentError(
+                "this is no state of an ensemble", why=f"it holds {', '.join(map(str, state)) or 'nothing'}"
+            )
         if len(state["buffers"]) != len(self.buffers):
             raise ArgumentError(
                 "this state is of another ensemble", why=f"expected {len(self.buffers)}, got {len(state['buffers'])}"

@@ -5,6 +5,7 @@ It has the part of `Ring`'s face that samplers of single rows use.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -66,6 +67,10 @@ class ObjectRing:
         raise ArgumentError(
             "a list of objects has no trajectories", fix="Use LazyTensorStorage, or a sampler that draws single rows."
         )
+
+    def markers_kept(self) -> contextlib.AbstractContextManager[None]:
+        """See `Ring.markers_kept`: there are none."""
+        return contextlib.nullcontext()
 
     def state_dict(self) -> NoReturn:
         raise ArgumentError("objects have no place in a file", fix="Use LazyTensorStorage, or another tensor storage.")

@@ -8,8 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from tensordict import TensorDictBase
 
 from rlcli.data.fields import columns_of, nested
+from rlcli.errors import ArgumentError
 
 Item = TypeVar("Item")
 
@@ -24,6 +26,12 @@ class Sampled(NamedTuple):
 
     def state(self) -> dict[str, Any]:
         """As columns and plain values, for a checkpoint."""
+        if not isinstance(self.batch, TensorDictBase):
+            raise ArgumentError(
+                "samples that were made ahead have no place in a file",
+                why=f"a collate_fn or a transform made {type(self.batch).__name__} of them",
+                fix="Leave out prefetch, or give TensorDicts.",
+            )
         return {
             "columns": columns_of(self.batch),
             "shape": list(self.batch.shape),

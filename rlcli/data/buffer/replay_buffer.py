@@ -101,6 +101,7 @@ class ReplayBuffer:
         self.sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
         self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
         self.storage = self.ring.storage
+        self.storage.bind(self.ring)
         self.sampler.bind(self.ring)
         self._trusted = is_ours(self.sampler)
         if generator is not None:
@@ -117,7 +118,8 @@ class ReplayBuffer:
         if resume(self.ring):
             self._saved.use_asked_markers()
             self.sampler.extended(self.ring, len(self.ring))
-        self.sampler.belong_to(self.ring)  # last: the sampler of a buffer that was refused is free for another
+        self.storage.belong_to(self.ring)  # last: the parts of a buffer that was refused are free for another
+        self.sampler.belong_to(self.ring)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: Any) -> Tensor:
@@ -186,8 +188,10 @@ class ReplayBuffer:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
         self._forget_ahead()
         with self._lock:
-            self.ring.clear(fields=fields)
-            self.sampler.empty()
+            try:
+                self.ring.clear(fields=fields)
+            finally:  # a storage that cannot take its files away holds no rows either
+                self.sampler.empty()
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
@@ -267,7 +271,12 @@ class ReplayBuffer:
                 self.sampler.go_back(position)
                 raise
             last = self.sampler.ran_out
-        return Sampled(self._placed(self._transforms.read(batch)), info, last, position)
+        try:
+            batch = self._placed(self._transforms.read(batch))
+        except BaseException:
+            self._undraw(Sampled(None, info, last, position))
+            raise
+        return Sampled(batch, info, last, position)
 
     def _position(self) -> Any:
         with self._lock:
@@ -350,9 +359,10 @@ class ReplayBuffer:
         self._forget_ahead()
         with self._lock:
             new: Sampler = made("sampler", sampler, Sampler)
-            new.bind(self.ring)
-            if len(self.ring):
-                new.extended(self.ring, len(self.ring))
+            with self.ring.markers_kept():
+                new.bind(self.ring)
+                if len(self.ring):
+                    new.extended(self.ring, len(self.ring))
             new.belong_to(self.ring)
             self.sampler, self._trusted, self._iteration = new, is_ours(new), None
             self.batch_size = new.batch_size() or self.batch_size
@@ -460,6 +470,7 @@ class ReplayBuffer:
             return
         with self._lock:
             self.storage.close(self.ring.content)
+            self.storage.belong_to(None)
             self._lock.closed = True
             if isinstance(self.ring, SharedRing):
                 self.ring.close()

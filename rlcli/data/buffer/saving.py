@@ -60,6 +60,7 @@ class SavedParts:
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
+        _need_state(state)
         before = deepcopy(self.rest())
         try:
             self.take_over(state["rest"])
@@ -71,10 +72,7 @@ class SavedParts:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`'s answer; refused, the buffer is as it was."""
         with self._or_as_before():
-            if not {"rows", "rest", "ahead"} <= state.keys():
-                raise ArgumentError(
-                    "this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}"
-                )
+            _need_state(state)
             self.take_over(state["rest"])
             fill(self.ring, state["rows"])
             self.use_asked_markers()
@@ -107,6 +105,11 @@ class SavedParts:
             raise
 
 
+def _need_state(state: dict[str, Any]) -> None:
+    if not {"rows", "rest", "ahead"} <= state.keys():
+        raise ArgumentError("this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}")
+
+
 def fill(ring: Ring, rows: dict[str, Any]) -> None:
     """The "rows" of a state, for a ring of the same size."""
     some(columns=anything, ring=mapping())(rows)
@@ -116,7 +119,7 @@ def fill(ring: Ring, rows: dict[str, Any]) -> None:
     def write() -> None:
         if isinstance(columns, SavedRows):
             columns.fill(ring.storage)
-        elif columns:
+        elif columns or len(ring):
             restore_rows(ring, columns)
 
     take_rows(ring, rows["ring"], columns.span if isinstance(columns, SavedRows) else None, write)

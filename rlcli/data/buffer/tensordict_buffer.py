@@ -39,8 +39,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
             items = [item if isinstance(item, TensorDictBase) else {} for item in items_of(batch)]
             found = [(slice(i, i + 1), item.get(self.priority_key, None), 1) for i, item in enumerate(items)]
         else:
-            found = [(slice(None), batch.get(self.priority_key, None), len(batch) if objects else batch.numel())]
-        parts = [(part, priority.reshape(count, -1)) for part, priority, count in found if priority is not None]
+            count = len(batch) if objects else batch.batch_size.numel()
+            found = [(slice(None), batch.get(self.priority_key, None), count)]
+        given = [each for each in found if each[1] is not None and each[2]]  # of no rows there are none
+        parts = [(part, priority.reshape(count, -1)) for part, priority, count in given]
         for _, priority in parts:
             self.sampler.check_priority(priority)
         return parts

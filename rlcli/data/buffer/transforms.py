@@ -19,7 +19,8 @@ from rlcli.data.buffer.objects import ObjectRing
 from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.transforms import Compose, Transform
+from rlcli.transforms import Transform
+from rlcli.transforms.compose import parts_of
 
 Part = Callable[[Any], Any]
 
@@ -58,19 +59,21 @@ class Transforms:
                 where="transform",
                 why=f"got {type(transform).__name__}" + (", which has no inverse" if invert else ""),
             )
-        parts = list(transform) if isinstance(transform, Compose) else [transform]
+        parts = parts_of(transform) if isinstance(transform, Transform) else [transform]
         if isinstance(self._ring, ObjectRing) and (reading := [part for part in parts if _reads_buffer(part)]):
             raise ArgumentError(
                 f"{type(reading[0]).__name__} reads the rows of a buffer, and a list of objects has none",
                 where="transform",
                 fix="Use LazyTensorStorage.",
             )
+        if self._ring is not None:
+            with self._ring.markers_kept():
+                for part in parts:
+                    if isinstance(part, Transform):
+                        part.bind_buffer(self._ring)
         self._parts[index:index] = [(part, invert) for part in (reversed(parts) if invert else parts)]
         reads = [i for i, (part, _) in enumerate(self._parts) if _reads_buffer(part)]
         self._bound = 0 if self._ring is None else max(reads, default=-1) + 1
-        for part in parts:
-            if isinstance(part, Transform) and self._ring is not None:
-                part.bind_buffer(self._ring)
 
     def __len__(self) -> int:
         return len(self._parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import warnings
@@ -162,7 +163,8 @@ class SegmentWriter:
             self._journal.append(*self.pending)
         except ResourceError:
             for path in (*(self.folder / record["file"] for record in self.pending), saved):
-                self.disk.remove(path)
+                with contextlib.suppress(ResourceError):  # the first error is the one to report
+                    self.disk.remove(path)
             self.pending.clear()
             self._layout = self._layout if self.count else None
             raise
@@ -172,7 +174,8 @@ class SegmentWriter:
         self._committed = time.monotonic()
         if state is not None:
             for path in states(self.folder)[:-2]:
-                self.disk.remove(path)
+                with contextlib.suppress(ResourceError):  # it is acknowledged all the same; the next commit tries again
+                    self.disk.remove(path)
 
     def cut(self, lanes: Sequence[int]) -> None:
         """The episodes that are open in these lanes end here: readers see their last step truncated.

@@ -26,7 +26,7 @@ from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.parts import Part, column_offsets
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.next_obs.pairs import bytes_of
-from rlcli.data.storages import CompressedStorage, Storage
+from rlcli.data.storages import Storage
 from rlcli.data.storages.frame_column import unpack_frames
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key
@@ -190,8 +190,8 @@ class RowFiles:
 
 
 def packs(about: Mapping[str, Any]) -> bool:
-    """Whether columns may be packed: the storage held its frames compressed."""
-    return about["storage"] == CompressedStorage.__name__
+    """Whether columns are packed: the storage held its frames compressed."""
+    return any(size is not None for file in about["rows"] for size in file["packed"])
 
 
 def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
@@ -217,8 +217,6 @@ def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     for file in found:
         if not file.start < file.stop <= file.stride or len(file.packed) != len(fields):
             raise Misfit(f"rows {file.start} to {file.stop} of {file.stride}, {len(file.packed)} columns", file.name)
-        if not packs(about) and any(size is not None for size in file.packed):
-            raise Misfit(f"a {about['storage']} packs no columns", file.name)
         _, size = column_offsets(fields, file.stride, file.packed)
         if files[file.name]["size"] not in (size, max(size, 1)):  # a segment has at least one byte
             raise Misfit(f"it has {files[file.name]['size']} bytes, and its columns {size}", file.name)

@@ -83,6 +83,10 @@ def check_request(slice_len: int, count: int, span: bool | int | tuple, weightin
             "slices are weighted by transition or by trajectory", where="weighting", why=f"got {weighting!r}"
         )
     sides = tuple(span) if isinstance(span, tuple | list) else (span, span)
+    if len(sides) != 2 or not all(isinstance(side, bool | int | np.integer) for side in sides):
+        raise ArgumentError(
+            "span is True, False, a number of rows, or one of these for each side", where="span", why=f"got {span!r}"
+        )
     most = slice_len - 1
     left, right = (most * side if isinstance(side, bool) else int(side) for side in sides)
     if not (0 <= left <= most and 0 <= right <= most):

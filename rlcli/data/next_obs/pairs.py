@@ -109,6 +109,14 @@ def _shared(found: Sequence[Tensor], roots: Sequence[Tensor], count: int) -> tup
             return None
         if x._where is not first._where and not torch.equal(x.index, first.index):
             return None
+    room = min(len(x.obs) + len(x.extra) for x in lazy)
+    if first.ends is not None:
+        inside = len(first.obs) + len(first.extra) <= room
+    else:  # somebody may have given it
+        least, most = first.index.aminmax() if first.index.numel() else (0, -1)
+        inside = bool(least >= 0) and bool(most < room)
+    if not inside:
+        return None  # reading them raises
     own = all(x.obs.data_ptr() == root.data_ptr() and len(x.obs) == count for x, root in zip(lazy, roots, strict=True))
     if own and first.ends is not None:
         return 2, first.ends.numpy()

@@ -139,7 +139,7 @@ def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] |
         for key in frame_stack:
             if unravel(key) not in fields:
                 raise ArgumentError(f"frame_stack names {show(key)}, which is not in the batch")
-        return {unravel(key): frames for key, frames in frame_stack.items()}
+        return {unravel(key): int(frames) for key, frames in frame_stack.items()}
     among = observation_keys(fields) or [key for key in fields if as_tuple(key)[0] != NEXT]
     fit = [key for key in among if len(fields[key].shape) > 1 and fields[key].shape[0] % frame_stack == 0]
     if not fit:
@@ -149,4 +149,4 @@ def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] |
             why=", ".join(f"{show(key)} is {fields[key]} a row" for key in among),
             fix="The first dim must hold the frames; name the key: frame_stack={'pixels': 4}.",
         )
-    return dict.fromkeys(fit, frame_stack)
+    return dict.fromkeys(fit, int(frame_stack))

@@ -79,6 +79,10 @@ class Ring:
     ) -> None:
         if next_obs not in ("auto", "exact", "full"):
             raise ArgumentError("next_obs is auto, exact or full", where="next_obs", why=f"got {next_obs!r}")
+        for frames in frame_stack.values() if isinstance(frame_stack, Mapping) else [frame_stack]:
+            whole = isinstance(frames, int | np.integer) and not isinstance(frames, bool)
+            if frame_stack is not None and not (whole and frames >= 2):  # type: ignore[operator]
+                raise ArgumentError("a stack has 2 or more frames", where="frame_stack", why=f"got {frames!r}")
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
         self.packing = Packing(storage, codes)
         self.asked: Asked = (None, (), False)
@@ -169,6 +173,21 @@ class Ring:
         if self.fields:
             self.tell_apart(Markers.among(self.fields, *asked))
         self.asked = asked
+
+    @contextlib.contextmanager
+    def markers_kept(self) -> Iterator[None]:
+        """What fails in here leaves trajectories told apart as they were."""
+        held, asked = self.contents, self.asked
+        layout, index, pool, pairs = held.layout, held.index, held.pool, held.pairs
+        try:
+            yield
+        except BaseException:
+            self.asked = asked
+            if held.index is not index:
+                self.plans.forget()  # rows that are stored may lie elsewhere
+                held.layout = layout
+                held.use(index, pool, pairs)
+            raise
 
     def use_asked_markers(self) -> None:
         """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""

@@ -193,7 +193,7 @@ class PrioritizedSampler(Sampler):
         if len(value) != len(rows):
             raise ArgumentError("every row needs a priority", why=f"{len(rows)} rows, priorities {list(value.shape)}")
         if value.ndim > 1:
-            flat = value.reshape(len(rows), -1)
+            flat = value.flatten(1)
             value = flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[self.reduction](flat)
         raw = value.numpy()
         with np.errstate(all="ignore"):

@@ -77,7 +77,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 
     def _begin(self, ring: Ring, count: int, length: int) -> None:
         """Cut all that is stored into the slices of a new epoch."""
-        self._rows, lengths = in_order(ring)
+        self._rows, lengths = in_order(ring, oldest_first=not self.shuffle)
         offset = np.zeros(len(lengths), np.int64)
         if self.shuffle:
             slack = lengths % length if self.strict_length else np.where(lengths > length, length - 1, 0)
@@ -130,10 +130,15 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._length, self.ran_out = int(state["length"]), bool(state["ran_out"])
 
 
-def in_order(ring: Ring) -> tuple[np.ndarray, np.ndarray]:
+def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """All live rows, trajectory after trajectory, int64 ``[len(ring)]``, and the rows of each ``[trajectories]``."""
     rows = live_rows(ring)
     number = ring.index.numbers(rows)
+    if oldest_first:  # a number is given again when its trajectory is gone
+        known = ring.index.trajectories()["number"]
+        rank = np.empty(known.max(initial=-1) + 1, np.int64)
+        rank[known] = np.arange(len(known))
+        number = rank[number]
     order = np.lexsort((ring.index.positions(rows), number))
     _, lengths = np.unique(number, return_counts=True)
     return rows[order], lengths

@@ -12,6 +12,8 @@ the buffer's affair.
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -98,15 +100,43 @@ class Storage(ABC):
     lanes = 1
     kept = False
     where = ""
+    _bound: weakref.ref[Any] | None = None
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
-        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+        if isinstance(max_size, bool) or not isinstance(max_size, int | np.integer):
+            raise ArgumentError("a storage holds a whole number of rows", where="max_size", why=f"got {max_size!r}")
+        if max_size < 1:
             raise ArgumentError("a storage holds at least one row", where="max_size", why=f"got {max_size!r}")
+        max_size = int(max_size)
         if ndim not in (1, 2, 3):
             raise ArgumentError("a storage keeps 1, 2 or 3 batch dims", where="ndim", why=f"got {ndim!r}")
         self.max_size, self.ndim, self.device = max_size, ndim, torch.device(device)
         self.capacity = max_size
         self.fields: dict[Key, Field] = {}
+
+    # ---- whose rows it holds ---------------------------------------------------------------------------------------
+    def bind(self, ring: Any) -> None:
+        """Meet the ring that is to write here.
+
+        Raises
+        ------
+        ArgumentError
+            The rows are those of another ring, whose buffer is in use.
+        """
+        if self._of_another(ring):
+            gc.collect()  # a buffer that is gone may be part of a cycle, and hold its ring still
+            if self._of_another(ring):
+                raise ArgumentError(
+                    "a storage belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
+                )
+
+    def _of_another(self, ring: Any) -> bool:
+        other = None if self._bound is None else self._bound()
+        return other is not None and other is not ring and other.storage is self  # of a deep copy it is not
+
+    def belong_to(self, ring: Any) -> None:
+        """Hold this ring's rows alone from now on, as long as it lives; None: anybody's."""
+        self._bound = None if ring is None else weakref.ref(ring)
 
     # ---- what every storage has ----------------------------------------------------------------------------------
     @abstractmethod

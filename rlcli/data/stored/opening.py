@@ -17,7 +17,7 @@ from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.data.stored.copies import copy_rows
 from rlcli.data.stored.mapped import open_files, open_frames, open_rows, read_sides
 from rlcli.data.stored.places import CHECKPOINT, FRAMES, KEPT, Place, find
-from rlcli.errors import DamagedDataError
+from rlcli.errors import ArgumentError, DamagedDataError
 
 
 def open_buffer(
@@ -56,6 +56,7 @@ def open_buffer(
         Something is not as it was written: every checksum is compared.
     """
     place = find(path)
+    _need_open(place, max_size, options)
     if max_size is not None:
         source = _opened(place, {})
         try:
@@ -63,6 +64,19 @@ def open_buffer(
         finally:
             source.close()
     return _with_sides(_opened(place, {"sampler": sampler, "batch_size": batch_size, **options}), place, transform)
+
+
+def _need_open(place: Place, max_size: int | None, options: Mapping[str, Any]) -> None:
+    """Refuse options that say what the stored rows decide."""
+    decided = {"storage"}
+    if max_size is None:
+        decided |= {"frame_stack", "codes"} | ({"next_obs"} if place.kind == FRAMES else set())
+    if asked := [name for name in options if name in decided and options[name] not in (None, False)]:
+        raise ArgumentError(
+            f"{', '.join(asked)}: rows are read as they are stored",
+            where=str(place.path),
+            fix="Leave it out" + ("." if "storage" in asked else ", or copy the rows into memory: max_size=..."),
+        )
 
 
 def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:
@@ -105,10 +119,11 @@ def _copy(
 ) -> TensorDictReplayBuffer:
     ring = source.ring
     stacks = {key: stack.frames for key, stack in ring.stacks.items()}
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(max_size, ndim=source.storage.ndim), next_obs="exact" if ring.exact else "full",
-        frame_stack=stacks or None, codes=bool(ring.packing.codes), **options,
-    )  # fmt: skip
+    as_there = {
+        "next_obs": "exact" if ring.exact else "full", "frame_stack": stacks or None, "codes": bool(ring.packing.codes)
+    }  # fmt: skip
+    storage = LazyTensorStorage(max_size, ndim=source.storage.ndim)
+    buffer = TensorDictReplayBuffer(storage=storage, **{**as_there, **options})
     copy_rows(source, buffer, ring.read)
     return _with_sides(buffer, place, transform)
 

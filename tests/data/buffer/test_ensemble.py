@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from episodes import episodes, slices_of
@@ -162,6 +164,7 @@ def test_a_state_goes_on_bit_for_bit():
         (lambda: per_worker().sample(10), "Use batch_size=12"),
         (lambda: per_worker(batch_size=None).sample(), "no batch size"),
         (lambda: ReplayBufferEnsemble(member(), batch_size=2).sample(), "buffer 0 of the ensemble is empty"),
+        (lambda: per_worker().load_state_dict({}), "this is no state of an ensemble: it holds nothing"),
         (lambda: per_worker().update_tensordict_priority(per_worker().sample()), "td_error"),
     ],
 )
@@ -190,6 +193,31 @@ def test_a_state_that_one_member_refuses_changes_none():
             ours.load_state_dict(saved.state_dict())
         assert len(ours) == 20 and (ours[0][:] == twin[0][:]).all()
     assert all((ours.sample() == twin.sample()).all() for _ in range(3))
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("sample_from_all", [True, False])
+def test_a_sample_that_one_member_fails_to_give_uses_no_draw_up(prefetch, sample_from_all):
+    def made(fail):
+        first = member(SamplerWithoutReplacement(seed=1), prefetch=prefetch)
+        last = member(SamplerWithoutReplacement(seed=2), transform=lambda td: td if not fail else 1 / fail.pop())
+        rb = ReplayBufferEnsemble(first, last, batch_size=4, seed=0, sample_from_all=sample_from_all)
+        for worker in range(2):
+            rb.extend(episodes([20]), buffer=worker)
+        return rb
+
+    failing, twin = made([0, 0]), made([])
+    for left in (2, 1, 0, 0, 0, 0):
+        wanted = twin.sample()["index"]
+        for _ in range(left and 2):
+            with contextlib.suppress(ZeroDivisionError):
+                found = failing.sample()["index"]
+                break
+        else:
+            found = failing.sample()["index"]
+        assert (found == wanted).all()
+    failing.close()
+    twin.close()
 
 
 def test_plain_buffers_make_an_ensemble_without_index():

@@ -26,8 +26,9 @@ from rlcli.data import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.transforms import Compose, Transform
+from rlcli.data.files.disk import Disk
+from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
+from rlcli.transforms import Compose, NextStateReconstructor, Transform
 
 
 def buffer(size=100, *, kind=TensorDictReplayBuffer, storage=None, **options):
@@ -568,6 +569,13 @@ def test_rows_that_cannot_be_written_when_loaded_leave_an_empty_buffer(tmp_path,
         (lambda rb: rb.update_priority([0.5], 1.0), "rows are named by their numbers (index): got float32"),
         (lambda rb: rb.update_priority(torch.ones(9, dtype=torch.bool), 1.0), "got bool"),
         (lambda rb: rb.load_state_dict({"a": 1}), "this is no state of a buffer: it holds a"),
+        (lambda rb: rb.need_fit({}), "this is no state of a buffer: it holds nothing"),
+        (lambda rb: ReplayBuffer(storage=rb.storage), "a storage belongs to one buffer"),
+        (lambda rb: buffer(frame_stack=0), "a stack has 2 or more frames (frame_stack): got 0"),
+        (lambda rb: buffer(frame_stack="4"), "got '4'"),
+        (lambda rb: buffer(frame_stack={"pixels": 4.0}), "got 4.0"),
+        (lambda rb: buffer(1e6), "a whole number of rows (max_size): got 1000000.0"),
+        (lambda rb: buffer(-1), "at least one row (max_size): got -1"),
         (lambda rb: ReplayBuffer(storage=3), "got int"),
         (lambda rb: buffer(batch_size=0), "at least 1"),
         (lambda rb: buffer(batch_size=None).sample(), "batch_size=..."),
@@ -627,6 +635,110 @@ def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(tmp_path, monkeyp
 
 def no_memory():
     raise MemoryError
+
+
+def test_samples_made_ahead_that_are_no_columns_are_refused_and_handed_out():
+    options = {"sampler": SamplerWithoutReplacement(shuffle=False), "batch_size": 4, "prefetch": 2}
+    with buffer(12, collate_fn=lambda td: td["action"].tolist(), **options) as rb:
+        rb.extend(episodes([12]))
+        assert rb.sample() == [0, 1, 2, 3]
+        with pytest.raises(ArgumentError, match="made list of them"):
+            rb.state_dict()
+        assert rb.sample() == [4, 5, 6, 7]
+
+
+def test_a_state_of_rows_without_columns_is_refused():
+    rb, other = buffer(30), buffer(30)
+    rb.extend(episodes([9]))
+    state = rb.state_dict()
+    with pytest.raises(ArgumentError, match="missing observation"):
+        other.load_state_dict({**state, "rows": {**state["rows"], "columns": {}}})
+    assert len(other) == 0
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, CompressedStorage, ListStorage])
+@pytest.mark.parametrize("end", ["close", "del", "del with a thread", "refused"])
+def test_a_storage_whose_buffer_is_gone_may_be_taken_again(kind, end):
+    storage = kind(np.int64(20))
+    if end == "refused":
+        with pytest.raises(ArgumentError, match="at least 1"):
+            ReplayBuffer(storage=storage, batch_size=0)
+    else:
+        rb = ReplayBuffer(storage=storage, batch_size=2, prefetch=2 if end == "del with a thread" else None)
+        with pytest.raises(ArgumentError, match="belongs to one buffer"):
+            ReplayBuffer(storage=storage)
+        rb.close() if end == "close" else rb.set_sampler(SamplerWithoutReplacement())
+        if end != "close":
+            del rb
+    other = ReplayBuffer(storage=storage)
+    other.extend(episodes([5]))
+    assert len(other) == 5 and type(storage.max_size) is int
+
+
+def test_a_disk_that_takes_no_files_away_leaves_an_empty_sampler(tmp_path):
+    class Stubborn(Disk):
+        on = False
+
+        def at(self, call, path):
+            if self.on and call == "remove":
+                raise PermissionError(1, "Operation not permitted")
+
+    disk = Stubborn()
+    storage = LazyMemmapStorage(40, scratch_dir=tmp_path / "rows", commit_seconds=0, disk=disk)
+    rb = TensorDictReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement(), batch_size=4)
+    rb.extend(episodes([9]))
+    rb.sample()
+    disk.on = True
+    with pytest.raises(ResourceError):
+        rb.empty()
+    assert len(rb) == 0 and len(rb.sampler._left) == 0
+
+
+def test_a_refused_transform_is_not_put_on_and_tells_nothing_apart():
+    with buffer(40) as rb:
+        rb.extend(episodes([9, 9]))
+        before = rb.ring.markers, rb.ring.asked
+        lives = NextStateReconstructor(["observation"], source="storage", done_key=("next", "terminated"))
+        unknown = NextStateReconstructor(["observation"], source="storage", traj_key="nope")
+        for refused in (unknown, Compose(lives, unknown)):
+            with pytest.raises(MissingKeyError):
+                rb.append_transform(refused)
+            assert (rb.ring.markers, rb.ring.asked) == before and len(rb.sample()) == 8
+
+
+class Late(SliceSampler):
+    def extended(self, ring, count):
+        raise ArgumentError("too late")
+
+
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_sampler_that_is_refused_after_it_met_the_ring_leaves_the_index(codes):
+    rbs = [buffer(40, sampler=SliceSampler(slice_len=4, seed=0), codes=codes) for _ in range(2)]
+    batch = episodes([15, 15]).set("part", torch.arange(30) // 4)
+    for rb in rbs:
+        rb.extend(batch)
+    with pytest.raises(ArgumentError, match="too late"):
+        rbs[0].set_sampler(Late(slice_len=4, traj_key="part"))
+    for _ in range(2):
+        assert all((rbs[0].sample() == rbs[1].sample()).all() for _ in range(5))
+        for rb in rbs:
+            rb.extend(batch)
+    assert rbs[0].ring.asked == rbs[1].ring.asked
+
+
+def test_a_transform_that_fails_uses_no_draw_up():
+    fail = [ValueError("mine")]
+
+    def once(sample):
+        if fail:
+            raise fail.pop()
+        return sample
+
+    rb = buffer(sampler=SamplerWithoutReplacement(shuffle=False), batch_size=4, transform=once)
+    rb.extend(episodes([12]))
+    with pytest.raises(ValueError, match="mine"):
+        rb.sample()
+    assert rb.sample()["index"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("options", [{}, {"next_obs": "exact"}, {"codes": True}])

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from tensordict import NonTensorData, TensorDict
 
 from rlcli.data import Rows, SegmentReader, SegmentWriter, open_segments, verify_segments
+from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import decode, encode
 from rlcli.data.next_obs import concat
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -131,6 +132,31 @@ def test_batches_written_in_groups_are_acknowledged_at_the_commit(tmp_path):
     reader = open_segments(tmp_path)
     same(reader.concat(), torch.cat([full for _, full in [*pairs, pairs[0]]], 1))
     assert reader.verify() == []
+
+
+class Stubborn(Disk):
+    calls = ()
+
+    def at(self, call, path):
+        if call in self.calls:
+            raise PermissionError(1, f"no {call}")
+
+
+def test_what_cannot_be_taken_away_refuses_no_commit(tmp_path):
+    disk, (batch, _) = Stubborn(), twins(0)
+    with SegmentWriter(tmp_path, commit_seconds=np.inf, disk=disk) as writer:
+        for _ in range(4):
+            writer.append(batch)
+            writer.commit(state=[b"state"])
+            disk.calls = ("remove",)
+        assert writer.count == 4 and not writer.pending
+        writer.append(batch)
+        disk.calls = ("remove", "sync_folder")
+        with pytest.raises(ResourceError, match="cannot write"):
+            writer.commit(state=[b"state"])
+        assert not writer.pending
+        disk.calls = ()
+    assert len(SegmentReader(tmp_path)) == 4
 
 
 def test_a_reader_sees_what_was_acknowledged_when_it_opened(tmp_path):

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from rows_of import live, same, steps
+from tensordict import TensorDict
 
+from rlcli.data import ReplayBuffer, open_buffer
 from rlcli.data.files import dumps
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.sealed_folder import sealed
@@ -159,6 +161,21 @@ def test_frames_are_dumped_as_they_are_compressed(tmp_path):
         path = dumps.dump(ring, tmp_path / kind)
         sizes[kind] = sum(file.stat().st_size for file in path.glob("rows-*"))
     assert sizes["compressed"] < sizes["memory"] / 3
+
+
+class Own(CompressedStorage):
+    pass
+
+
+def test_a_storage_of_ones_own_may_compress_frames(tmp_path):
+    rb = ReplayBuffer(storage=Own(20))
+    pixels = torch.randint(0, 255, (9, 40, 40), dtype=torch.uint8)
+    rb.extend(TensorDict({"pixels": pixels}, [9]))
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=Own(20))
+    other.loads(tmp_path)
+    for read in (other, open_buffer(tmp_path)):
+        assert torch.equal(read[:]["pixels"], pixels)
 
 
 def dumped(folder, count=6, keep=1, size=SIZE, ndim=1):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.data.next_obs import (
     Rows,
     build_exact,
@@ -123,6 +124,27 @@ def test_moving_a_batch_moves_each_observation_once():
     assert isinstance(rows, Rows) and rows.device.type == "meta" and rows.extra.device.type == "meta"
     same(move(exact, "cpu"), full)
     assert not isinstance(move(full, "cpu").get(NEXT), Rows)
+
+
+@pytest.mark.parametrize("bad", [9, -1])
+@pytest.mark.parametrize("pixels", [False, True])
+def test_an_index_that_leads_outside_is_refused_and_nothing_is_stored(bad, pixels):
+    rb = ReplayBuffer(storage=LazyTensorStorage(50))
+    obs, extra, index = torch.arange(8.0)[:, None], torch.full((1, 1), 99.0), torch.arange(1, 9, dtype=torch.int32)
+    good, wrong = Rows(obs, extra, index), Rows(obs, extra, index.clone().index_fill_(0, torch.tensor(7), bad))
+    done = torch.zeros(8, 1, dtype=torch.bool)
+    for rows in (wrong, good, wrong):
+        stored = len(rb)
+        batch = TensorDict({"observation": obs, "next": {"observation": rows, "done": done}}, [8])
+        if pixels:
+            batch["pixels"], batch["next", "pixels"] = obs, rows
+        if rows is good:
+            rb.extend(batch)
+            assert rb[7]["next", "observation"] == 99
+            continue
+        with pytest.raises(IndexError):
+            rb.extend(batch)
+        assert len(rb) == stored
 
 
 def test_a_plain_batch_passes_through_packing():

@@ -320,6 +320,15 @@ def test_one_draw_of_slices_without_replacement_shows_no_row_twice():
     assert [len(batch) for batch in whole] == [12, 12]
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_slices_that_are_not_shuffled_come_in_the_order_of_writing(ids):
+    rb = filled(SliceSamplerWithoutReplacement(slice_len=5, shuffle=False), 10, size=40, batch=episodes([5]))
+    for first in range(1, 13):
+        rb.extend(episodes([5], first=first))
+    found = torch.cat(list(rb))["observation"][:, 0]
+    assert found.tolist() == [float(n) for n in range(5, 13) for _ in range(5)]
+
+
 def test_every_row_has_its_turn_over_the_epochs_of_slices():
     rb = filled(SliceSamplerWithoutReplacement(slice_len=4, seed=0), 8)
     seen = {row for _ in range(40) for batch in rb for row in batch["index"].tolist()}
@@ -372,6 +381,13 @@ def test_the_largest_priority_within_the_buffer_forgets_what_is_gone():
     assert sampler.default_priority == 9
     rb.update_priority([2], 0.5)
     assert sampler.default_priority == 1
+
+
+def test_no_rows_have_no_priorities():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=PrioritizedSampler(9, 1.0, 1.0))
+    batch = episodes([5]).set("td_error", torch.ones(5, 1))
+    assert [len(rb.extend(part)) for part in (batch[:0], batch, batch[:0])] == [0, 5, 0] and len(rb) == 5
+    rb.update_priority(torch.empty(0, dtype=torch.int64), torch.empty(0, 1))
 
 
 def test_priorities_of_rows_that_are_gone_are_left_out():
@@ -579,6 +595,9 @@ def test_a_sampler_that_could_not_replace_another_serves_another_buffer():
         ),
         (lambda: SliceSampler(), "num_slices, slice_len, or both"),
         (lambda: SliceSampler(slice_len=0), "at least 1"),
+        (lambda: filled(SliceSampler(slice_len=3, span=(1, 2, 3))).sample(), "each side (span): got (1, 2, 3)"),
+        (lambda: filled(SliceSampler(slice_len=3, span=(1,))).sample(), "each side (span): got (1,)"),
+        (lambda: filled(SliceSampler(slice_len=3, span="left")).sample(), "each side (span): got 'left'"),
         (lambda: SliceSampler(slice_len=3, weighting="length"), "weight"),
         (lambda: SliceSampler(slice_len=3, traj_key="a", trajectory_key="b"), "one setting"),
         (lambda: SliceSamplerWithoutReplacement(slice_len=3, span=True), "no span"),

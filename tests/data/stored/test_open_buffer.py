@@ -238,6 +238,37 @@ def test_a_copy_holds_the_newest_rows_that_fit_and_can_be_extended(tmp_path, mod
     buffer.sample()
 
 
+def stacked(folder):
+    frames = torch.arange(34, dtype=torch.uint8)[:, None, None].expand(-1, 3, 3)
+    pixels, no = torch.stack([frames[t : t + 4] for t in range(31)]), torch.zeros(1, 30, 1, dtype=torch.bool)
+    flags = {"done": no, "terminated": no.clone(), "truncated": no.clone(), "reward": torch.ones(1, 30, 1)}
+    content = {"pixels": pixels[:-1][None], "next": {"pixels": pixels[1:][None], **flags}}
+    return segments(folder, [TensorDict(content, [1, 30])]), pixels[:-1]
+
+
+def test_a_copy_may_be_stored_in_another_way_than_its_source(tmp_path):
+    folder, pixels = stacked(tmp_path / "data")
+    copy = open_buffer(folder, max_size=30, frame_stack=4, codes=True, next_obs="full")
+    assert list(copy.ring.stacks) == ["pixels"] and torch.equal(copy[:]["pixels"], pixels)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"frame_stack": 4}, "frame_stack: rows are read as they are stored"),
+        ({"codes": True}, "or copy the rows into memory: max_size=..."),
+        ({"next_obs": "full"}, "next_obs: rows"),
+        ({"storage": LazyTensorStorage, "max_size": 9}, "storage: rows"),
+    ],
+)
+def test_what_the_stored_rows_decide_is_not_asked_for(tmp_path, options, text):
+    folder, pixels = stacked(tmp_path / "data")
+    with pytest.raises(ArgumentError) as caught:
+        open_buffer(folder, **options)
+    assert text in str(caught.value)
+    assert torch.equal(open_buffer(folder, codes=False, frame_stack=None)[:]["pixels"], pixels)
+
+
 def test_a_copy_without_ids_joins_nothing_that_was_apart(tmp_path):
     """Trajectories that end without a flag, told apart by ids alone, stay apart where ids are not copied."""
     from rlcli.data.stored import copy_rows
