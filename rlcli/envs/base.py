@@ -179,6 +179,8 @@ class EnvBase:
         With a `_reset` mask `[*batch, 1]` in `td`, only those lanes restart and the rest of `td` is kept.
         """
         mask = td.get(RESET, None) if td is not None else None
+        if mask is not None and not bool(mask.all()):
+            self._check_going_on(td)
         out = self._reset(td)
         shape = (*self.batch_size, 1)
         for name in END_FLAGS:
@@ -191,6 +193,16 @@ class EnvBase:
             assert td is not None
             out = merged(td.exclude(RESET, NEXT), out, mask)
         return out
+
+    def _check_going_on(self, td: TensorDictBase) -> None:
+        """Refuse to reset some envs where nobody says what the others show."""
+        missing = [key for key in self.observation_spec.keys(True, True) if td.get(key, None) is None]
+        if missing:
+            raise ArgumentError(
+                "some envs are to be reset, and what the others show is not there",
+                why=f"the tensordict holds no {', '.join(map(show, missing))}",
+                fix="Write '_reset' into the root of the next step, or reset all of them.",
+            )
 
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take one step; `td` gains `next` with observations, reward and the three end flags.

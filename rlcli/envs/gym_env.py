@@ -7,7 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.base import SPECS, EnvBase, own_stepping
+from rlcli.envs.lanes_env import LanesEnv, made_specs
 from rlcli.errors import ArgumentError
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.make import GymRecipe
@@ -66,6 +67,15 @@ class GymEnv(LanesEnv):
         super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
 
+    @property
+    def own_parts(self) -> list[str]:
+        """The methods it is stepped by, and the specs, that are not those which its class gives it."""
+        made = EnvBase(device=self.device)
+        made.observation_spec, made.action_spec = made_specs(
+            self.lanes, self.gym.observation_space, self.gym.action_space, self.batch_size, self.device
+        )
+        return [*own_stepping(self), *(name for name in SPECS if getattr(self, name) != getattr(made, name))]
+
     def __repr__(self) -> str:
         return f"GymEnv({self.lanes.name})"
 
@@ -88,8 +98,20 @@ def recipe_of(
         raise ArgumentError(
             "a GymEnv is one env", why=f"got num_envs={kwargs['num_envs']}", fix="Use SerialEnv(n, lambda: GymEnv(id))."
         )
+    if isinstance(given, str):
+        return GymRecipe(given, kwargs, tuple(wrappers), frame_skip=frame_skip)
+    unused = [*(["wrappers"] if wrappers else []), *kwargs]
     if isinstance(given, GymRecipe):
+        unused += ["frame_skip"] if frame_skip != 1 else []
+        _refuse_unused(unused, "a GymRecipe", "Write it in the recipe.")
         return given
-    if not isinstance(given, str):
-        return GymRecipe(given, frame_skip=frame_skip)
-    return GymRecipe(given, kwargs, tuple(wrappers), frame_skip=frame_skip)
+    _refuse_unused(unused, f"the object {type(given).__name__}", "Give its id, or make the object so.")
+    return GymRecipe(given, frame_skip=frame_skip)
+
+
+def _refuse_unused(names: list[str], given: str, fix: str) -> None:
+    if names:
+        raise ArgumentError(
+            f"GymEnv does not use {', '.join(names)}", why=f"got {given}, only an env made from an id takes such",
+            fix=fix,
+        )  # fmt: skip

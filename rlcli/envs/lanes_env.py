@@ -31,7 +31,7 @@ class LanesEnv(EnvBase):
     def __init__(self, lanes: Lanes, observation_space, action_space, *, batched: bool, device=None) -> None:
         super().__init__(batch_size=(lanes.n,) if batched else (), device=device)
         self.lanes = lanes
-        self.observation_spec, self.action_spec = _specs(
+        self.observation_spec, self.action_spec = made_specs(
             lanes, observation_space, action_space, self.batch_size, device
         )
         if device is not None:
@@ -61,7 +61,7 @@ class LanesEnv(EnvBase):
         mask = td.get(RESET, None) if td is not None else None
         if mask is not None:
             assert td is not None
-            for key, array in row.items():
+            for key, array in () if bool(mask.all()) else row.items():
                 array[...] = td.get(key).cpu().numpy().reshape(array.shape)
             lanes = mask.reshape(-1).nonzero().squeeze(-1).tolist()
         self.lanes.restart(row, lanes)
@@ -106,7 +106,7 @@ class LanesEnv(EnvBase):
         self.lanes.close()
 
 
-def _specs(lanes: Lanes, observation_space, action_space, batch_size, device):
+def made_specs(lanes: Lanes, observation_space, action_space, batch_size, device):
     """Observation and action specs with the batch size in front, in the dtypes that the lanes store."""
     found = from_gym_space(observation_space, categorical=False)
     observation = found if isinstance(found, Composite) else Composite({"observation": found})

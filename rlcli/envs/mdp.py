@@ -48,8 +48,12 @@ def episode_over(td: TensorDictBase) -> Tensor:
     return td.get(DONE)
 
 
-def complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:
-    """Fill in whichever of done, terminated, truncated an env left out."""
+def complete_flags(out: TensorDictBase, batch_size: torch.Size, before: Tensor | None = None) -> None:
+    """Fill in whichever of done, terminated, truncated an env left out; `done` is the union of the other two.
+
+    What `done` alone says goes into the flag that is missing, into truncated where none is. With `before`, what it was
+    before transforms, only what it says otherwise counts.
+    """
     terminated, truncated, done = (out.get(name, None) for name in ("terminated", "truncated", "done"))
     shape = (*batch_size, 1)
 
@@ -58,12 +62,19 @@ def complete_flags(out: TensorDictBase, batch_size: torch.Size) -> None:
             return torch.zeros(shape, dtype=torch.bool, device=out.device)
         return value.reshape(shape).bool()
 
-    if terminated is None and truncated is None:
-        terminated = done  # an env that only says "done" means the episode is over by its own rules
+    own = terminated is None  # an env that only says "done" means the episode is over by its own rules
     terminated, truncated = flag(terminated), flag(truncated)
+    union = terminated | truncated
+    if done is not None and not torch.equal(said := flag(done), union if before is None else flag(before)):
+        if before is not None:
+            was = flag(before)
+            terminated, truncated, said = terminated & (said | ~was), truncated & (said | ~was), said & ~was
+        rest = said & ~(terminated | truncated)
+        terminated, truncated = (terminated | rest, truncated) if own else (terminated, truncated | rest)
+        union = terminated | truncated
     out.set("terminated", terminated)
     out.set("truncated", truncated)
-    out.set("done", terminated | truncated)
+    out.set("done", union)
 
 
 def promoted(root: TensorDictBase, following: TensorDictBase) -> TensorDictBase:

@@ -61,7 +61,8 @@ def make_native(
     pool : bool
         envpool's engine instead of the one that gymnasium has registered for the id.
     categorical, narrow, out_of_bounds
-        As `NativeEnv` takes them.
+        `categorical_action_encoding`, `narrow` and `out_of_bounds` of the `NativeEnv`: here both are on by default, as
+        on the command line.
     settings : mapping, optional
         Handed to the engine, whatever their names are.
     **kwargs

@@ -13,7 +13,7 @@ import gymnasium as gym
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, recipe_of
 from rlcli.envs.lanes_env import LanesEnv
-from rlcli.envs.serial import differing, narrows, one_each
+from rlcli.envs.serial import differing, narrows, one_each, shown
 from rlcli.errors import ArgumentError, in_words
 from rlcli.lanes.bounds import strictest
 from rlcli.lanes.make import GymRecipe
@@ -99,9 +99,10 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
         given.pop("device")
         return recipe_of(given.pop("env"), **given), options
     env = maker if isinstance(maker, EnvBase) else maker()
-    if type(env) is not GymEnv:
+    if type(env) is not GymEnv or env.own_parts:
+        own = f" with its own {', '.join(env.own_parts)}" if type(env) is GymEnv else ""
         raise ArgumentError(
-            "ParallelEnv steps plain GymEnvs", why=f"got {_shown(env)}",
+            "ParallelEnv steps plain GymEnvs", why=f"got {shown(env)}{own}",
             fix="Put transforms outside, TransformedEnv(ParallelEnv(n, make_env), transform), or use SerialEnv.",
         )  # fmt: skip
     lanes: Any = env.lanes
@@ -109,10 +110,6 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
     if env is not maker and not isinstance(env.recipe.source, gym.Env):  # else it is to be sent as it is
         env.close()
     return env.recipe, dict(zip(OPTIONS, found, strict=True))
-
-
-def _shown(env: Any) -> str:
-    return type(env).__name__ if isinstance(env, EnvBase) else f"{env!r}"
 
 
 def _sent(recipes: list[GymRecipe]) -> list[bytes]:

@@ -63,8 +63,15 @@ class SerialEnv(EnvBase):
     def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
         makers = one_each("SerialEnv", num_workers, create_env_fn)
         super().__init__(batch_size=(len(makers),), device=device)
-        self.envs = [GymEnv(make) if isinstance(make, str) else make() for make in makers]
-        for env in self.envs:
+        self.envs = [_made(make) for make in makers]
+        seen: set[int] = set()
+        for place, env in enumerate(self.envs):
+            if id(env) in seen:
+                raise ArgumentError(
+                    "one env cannot be several", where=f"env {place}", why="its maker gave one that is there already",
+                    fix="Make a new env in every call.",
+                )  # fmt: skip
+            seen.add(id(env))
             if env.batch_size:
                 raise ArgumentError(
                     "SerialEnv puts single envs together",
@@ -107,6 +114,30 @@ class SerialEnv(EnvBase):
         self.inner.close()
 
 
+def _made(make: Maker) -> EnvBase:
+    """The env of a maker."""
+    if isinstance(make, str):
+        return GymEnv(make)
+    if not callable(make):
+        raise ArgumentError(
+            "SerialEnv is given what makes its envs",
+            why=f"got {shown(make)}",
+            fix="Use SerialEnv(n, lambda: GymEnv(id)).",
+        )
+    env = make()
+    if not isinstance(env, EnvBase):
+        raise ArgumentError(
+            "SerialEnv puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
+            fix="Make GymEnvs: SerialEnv(n, lambda: GymEnv(env)).",
+        )  # fmt: skip
+    return env
+
+
+def shown(given: Any) -> str:
+    """What was given in the place of an env, in a word."""
+    return type(given).__name__ if isinstance(given, EnvBase) else repr(given)
+
+
 def _check_outside(env: EnvBase) -> None:
     """Refuse a transform that belongs on the outside of envs that are stepped together."""
     for transform in env.transforms if isinstance(env, TransformedEnv) else ():
@@ -120,7 +151,7 @@ def _check_outside(env: EnvBase) -> None:
 
 
 def _together(envs: list[EnvBase], device) -> EnvBase:
-    if all(type(env) is GymEnv for env in envs):
+    if all(type(env) is GymEnv and not env.own_parts for env in envs):
         first = envs[0].lanes  # type: ignore[attr-defined]
         gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
         mode = strictest(env.out_of_bounds for env in envs)

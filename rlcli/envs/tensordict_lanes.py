@@ -127,10 +127,13 @@ class TensorDictLanes(Lanes):
         return EnvError(f"the env's {what}", where=place_of(self, None), why=why, fix=fix or None)
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        """One seed for all lanes, as `EnvBase.set_seed` takes it, where episodes cannot have seeds of their own."""
-        self._run_seed = run_seed
+        """One seed for all lanes, as `EnvBase.set_seed` takes it, where episodes cannot have seeds of their own.
+
+        It is the run's for its first lanes, and for lanes further on that of the first of these.
+        """
+        self._run_seed, self.first_lane, self._total = run_seed, first_lane, total or self.n
         if self._below is None:
-            self._env_seed = run_seed
+            self._env_seed = self._first_seed()
         else:
             self._below.seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
@@ -144,8 +147,11 @@ class TensorDictLanes(Lanes):
             self._env_seed = self.seed_of(0, max(self.episodes) + 1)
         return list(range(self.n))
 
+    def _first_seed(self) -> int | None:
+        return self.seed_of(0, 0) if self.first_lane else self._run_seed
+
     def seed_used(self, lane: int, episode: int) -> int | None:
-        return self._run_seed if self._below is None else self._below.seed_used(lane, episode)
+        return self._first_seed() if self._below is None else self._below.seed_used(lane, episode)
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(row)

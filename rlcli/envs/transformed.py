@@ -10,8 +10,10 @@ from torch import Tensor
 
 from rlcli.envs.base import EnvBase, steps_as_ours
 from rlcli.envs.mdp import complete_flags
+from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, RESET
 from rlcli.transforms import Compose, Transform
+from rlcli.transforms.compose import parts_of
 
 
 class TransformedEnv(EnvBase):
@@ -44,13 +46,13 @@ class TransformedEnv(EnvBase):
             base_env = base_env.base_env
         super().__init__(batch_size=base_env.batch_size, device=base_env.device)
         self.base_env: EnvBase = base_env
-        self.transform = Compose(*below, *_parts(transform))
+        self.transform = Compose(*below, *(() if transform is None else [transform]))
         self._refresh()
 
     @property
     def transforms(self) -> list[Transform]:
         """The transforms in order, innermost first."""
-        return list(self.transform)
+        return parts_of(self.transform)
 
     @property
     def out_of_bounds(self) -> str:
@@ -58,7 +60,7 @@ class TransformedEnv(EnvBase):
 
     def append_transform(self, transform: Transform) -> TransformedEnv:
         """Add a transform on the outside."""
-        self.transform = Compose(*self.transform, *_parts(transform))
+        self.transform = Compose(self.transform, transform)
         self._refresh()
         return self
 
@@ -92,8 +94,9 @@ class TransformedEnv(EnvBase):
         self._keep_raw(out)
         reward = out.get("reward", None)
         self.own_reward = None if reward is None else reward.clone()  # a transform may change it in place
+        done = None if (done := out.get("done", None)) is None else done.clone()
         out = self.transform._step(td, out)
-        complete_flags(out, self.batch_size)
+        complete_flags(out, self.batch_size, done)
         return out
 
     def _promoted(self, td: TensorDictBase, following: TensorDictBase) -> None:
@@ -107,7 +110,12 @@ class TransformedEnv(EnvBase):
         self._last_raw = out.select(*self.base_env.observation_spec.keys(True, True), *END_FLAGS, strict=False)
 
     def _raw(self, td: TensorDictBase) -> TensorDictBase:
-        return self._last_raw.clone(False).set(RESET, td.get(RESET))
+        mask, held = td.get(RESET), vars(self).get("_last_raw")
+        if held is None:
+            if not bool(mask.all()):
+                raise ArgumentError("some envs are to be reset, and none was before", fix="Reset all of them.")
+            return td.select(RESET)
+        return held.clone(False).set(RESET, mask)
 
     def close(self) -> None:
         super().close()
@@ -120,9 +128,3 @@ class TransformedEnv(EnvBase):
 
     def __repr__(self) -> str:
         return f"TransformedEnv({self.base_env!r}, {self.transform!r})"
-
-
-def _parts(transform: Transform | None) -> list[Transform]:
-    if transform is None:
-        return []
-    return list(transform) if isinstance(transform, Compose) else [transform]

@@ -1,4 +1,4 @@
-"""The sentences for an environment that raises or breaks the step contract (rows 6 to 9 of the fault table)."""
+"""The sentences for an environment that raises or breaks the step contract."""
 
 from __future__ import annotations
 

@@ -181,6 +181,9 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
             f"unknown env id '{env_id}'", where="env.id", why=None if near else str(error), fix=near
         ) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
+        absent = isinstance(error, (gym.error.DependencyNotInstalled, ModuleNotFoundError))
+        if not absent and not _given_up(env_id):  # a name that a module does not have
+            raise EnvError("the environment could not be built", where=env_id, why=in_words(error)) from error
         raise _missing(env_id, error) from error
     except MemoryError as error:
         raise ResourceError(
@@ -246,9 +249,8 @@ def suggest(env_id: str, known: Iterable[str]) -> str | None:
 
 def _missing(env_id: str, error: BaseException) -> EnvError:
     text = str(error)
-    newest = _newest(env_id)
-    if env_id not in known_ids() and newest in known_ids():
-        return EnvError(f"{env_id} is no longer in gymnasium", why=text, fix=f"Use env.id={newest}.")
+    if _given_up(env_id):
+        return EnvError(f"{env_id} is no longer in gymnasium", why=text, fix=f"Use env.id={_newest(env_id)}.")
     for package, command in _BROUGHT_BY.items():
         if package.lower() in text.lower():
             return EnvError(
@@ -257,6 +259,11 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
                 fix=f"Install it: {command}.",
             )
     return EnvError(f"{env_id} needs a package that is not installed", why=text)
+
+
+def _given_up(env_id: str) -> bool:
+    """Whether gymnasium has a newer version of a registered id, and cannot make this one."""
+    return env_id not in known_ids() and _newest(env_id) in known_ids()
 
 
 def _newest(env_id: str) -> str | None:

@@ -68,7 +68,10 @@ class Bounded(TensorSpec):
         unit = torch.rand(shape, generator=generator, dtype=one.dtype, device=self.device)
         below, above = low.isinf(), high.isinf()
         if not bool((below | above).any()):
-            value = low + (high - low) * unit
+            span = high - low
+            value = low + span * unit
+            if bool(span.isinf().any()):  # farther apart than the dtype can tell
+                value = torch.where(span.isinf(), low * (1 - unit) + high * unit, value)
         else:
             normal = torch.randn(shape, generator=generator, dtype=one.dtype, device=self.device)
             tail = -torch.log1p(-unit)

@@ -10,7 +10,7 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -170,8 +170,9 @@ class Transform(nn.Module):
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Use what a transform of this kind has learned in other envs, without learning on: for an evaluation.
 
-        By default parameters and buffers. What `get_extra_state` gives, the state of those envs (step counts, sums),
-        stays behind: a transform that keeps what it has learned there overrides this.
+        By default parameters and buffers, and what the transforms inside it adopt. What `get_extra_state` gives, the
+        state of those envs (step counts, sums), stays behind: a transform that keeps what it has learned there
+        overrides this.
 
         Parameters
         ----------
@@ -179,6 +180,11 @@ class Transform(nn.Module):
             The other transform's `state_dict()`.
         """
         own = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
+        for prefix, inner in _transforms_in(self):
+            part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            if part:
+                inner.adopt(part)
+            own = {name: value for name, value in own.items() if not name.startswith(prefix)}
         if own:
             self.load_state_dict(own, strict=False)
 
@@ -355,6 +361,15 @@ class Transform(nn.Module):
                 fix="Reset the env first, or name the right key in in_keys.",
             )
         return value
+
+
+def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Transform]]:
+    """The outermost transforms that a module holds, and what the names of their states begin with."""
+    for name, child in module.named_children():
+        if isinstance(child, Transform):
+            yield f"{prefix}{name}.", child
+        else:
+            yield from _transforms_in(child, f"{prefix}{name}.")
 
 
 def _overlap(a: Key, b: Key) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from torch import nn
 
-from rlcli.transforms.base import Transform
+from rlcli.transforms.base import Transform, is_ours
 
 
 def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
@@ -27,7 +28,7 @@ class Compose(Transform):
     Parameters
     ----------
     *transforms : Transform
-        A Compose among them is taken as its parts.
+        A Compose among them is taken as its parts (see `parts_of`).
     """
 
     def __init__(self, *transforms: Transform) -> None:
@@ -38,13 +39,13 @@ class Compose(Transform):
 
     def append(self, transform: Transform) -> Compose:
         """Add one at the end; returns itself."""
-        parts = transform if isinstance(transform, Compose) else [transform]
-        self.transforms.extend(parts)
+        self.transforms.extend(parts_of(transform))
         return self
 
     def insert(self, index: int, transform: Transform) -> Compose:
         """Add one before position `index`; returns itself."""
-        self.transforms.insert(index, transform)
+        for place, part in enumerate(parts_of(transform), slice(index, None).indices(len(self))[0]):
+            self.transforms.insert(place, part)
         return self
 
     def __iter__(self) -> Iterator[Transform]:
@@ -59,6 +60,15 @@ class Compose(Transform):
     @property
     def ends_episodes(self) -> bool:  # type: ignore[override]
         return any(transform.ends_episodes for transform in self)
+
+    @property
+    def outside_batches(self) -> bool:  # type: ignore[override]
+        return any(transform.outside_batches for transform in self)
+
+    @property
+    def has_columns(self) -> bool:
+        """It has none: its parts have. One that is not taken as its parts is stepped on tensordicts."""
+        return False
 
     def forward(self, tensordict):
         for transform in self:
@@ -122,3 +132,16 @@ class Compose(Transform):
         for transform in self:
             spec = transform.transform_done_spec(spec)
         return spec
+
+
+_FREE = {"__init__", "__repr__", "extra_repr"}
+
+
+def parts_of(transform: Transform) -> list[Transform]:
+    """What a `Compose` is made of; itself, of any other transform and where the user's code overrides its methods."""
+    if not isinstance(transform, Compose):
+        return [transform]
+    kinds = takewhile(lambda kind: not is_ours(kind), type(transform).__mro__)
+    own = {name for part in (transform, *kinds) for name in vars(part)} - _FREE
+    ours = [getattr(Compose, name, None) for name in own]
+    return [transform] if any(callable(x) or isinstance(x, property) for x in ours) else list(transform)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import OBSERVATION, Key
+from rlcli.keys import OBSERVATION, Key, show
 from rlcli.specs import Bounded, TensorSpec, Unbounded
 from rlcli.transforms.base import RowOp, Transform, reset_mask
 
@@ -36,6 +36,8 @@ class CatFrames(Transform):
         What stands before the first frame: that frame, or `padding_value`.
     padding_value : float, default 0
     """
+
+    new_dims = 0  # that a frame has more than an observation
 
     def __init__(
         self,
@@ -90,6 +92,14 @@ class CatFrames(Transform):
         return reset_tensordict
 
     def transform_observation_spec(self, spec):
+        for key in self.in_keys:
+            shape, needed = list(spec[key].shape[len(spec.shape) :]), -self.dim - self.new_dims
+            if len(shape) < needed:
+                raise ArgumentError(
+                    f"{type(self).__name__} needs observations of at least {needed} dims",
+                    why=f"{show(key)} has {len(shape)}, its shape is {shape}",
+                    fix=f"Use FrameStack({self.N}, ndim={len(shape)}), or CatFrames with a dim that is there.",
+                )
         return self._mapped(spec, self._stacked)
 
     def _stacked(self, spec: TensorSpec) -> TensorSpec:
@@ -124,6 +134,8 @@ class FrameStack(CatFrames):
     in_keys, out_keys : sequence of keys
         `("observation",)` by default.
     """
+
+    new_dims = 1
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class RewardScaling(RewardMap):
         np.add(reward, np.float32(self.loc), out=reward)
 
     def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
-        if not isinstance(spec, Bounded):
+        if "reward" not in self.in_keys or not isinstance(spec, Bounded):
             return spec
         ends = self.on_tensor(spec.low), self.on_tensor(spec.high)
         return Bounded(torch.minimum(*ends), torch.maximum(*ends), spec.shape, spec.dtype, spec.device)
@@ -112,6 +112,8 @@ class RewardClipping(RewardMap):
         np.minimum(reward, np.float32(self.clamp_max), out=reward)
 
     def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
+        if "reward" not in self.in_keys:
+            return spec
         return Bounded(self.clamp_min, self.clamp_max, spec.shape, spec.dtype, spec.device)
 
 
@@ -125,6 +127,8 @@ class SignTransform(RewardMap):
         np.sign(reward, out=reward)
 
     def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
+        if "reward" not in self.in_keys:
+            return spec
         return Bounded(-1.0, 1.0, spec.shape, spec.dtype, spec.device)
 
 

@@ -13,17 +13,19 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import RESET
-from rlcli.specs import Categorical, Composite, Unbounded
+from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 from rlcli.transforms import (
     CatFrames,
     Compose,
     FrameStack,
     InitTracker,
+    RewardScaling,
     RewardSum,
     RunningNorm,
     StepCounter,
     TensorDictPrimer,
     ToFloat,
+    Transform,
 )
 
 LENGTHS = (2, 3, 5)
@@ -336,3 +338,177 @@ def test_stepping_around_bookkeeping_wrappers_changes_no_bit(env_id, limit, step
     assert any(truncated for _, truncated in ends)
     if env_id == "CartPole-v1":
         assert (True, False) in ends and (False, True) in ends
+
+
+class Ending(EnvBase):
+    """A TensorDict env of episodes of three steps, which tells their end by the flags that it is given."""
+
+    def __init__(self, **flags: bool) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((1,)))
+        self.action_spec = Categorical(3)
+        self.flags = flags
+
+    def _set_seed(self, seed):
+        torch.manual_seed(seed)
+
+    def _reset(self, td):
+        self.t = 0
+        return TensorDict({"observation": torch.rand(1)})
+
+    def _step(self, td):
+        self.t += 1
+        over = {name: torch.tensor([used and self.t == 3]) for name, used in self.flags.items()}
+        return TensorDict({"observation": torch.rand(1), "reward": torch.ones(1), **over})
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"done": True}, "terminated"),
+        ({"done": True, "truncated": False}, "terminated"),
+        ({"done": True, "terminated": False}, "truncated"),
+        ({"done": True, "terminated": False, "truncated": False}, "truncated"),
+        ({"done": True, "terminated": False, "truncated": True}, "truncated"),
+        ({"done": False, "terminated": True}, "terminated"),
+    ],
+)
+def test_an_end_that_done_alone_tells_is_one(flags, told):
+    other = {"terminated": "truncated", "truncated": "terminated"}[told]
+    batch = Ending(**flags).rollout(6, break_when_any_done=False)
+    found = Collector(Ending(**flags), frames_per_batch=6).next()
+    for rows in (batch, found):
+        assert rows["next", "done"].flatten().tolist() == [False, False, True] * 2
+        assert torch.equal(rows["next", told], rows["next", "done"]) and not rows["next", other].any()
+
+
+class Flags(Transform):
+    """Writes one flag anew."""
+
+    def __init__(self, name, change):
+        super().__init__()
+        self.name, self.change = name, change
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set(self.name, self.change(next_tensordict))
+
+
+def test_a_transform_may_end_episodes_by_done_alone_and_go_on_by_either_flag():
+    def ends(transform, env):
+        env = TransformedEnv(GymEnv(env), transform)
+        return env.rollout(6, break_when_any_done=False)["next"].select("done", "terminated", "truncated")
+
+    found = ends(Flags("done", lambda td: td["done"] | (td["reward"] == 1.0)), Sampled(length=50))
+    assert found["done"].flatten().tolist() == [False, True] * 3
+    assert torch.equal(found["truncated"], found["done"]) and not found["terminated"].any()
+    for name in ("done", "terminated"):
+        found = ends(Flags(name, lambda td: torch.zeros(1, dtype=torch.bool)), Sampled(length=3, end="terminated"))
+        assert not any(flag.any() for flag in found.values())
+
+
+class Hundred(Compose):
+    """A Compose of the user's that does something of its own."""
+
+    def _step(self, tensordict, next_tensordict):
+        out = super()._step(tensordict, next_tensordict)
+        return out.set("reward", out["reward"] + 100)
+
+
+class Named(Compose):
+    """A Compose of the user's that only says what it is made of."""
+
+    def __init__(self) -> None:
+        super().__init__(RewardScaling(0.0, 2.0), StepCounter())
+
+
+def patched(compose: Compose) -> Compose:
+    step = compose._step
+    compose._step = lambda td, out: step(td, out).set("reward", out["reward"] + 100)
+    return compose
+
+
+@pytest.mark.parametrize(
+    ("compose", "parts", "rewards"),
+    [
+        (lambda: Hundred(RewardScaling(0.0, 2.0), StepCounter()), 1, [101, 102]),
+        (lambda: Compose(Hundred(RewardScaling(0.0, 2.0)), StepCounter()), 2, [101, 102]),
+        (lambda: patched(Compose(RewardScaling(0.0, 2.0), StepCounter())), 1, [101, 102]),
+        (Named, 2, [1, 2]),
+        (lambda: Compose(RewardSum(), StepCounter()).insert(-1, Compose(RewardScaling(0.0, 2.0))), 3, [1, 2]),
+        (lambda: Compose(StepCounter()).insert(0, Named()[0]), 2, [1, 2]),
+    ],
+)
+def test_a_compose_is_taken_as_its_parts_where_it_adds_nothing(compose, parts, rewards):
+    def make():
+        return TransformedEnv(GymEnv(Sampled()), compose())
+
+    env = make()
+    assert len(env.transforms) == parts
+    assert env.rollout(2)["next", "reward"].flatten().tolist() == rewards
+    assert isinstance(env.transforms[-1], StepCounter | Compose)
+    batch = Collector(make(), frames_per_batch=2).next()
+    assert batch["next", "reward"].flatten().tolist() == rewards and "step_count" in batch
+
+
+def test_a_patched_transform_of_an_env_is_what_a_collector_steps():
+    env = TransformedEnv(GymEnv(Sampled()), StepCounter())
+    patched(env.transform)
+    assert Collector(env, frames_per_batch=2).next()["next", "reward"].flatten().tolist() == [100.5, 101]
+
+
+@pytest.mark.parametrize("make", [plain, transformed, lambda: [Flagged] * 3], ids=["plain", "stacked", "tensordicts"])
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, RunningNorm())])
+def test_a_partial_reset_needs_what_the_others_show(make, wrap):
+    env, mask = wrap(SerialEnv(3, make())), TensorDict({RESET: torch.tensor([[True], [False], [True]])}, [3])
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"some envs are to be reset.*holds no .*observation.*or reset all"):
+            env.reset(mask)
+        env.reset(TensorDict({RESET: torch.ones(3, 1, dtype=torch.bool)}, [3]))
+
+
+def test_a_partial_reset_is_none_where_nothing_was_reset():
+    root = counting(lambda: SerialEnv(3, plain())).reset()
+    with pytest.raises(ArgumentError, match="some envs are to be reset, and none was before"):
+        counting(lambda: SerialEnv(3, plain())).reset(root.set(RESET, torch.tensor([[True], [False], [True]])))
+
+
+def test_makers_make_an_env_in_every_call():
+    env = Flagged()
+    for wrong, said in (
+        (lambda: env, r"one env cannot be several \(env 1\)"),
+        (GymEnv(Sampled()), "SerialEnv is given what makes its envs: got GymEnv"),
+        (Sampled(), r"SerialEnv is given what makes its envs: got <.*Sampled"),
+        (lambda: Sampled(), "a maker gave <.*Sampled"),
+        (lambda: None, "a maker gave None"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            SerialEnv(2, wrong)
+
+
+def stepped_otherwise():
+    env = GymEnv(Sampled())
+    step = env._step
+    env._step = lambda td: (out := step(td)).set("reward", out["reward"] + 100)
+    return env
+
+
+def specified_otherwise():
+    env = GymEnv(Sampled())
+    env.reward_spec = Bounded(-3, 3, (1,))
+    env.observation_spec["observation"] = Bounded(-1, 1, (3,))
+    return env
+
+
+def test_an_env_object_with_parts_of_its_own_keeps_them_among_others():
+    batch = Collector(SerialEnv(2, stepped_otherwise), frames_per_batch=2).next()
+    assert batch["next", "reward"].flatten().tolist() == [100.5, 100.5]
+    env = SerialEnv(2, [specified_otherwise, specified_otherwise])
+    assert env.reward_spec == Bounded(-3, 3, (2, 1))
+    assert env.observation_spec["observation"] == Bounded(-1, 1, (2, 3))
+    with pytest.raises(ArgumentError, match="alike"):
+        SerialEnv(2, [specified_otherwise, plain()[0]])
+    for make, own in ((stepped_otherwise, "_step"), (specified_otherwise, "observation_spec, reward_spec")):
+        with pytest.raises(ArgumentError, match=f"plain GymEnvs: got GymEnv with its own {own}"):
+            ParallelEnv(2, make)
+    for env in (GymEnv("CartPole-v1"), GymEnv(Sampled("nested")).to("cpu"), GymEnv(Sampled("doubles"), narrow=True)):
+        assert not env.own_parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from gym_worlds import OBSERVATIONS, Sampled, same_observation
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.envs import GymEnv
+from rlcli.envs import GymEnv, ParallelEnv
 from rlcli.errors import ArgumentError
+from rlcli.lanes.make import GymRecipe
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 
 
@@ -170,6 +173,30 @@ def test_an_env_may_be_given_as_env_name():
         GymEnv()
     with pytest.raises(ArgumentError, match=r"num_envs=4.*SerialEnv"):
         GymEnv("CartPole-v1", num_envs=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        (lambda: Sampled(), {"wrappers": [lambda env: env]}, "wrappers.*the object Sampled"),
+        (
+            lambda: Sampled(),
+            {"max_episode_steps": 3, "categorical": True},
+            "max_episode_steps, categorical.*Give its id",
+        ),
+        (
+            lambda: GymRecipe("CartPole-v1"),
+            {"frame_skip": 4, "render_mode": None},
+            "render_mode, frame_skip.*GymRecipe",
+        ),
+    ],
+)
+def test_options_for_an_id_are_not_dropped_where_there_is_none(given, options, said):
+    with pytest.raises(ArgumentError, match=rf"GymEnv does not use {said}"):
+        GymEnv(given(), **options)
+    with pytest.raises(ArgumentError, match="GymEnv does not use"):
+        ParallelEnv(1, partial(GymEnv, given(), **options))
+    assert GymEnv(Sampled(), frame_skip=2).rollout(1)["next", "reward"].item() == 1.5
 
 
 def test_an_action_is_taken_for_so_many_steps_and_the_rewards_add_up():

@@ -104,6 +104,29 @@ def test_an_env_that_raises_while_it_is_built_keeps_its_text():
     del gym.registry["test/Fails-v0"]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ImportError("cannot import name 'arm' from 'robot'"),
+            r"could not be built \(test/Arm-v0\): ImportError: cannot",
+        ),
+        (
+            ModuleNotFoundError("No module named 'robot'"),
+            "test/Arm-v0 needs a package that is not installed: No module",
+        ),
+    ],
+)
+def test_a_name_that_cannot_be_imported_is_no_missing_package(error, said):
+    def fails():
+        raise error
+
+    gym.register("test/Arm-v0", entry_point=fails)
+    with pytest.raises(EnvError, match=said):
+        make_gym("test/Arm-v0")
+    del gym.registry["test/Arm-v0"]
+
+
 @pytest.mark.parametrize("space", [gym.spaces.Text(4), gym.spaces.Tuple([gym.spaces.Discrete(2)])])
 def test_spaces_that_cannot_be_used_are_refused_at_once(space):
     env = Sampled()

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.collectors import Collector
-from rlcli.envs import GymEnv, SerialEnv
+from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.lanes.episodes import _mix, episode_seed
+from rlcli.transforms import RewardSum
 
 
 @given(st.integers(0, 2**62), st.integers(1, 40))
@@ -42,6 +43,20 @@ def test_the_mix_of_seeds_can_be_undone(value):
 def test_workers_continue_one_numbering_of_lanes():
     assert episode_seed(5, 3, 2, 8) == episode_seed(5, 2 * 8 + 3, 0, 8) != episode_seed(5, 3, 2, 4)
     assert episode_seed(5, 3, 2, 8) != episode_seed(6, 3, 2, 8)
+
+
+def test_envs_on_tensordicts_that_are_lanes_of_one_run_have_episodes_of_their_own():
+    def first(**options):
+        env = SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), RewardSum()))
+        collector = Collector(env, frames_per_batch=2, seed=7, **options)
+        state = collector.state_dict()
+        shown = collector.next()["observation"][:, 0]
+        collector.load_state_dict(state)  # such envs begin anew
+        return [*shown.tolist(), *collector.next()["observation"][:, 0].tolist()]
+
+    parts = [first(), first(first_lane=2, all_lanes=4)]
+    assert len({tuple(row) for rows in parts for row in rows}) == 8
+    assert parts == [first(first_lane=0, all_lanes=2), first(first_lane=2, all_lanes=4)]
 
 
 class Noting(Sampled):

@@ -186,3 +186,11 @@ def test_an_entry_of_none_says_nothing():
     spec = Composite(action=None, observation=Unbounded((3,)))
     assert spec.keys() == ["observation"] and spec.get("action") is None and "action" not in spec
     assert spec.is_in(spec.rand()) and Composite(action=None).is_empty()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bounds_as_far_apart_as_numbers_go_have_numbers_between_them(dtype):
+    most = torch.finfo(dtype).max
+    drawn = Bounded([-most, -1.0], [most, 1.0], dtype=dtype).rand((200,))
+    for column, scale in zip(drawn.unbind(-1), (most, 1.0), strict=True):
+        assert abs((column / scale).mean()) < 0.3 and (column / scale).std() > 0.3

@@ -8,7 +8,8 @@ import torch
 from scripted import assert_same, run_columns, run_tensordicts, write_script
 from torch import nn
 
-from rlcli.specs import Composite, Unbounded
+from rlcli.errors import ArgumentError
+from rlcli.specs import Bounded, Composite, Unbounded
 from rlcli.transforms import (
     CatFrames,
     ChannelsFirst,
@@ -169,3 +170,17 @@ def test_specs_describe_what_comes_out(name):
     for batch in run_tensordicts(script, make(), T, at_batch_start=refresh):
         for root in (batch, batch["next"]):
             assert after.mismatch(root[:, 3]) is None
+
+
+@pytest.mark.parametrize("make", [lambda: CatFrames(3, -2), lambda: CatFrames(3, -3), lambda: FrameStack(3)])
+def test_frames_are_not_joined_along_a_dim_that_observations_do_not_have(make):
+    spec = Composite({"observation": Unbounded((2, 4))}, shape=(2,))
+    with pytest.raises(ArgumentError, match=r"needs observations of at least [23] dims: observation has 1.*ndim=1"):
+        make().transform_observation_spec(spec)
+    assert FrameStack(3, 1).transform_observation_spec(spec)["observation"].shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("kind", [lambda **k: RewardScaling(0, 2, **k), RewardClipping, SignTransform])
+def test_rewards_keep_their_spec_where_another_key_is_mapped(kind):
+    spec = Bounded(-9.0, 9.0, (1,))
+    assert kind(in_keys=["other"]).transform_reward_spec(spec) == spec != kind().transform_reward_spec(spec)

@@ -18,6 +18,7 @@ from rlcli.transforms import (
     RewardSum,
     RunningNorm,
     StepCounter,
+    Transform,
     choose_faces,
 )
 from rlcli.transforms.norms import RunningMoments
@@ -168,6 +169,28 @@ def test_running_norm_survives_its_state_dict():
     data = TensorDict({"observation": torch.randn(5, 4)}, [5])
     norm.refresh()
     assert torch.equal(norm(data.clone())["observation"], copy(data.clone())["observation"])
+
+
+class Around(Transform):
+    """A transform of the user's around ours, beside parameters of its own."""
+
+    def __init__(self):
+        super().__init__(["observation"])
+        self.inner = torch.nn.ModuleList([Compose(RunningNorm(), InitTracker())])
+        self.outer = torch.nn.Linear(1, 1)
+
+    def _step(self, tensordict, next_tensordict):
+        return self.inner[0]._step(tensordict, next_tensordict)
+
+
+def test_an_evaluation_adopts_what_transforms_inside_others_have_learned():
+    there, here = Around(), Around()
+    there._step(TensorDict({}, [4]), TensorDict({"observation": torch.randn(4, 2), "done": torch.zeros(4, 1)}, [4]))
+    here.adopt(there.state_dict())
+    ours, theirs = here.inner[0][0], there.inner[0][0]
+    assert ours.frozen and ours.tallies[0].moments.count == 4
+    np.testing.assert_array_equal(ours.tallies[0].mean, theirs.tallies[0].mean)
+    assert torch.equal(here.outer.weight, there.outer.weight)
 
 
 def test_mistakes_get_a_sentence():
