@@ -81,7 +81,7 @@ class BaseCollector:
     frames : int
         Collected so far.
     postproc : callable, optional
-        Piece -> piece, before it is delivered.
+        Piece -> piece, before it is delivered; None where it changed the piece in place.
     replay_buffer : optional
         Where deliveries are written; None hands them to the caller.
     split_trajs : bool
@@ -91,7 +91,7 @@ class BaseCollector:
     """
 
     frames: int
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None
+    postproc: Callable[[TensorDictBase], TensorDictBase | None] | None
     replay_buffer: Any
     split_trajs: bool
     trajectories: CompleteTrajectories | None
@@ -126,7 +126,7 @@ class BaseCollector:
         if self.trajectories is not None:  # what an iteration that was left, or a checkpoint, still had to deliver
             ready = map(self._processed, self.trajectories.ready())
             yield from self._handed_over(next(ready, None), ready, no_stage)
-        while steps := self.steps_left():
+        while not self.closed and (steps := self.steps_left()):
             pieces = self._advance(steps, False, no_stage)[1]
             self._warn_of_bounds()
             yield from pieces
@@ -219,7 +219,8 @@ class BaseCollector:
 
     def _processed(self, piece: TensorDictBase) -> TensorDictBase:
         if self.postproc is not None:
-            piece = self.postproc(piece)
+            changed = self.postproc(piece)
+            piece = piece if changed is None else changed
         if self.post_collect_hook is not None:
             self.post_collect_hook(piece)
         return piece
@@ -268,10 +269,13 @@ class BaseCollector:
             for _ in self:
                 if self._stop.is_set():
                     break
-            if self._left:
-                self._close()
         except BaseException as error:  # kept for the thread that called start: async_shutdown raises it
             self._failure = error
+        try:
+            if self._left:
+                self._close()
+        except BaseException as error:
+            self._failure = error if self._failure is None else self._failure
         finally:
             atexit.unregister(self._end_thread)
 

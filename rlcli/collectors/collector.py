@@ -43,8 +43,8 @@ class Collector(BaseCollector):
 
     Parameters
     ----------
-    create_env_fn : EnvBase or callable
-        An env, or what makes one.
+    create_env_fn : EnvBase, callable or str
+        An env, what makes one, or the name of one that gymnasium makes.
     policy : nn.Module, TensorDictModule or callable, optional
         A callable takes the tensordict of a step and writes `action` to it; a module may also read observations, by the
         names of its arguments.  What it writes beside is stored; what the env showed is stored as it was, even where
@@ -85,7 +85,7 @@ class Collector(BaseCollector):
     exploration_type : ExplorationType
         RANDOM draws from the policy's distribution, MODE and DETERMINISTIC take its mode.
     postproc : callable, optional
-        Batch -> batch, before it is delivered.
+        Batch -> batch, before it is delivered; None where it changed the batch in place.
     replay_buffer : optional
         Batches are written there and None is yielded; `extend_buffer=False` writes step by step with `add`.
     trajs_per_batch : int, optional
@@ -175,7 +175,7 @@ class Collector(BaseCollector):
         split_trajs: bool = False,
         set_truncated: bool = False,
         exploration_type: InteractionType | None = InteractionType.RANDOM,
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        postproc: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
         trajs_per_batch: int | None = None,
@@ -238,6 +238,7 @@ class Collector(BaseCollector):
             s.check_lanes(self.lanes.n)
             self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy)
             self._looked = False  # at what the env shows
+            self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
             self._connect()
             if s.seed is not None or not self.lanes.seeded:
                 self._seed_lanes(_drawn_seed() if s.seed is None else s.seed, s.episode_seeds)
@@ -255,6 +256,9 @@ class Collector(BaseCollector):
         self.is_copy = wired.own is not self._trained
         adopting = self._weights.adopting if s.weights_swap == "step" else None
         self.engine = Engine(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
+        if self._limit is not None:
+            self.engine.limit = self._limit
+            self.lanes.limit_frames(self._limit)
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property
@@ -268,10 +272,12 @@ class Collector(BaseCollector):
         Raises
         ------
         TypeError
-            It has no end, or delivers trajectories, whose number nobody knows.
+            It has no end, or delivers trajectories, or batches that end with an episode: nobody knows how many.
         """
-        if self.total_frames < 0 or self.trajectories is not None:
-            raise TypeError("a collector without total_frames, or with trajs_per_batch, has no length")
+        if self.total_frames < 0 or self.trajectories is not None or not self._stepping.reset_when_done:
+            raise TypeError(
+                "a collector without total_frames, with trajs_per_batch or with reset_when_done=False has no length"
+            )
         return -(-self.total_frames // self.frames_in_batch)
 
     def __bool__(self) -> bool:
@@ -400,6 +406,7 @@ class Collector(BaseCollector):
     def limit_episodes(self, steps: int) -> bool:
         """Truncate the episodes that begin from now on after so many steps; False where envs cannot be cut short."""
         if self.lanes.resets_running_lanes:
+            self._limit = self.engine.limit = steps
             self.lanes.limit_frames(steps)
         return self.lanes.resets_running_lanes
 
@@ -416,7 +423,11 @@ class Collector(BaseCollector):
         bool
             False where replaying gives another episode, and nothing is remembered.
         """
-        if not longest or not self.lanes.is_replayable():
+        self._refuse_background()
+        if not longest:
+            return False
+        self.engine.begun = False
+        if not self.lanes.is_replayable():
             return False
         self.lanes.history_limit = longest
         return True

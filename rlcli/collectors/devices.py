@@ -126,7 +126,7 @@ def one_device(device: str | torch.device | None, devices: Any) -> str | torch.d
         raise ArgumentError(
             f"one process acts on one device, and devices names {len(found)}",
             why=", ".join(map(str, listed)),
-            fix="Name one, or give each worker its own with MultiSyncCollector (collector=multi_sync).",
+            fix="Name one, or run a process for each, with a collector of its own.",
         )
     return listed[0]
 

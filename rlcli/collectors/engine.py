@@ -29,6 +29,7 @@ from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
 from rlcli.lanes.contract import BatchStart
+from rlcli.lanes.lanes import Lanes
 from rlcli.lanes.make import same_dtype
 from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.lanes.outcome import reward_column
@@ -52,6 +53,13 @@ class Engine:
         What policies and envs of tensordicts draw from.
     adopting : callable, optional
         `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between two batches.
+
+    Attributes
+    ----------
+    begun : bool
+        Whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the env.
+    limit : int, optional
+        Truncates episodes too, beside `stepping.max_frames_per_traj`.
 
     Notes
     -----
@@ -108,6 +116,10 @@ class Engine:
         self.current_ids = np.zeros(n, np.int64)
         self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
         self.begun = False
+        self.limit: int | None = None
+        below = getattr(lanes, "_below", None)
+        self._counted: Lanes = lanes if below is None else below  # counts what anybody does to the env
+        self._left = self._place()  # where the last batch left the env
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
@@ -132,6 +144,14 @@ class Engine:
         self._begin(list(range(self.lanes.n)))
         self.begun = True
 
+    def _place(self) -> tuple[int, list[int], list[int]]:
+        """What changes with every step and reset of the env."""
+        return self._counted.clock[0], list(self._counted.started), list(self._counted.episodes)
+
+    def _goes_on(self) -> bool:
+        """Whether the env is where the last batch left it: else the carrier is not what it shows."""
+        return self.begun and self._left == self._place()
+
     def _begin(self, lanes: list[int], new_ids: bool = True) -> None:
         """New episodes in these lanes, on the carrier."""
         self.lanes.restart(self.env_rows(self.carrier), lanes)
@@ -153,8 +173,9 @@ class Engine:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Plain values and arrays: random streams, transforms, envs; of open episodes the carrier and ids too."""
+        begun = self._goes_on()
         state = {
-            "begun": self.begun,
+            "begun": begun,
             "next_id": self.ids.next_id,
             "noise": [self.noise[part].position for part in (POLICY, RANDOM)],
             "transforms": {name: transform.state_dict() for name, transform in by_name(self.transforms).items()},
@@ -163,7 +184,7 @@ class Engine:
         }
         if min(self.lanes.episodes) >= 0:  # else they were never reset
             state["lanes"] = self.lanes.state_dict()
-        if self.begun:
+        if begun:
             state |= {
                 "ids": self.current_ids.copy(),
                 "carrier": {spell(key): array.copy() for key, array in self.carrier.items()},
@@ -201,6 +222,7 @@ class Engine:
         if lost:
             self._begin(lost)
         self._waiting = waiting
+        self._left = self._place()
         return lost
 
     # ---- batches -----------------------------------------------------------------------------------------------
@@ -221,16 +243,16 @@ class Engine:
         if self.max_frames is None:
             yield
             return
-        self.lanes.limit_frames(self.max_frames)
+        self.lanes.limit_frames(self.max_frames if self.limit is None else min(self.max_frames, self.limit))
         try:
             yield
         finally:
-            self.lanes.limit_frames(None)
+            self.lanes.limit_frames(self.limit)
 
     def _collect(self, steps: int, random_steps: int, timed: bool) -> Filled:
         self.lanes.take_outcome()  # of steps that raised, of ours or of somebody else's
         with self.guard():
-            if not self.begun:
+            if not self._goes_on():
                 self.restart()
             if self._waiting:
                 self._begin(self._waiting, new_ids=False)
@@ -245,9 +267,10 @@ class Engine:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        step = batch.step
+        step, reset = batch.step, batch.reset
         if seconds is not None:
             batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
+            batch.reset = _timed(reset, seconds, "env")  # type: ignore[method-assign]
         try:
             with self.guard():
                 for op in batch.row_ops:
@@ -264,12 +287,13 @@ class Engine:
                 data, raw_reward = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
-            batch.step = step  # type: ignore[method-assign]
+            batch.step, batch.reset = step, reset  # type: ignore[method-assign]
             self.pool.give_back(batch)
-        self.begun = True
+        self.begun, self._left = True, self._place()
         if seconds is not None:
             seconds.total = time.perf_counter() - started
-        return Filled(data, late, self.carrier, batch.finals, self.schema, raw_reward, seconds)
+        shape = (self.lanes.n, taken)
+        return Filled(data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds)
 
     def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
         late = {key: column for columns in self.late for key, column in columns.take(steps).items()}

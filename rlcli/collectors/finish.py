@@ -46,6 +46,8 @@ class Filled:
         The successors of the last row, and of the rows that ended an episode; valid until the next batch.
     schema : BatchSchema
         What of all this goes to the consumer, and how next observations are kept.
+    shape : tuple of int
+        `(N, T)`, also where no column is kept.
     raw_reward : ndarray `[N, T, 1]`, optional
         The env's own rewards, where transforms changed them.
     seconds : Seconds, optional
@@ -57,6 +59,7 @@ class Filled:
     carrier: dict[Key, np.ndarray]
     finals: Finals
     schema: BatchSchema
+    shape: tuple[int, int]
     raw_reward: np.ndarray | None = None
     seconds: Seconds | None = None
 
@@ -111,7 +114,7 @@ def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | Non
         What `delta` makes of the keys that it knows.
     """
     schema = filled.schema
-    lanes, steps = shape = next(iter(filled.columns.values())).shape[:2]
+    lanes, steps = shape = filled.shape
     root: dict = {}
     tensors = {key: torch.from_numpy(column) for key, column in filled.columns.items()}  # new aliases at every delivery
     for key, tensor in (tensors | filled.late).items():

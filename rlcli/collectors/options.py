@@ -26,6 +26,21 @@ from rlcli.modules.exploration import RandomPolicy
 Device = str | torch.device | None
 
 
+def whole(name: str, value: Any) -> int:
+    """The number of an option that counts something; a float may stand for it, as 1e6 does.
+
+    Raises
+    ------
+    ArgumentError
+        It is no whole number.
+    """
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentError(f"{name} must be a whole number", why=f"got {value!r}")
+    return int(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stepping:
     """All that it takes to step envs under a policy; each option is described at `Collector`.
@@ -33,7 +48,7 @@ class Stepping:
     Raises
     ------
     ArgumentError
-        Options that contradict each other.
+        Options that contradict each other, or a number of something that is no whole number.
     """
 
     create_env_fn: Any
@@ -71,6 +86,13 @@ class Stepping:
     traj_pool: Any = None
 
     def __post_init__(self) -> None:
+        for name in ("frames_per_batch", "total_frames"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        for name in ("init_random_frames", "max_frames_per_traj", "seed"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole(name, getattr(self, name)))
+        if self.seed is not None and self.seed < 0:
+            raise ArgumentError("seed must be at least 0", why=f"got {self.seed}")
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
         if self.frames_per_batch < 1:
@@ -180,11 +202,15 @@ class Delivery:
     trajs_per_batch: int | None = None
     traj_format: str | None = None
     deliver_leftovers: bool = False
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
+    postproc: Callable[[TensorDictBase], TensorDictBase | None] | None = None
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[TensorDictBase], Any] | None = None
     replay_buffer: Any = None
     extend_buffer: bool = True
+
+    def __post_init__(self) -> None:
+        if self.trajs_per_batch is not None:
+            object.__setattr__(self, "trajs_per_batch", whole("trajs_per_batch", self.trajs_per_batch))
 
     def trajectories(self, stepping: Stepping) -> CompleteTrajectories | None:
         """What cuts the batches that are stepped so into whole trajectories; None where they are not.
@@ -232,6 +258,8 @@ class Delivery:
                 "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
                 fix="Give one of them.",
             )
+        if self.replay_buffer is not None:
+            raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out split_trajs=True.")
 
 
 def divided(options: Mapping[str, Any]) -> tuple[Stepping, Delivery]:

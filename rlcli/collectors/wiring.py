@@ -16,7 +16,7 @@ from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
 from rlcli.collectors.states import missing_transforms, refuse_lost_states
-from rlcli.envs import EnvBase, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
 from rlcli.envs.policies import on_tensordicts
 from rlcli.envs.tensordict_lanes import TensorDictLanes
@@ -27,7 +27,7 @@ from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.transforms import Faces, NextObservationDelta, StepCounter, Transform, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
-EnvMaker = EnvBase | Callable[[], EnvBase]
+EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,29 @@ class Wired:
 
 
 def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
-    """The env that was given, or one that is made.
+    """The env that was given, or one that is made; a name is gymnasium's.
 
     Raises
     ------
     ArgumentError
-        Several envs.
+        Several envs, or none of rlcli's.
     """
     if isinstance(create_env_fn, list | tuple):
         raise ArgumentError(
             f"a Collector steps one env, and got a list of {len(create_env_fn)}",
             fix="Put them together: SerialEnv(n, [make_env, ...]).",
         )
-    return create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn(**(kwargs or {}))
+    if isinstance(create_env_fn, EnvBase):
+        return create_env_fn
+    if isinstance(create_env_fn, str):
+        return GymEnv(create_env_fn, **(kwargs or {}))
+    made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
+    if not isinstance(made, EnvBase):
+        raise ArgumentError(
+            "create_env_fn gives no env of rlcli's", why=f"it gives a {type(made).__name__}",
+            fix="Wrap a gymnasium env, GymEnv(env), or give its name.",
+        )  # fmt: skip
+    return made
 
 
 def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:

@@ -126,6 +126,20 @@ def test_ended_from_within_the_thread_closes_after_the_batch(where, end):
     assert len(made.replay_buffer) == 1
 
 
+def test_a_hook_that_ends_the_collector_and_raises_leaves_no_env_open():
+    def stop(*_):
+        made.async_shutdown()
+        fail()
+
+    env = Slow()
+    made = collector(env, post_collect_hook=stop)
+    made.start()
+    made._thread.join(30)
+    assert env.closed and made.closed
+    with pytest.raises(RuntimeError, match="from the thread"):
+        made.async_shutdown()
+
+
 def test_start_after_the_end_is_refused_at_once():
     made = collector(total_frames=5)
     made.start()

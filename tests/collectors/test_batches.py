@@ -422,7 +422,10 @@ def test_a_collector_has_as_many_batches_as_it_says(frames, total):
     assert len(collector) == len(list(collector))
 
 
-@pytest.mark.parametrize("options", [{}, {"total_frames": 64, "trajs_per_batch": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"total_frames": 64, "trajs_per_batch": 2}, {"total_frames": 64, "reset_when_done": False}],
+)
 def test_a_collector_whose_end_is_not_known_has_no_length_and_is_still_true(options):
     collector = Collector(counters(), frames_per_batch=8, **options)
     assert collector
@@ -468,4 +471,101 @@ def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with pytest.raises(ArgumentError, match=r"late does not fit its batch: .*\(3, 2, 1\)"):
         schema = BatchSchema(2, "compact", KeptKeys(), (), ())
-        assemble(Filled(columns, {}, {}, Finals({}), schema), batched=True)
+        assemble(Filled(columns, {}, {}, Finals({}), schema, (2, 3)), batched=True)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_batch_may_keep_nothing_or_only_what_the_first_step_shows(lanes):
+    def policy(td):
+        return td.update({"action": torch.tensor([1, 0, 0]).expand(*td.shape, 3), "late": torch.ones(*td.shape, 1)})
+
+    env = counters(lanes) if lanes else GymEnv(Counter())
+    for keys in ([], ["late"]):
+        collector = Collector(env, policy, frames_per_batch=4, keep_keys=keys, track_traj_ids=False)
+        batch = collector.next()
+        assert list(batch.keys()) == keys and batch.shape == ((2, 2) if lanes else (4,)) and collector.frames == 4
+
+
+def test_the_time_of_the_env_holds_its_resets():
+    class Resting(Counter):
+        def reset(self, **kwargs):
+            time.sleep(0.02)
+            return super().reset(**kwargs)
+
+    collector = Collector(GymEnv(Resting((2,))), frames_per_batch=10)
+    collector.next()
+    assert collector.deliver(timed=True).seconds.env > 0.08
+
+
+def test_an_iteration_ends_where_its_collector_is_shut_down():
+    collector, seen = Collector(counters(), frames_per_batch=9), 0
+    for _ in collector:
+        collector.shutdown()
+        seen += 1
+    assert seen == 1
+
+
+class OwnReward(RewardSum):
+    """A transform of the user's: stepped on tensordicts."""
+
+    def _step(self, td, following):
+        return super()._step(td, following)
+
+
+def on_tensordicts(**kwargs) -> TransformedEnv:
+    return TransformedEnv(counters(**kwargs), OwnReward())
+
+
+@pytest.mark.parametrize("limits", [(3, 5), (5, 3), (None, 3)])
+@pytest.mark.parametrize("make", [counters, on_tensordicts])
+def test_of_two_limits_of_an_episode_the_smaller_counts(make, limits):
+    own, longest = limits
+    collector = Collector(make(lengths=(50,)), frames_per_batch=30, max_frames_per_traj=own)
+    assert collector.limit_episodes(longest)
+    done = torch.cat([collector.next()["next", "done"].squeeze(-1) for _ in range(2)], -1)
+    assert [row.nonzero().squeeze(-1).tolist() for row in done] == [[2, 5, 8, 11, 14, 17]] * 3
+
+
+# ---- an env that somebody else steps -----------------------------------------------------------------------------
+def rolled(env) -> None:
+    env.rollout(2)
+
+
+def by_another(env) -> None:
+    Collector(env, frames_per_batch=4).next()
+
+
+def by_a_seed(env) -> None:
+    env.set_seed(0)
+    env.reset()
+
+
+@pytest.mark.parametrize("touch", [lambda env: env.reset(), rolled, by_another, by_a_seed])
+@pytest.mark.parametrize("make", [counters, on_tensordicts])
+@pytest.mark.parametrize("length", [50, 3])
+def test_an_env_that_somebody_else_stepped_begins_new_episodes(make, touch, length):
+    collector = Collector(make(lengths=(length,)), frames_per_batch=9)
+    assert collector.lanes.on_tensordicts is (make is on_tensordicts)
+    first = collector.next()
+    touch(collector.env)
+    state = collector.state_dict()
+    second = collector.next()
+    assert not state["engine"]["begun"]
+    assert bool((second["observation"][:, 0, 1] == 0).all())
+    step = second["next", "observation"][..., 1] - second["observation"][..., 1]
+    assert bool((step == 1).all())
+    ids = [set(batch["collector", "traj_ids"].flatten().tolist()) for batch in (first, second)]
+    assert not ids[0] & ids[1]
+    if length == 50:
+        assert torch.equal(collector.next()["observation"][:, 0], second["next", "observation"][:, -1])
+
+
+def test_finding_out_whether_episodes_repeat_begins_new_ones():
+    collector = Collector(SerialEnv(2, lambda: GymEnv(Walk())), frames_per_batch=10, seed=0, episode_seeds=True)
+    before = collector.next()
+    assert collector.remember_episodes(100)
+    batch = collector.next()
+    same = ~batch["next", "done"][:, :-1].squeeze(-1)
+    assert torch.equal(batch["next", "place"][:, :-1][same], batch["place"][:, 1:][same])
+    ids = [set(found["collector", "traj_ids"].flatten().tolist()) for found in (before, batch)]
+    assert not ids[0] & ids[1]

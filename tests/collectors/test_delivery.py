@@ -160,3 +160,11 @@ def test_a_subclass_that_collects_otherwise_is_asked(options):
         )
     for found, expected in zip(deliveries(Doubled(make(), **options)), plain, strict=True):
         assert (found.reward == expected.reward).all() and (found.done == expected.done).all()
+
+
+def test_what_a_postproc_changes_in_place_is_delivered():
+    def mark(batch):
+        batch["mark"] = torch.ones(batch.shape)
+
+    made = collector(postproc=mark)
+    assert bool(made.deliver().pieces[0]["mark"].all()) and bool(made.next()["mark"].all())

@@ -253,7 +253,7 @@ def test_requests_that_no_batch_can_meet_are_refused(options, words):
 
 def test_one_env_object_cannot_be_two_lanes():
     env = GymEnv(Counter())
-    with pytest.raises(ArgumentError, match="several lanes"):
+    with pytest.raises(ArgumentError, match="cannot be several"):
         SerialEnv(2, lambda: env)
 
 

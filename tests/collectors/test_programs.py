@@ -345,3 +345,12 @@ def _counted(call, calls):
 
     counted.__wrapped__ = call
     return counted
+
+
+def test_an_env_may_be_named_and_what_is_none_is_told_how_to_become_one():
+    assert Collector("CartPole-v1", frames_per_batch=4).next()["observation"].shape == (4, 4)
+    made = Collector("CartPole-v1", create_env_kwargs={"categorical_action_encoding": True}, frames_per_batch=4)
+    assert made.next()["action"].shape == (4,)
+    for env in (lambda: gym.make("CartPole-v1"), gym.make("CartPole-v1"), 3):
+        with pytest.raises(ArgumentError, match=r"no env of rlcli's: .*GymEnv"):
+            Collector(env, frames_per_batch=4)

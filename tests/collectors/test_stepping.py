@@ -8,6 +8,7 @@ import pickle
 from dataclasses import FrozenInstanceError, fields
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -134,6 +135,15 @@ def test_every_member_is_named():
         ({"policy": make_policy(), "policy_factory": make_policy}, "two ways to give one policy"),
         ({"frames_per_batch": 0}, "frames_per_batch must be at least 1"),
         ({"next_obs": "full", "compact_obs": True}, "contradict each other"),
+        ({"frames_per_batch": "8"}, "frames_per_batch must be a whole number: got '8'"),
+        ({"frames_per_batch": None}, "frames_per_batch must be a whole number"),
+        ({"frames_per_batch": True}, "frames_per_batch must be a whole number"),
+        ({"total_frames": 1.5}, "total_frames must be a whole number"),
+        ({"init_random_frames": float("nan")}, "init_random_frames must be a whole number"),
+        ({"max_frames_per_traj": "5"}, "max_frames_per_traj must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"seed": "3"}, "seed must be a whole number"),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_stepping_refuses_what_contradicts_itself(options, sentence):
@@ -148,3 +158,16 @@ def test_delivery_refuses_what_stepping_does_not_give():
         Delivery(split_trajs=True).trajectories(stepping(track_traj_ids=False))
     assert Delivery(trajs_per_batch=2).trajectories(stepping()).per_batch == 2
     assert Delivery().trajectories(stepping()) is None
+
+
+def test_a_float_that_is_whole_and_numbers_of_numpy_are_taken_as_they_are_meant():
+    made = stepping(
+        frames_per_batch=np.float64(12), total_frames=1e2, init_random_frames=np.int32(4), max_frames_per_traj=5.0,
+        seed=np.int64(3),
+    )  # fmt: skip
+    found = [made.frames_per_batch, made.total_frames, made.init_random_frames, made.max_frames_per_traj, made.seed]
+    assert found == [12, 100, 4, 5, 3] and {type(number) for number in found} == {int}
+    assert [batch.shape[1] for batch in Collector(**vars(made))] == [4] * 8 + [2]
+    assert Delivery(trajs_per_batch=2.0).trajs_per_batch == 2
+    with pytest.raises(ArgumentError, match="trajs_per_batch must be a whole number"):
+        Delivery(trajs_per_batch=2.5)

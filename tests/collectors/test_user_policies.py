@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential, set_interaction_type
+from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 from worlds import Counter
 
@@ -20,7 +21,7 @@ from rlcli.collectors.programs import TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
-from rlcli.modules import Categorical, OneHotCategorical, ProbabilisticActor, TanhNormal
+from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal
 from rlcli.specs import Binary, Bounded, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from rlcli.specs import Categorical as SpecCategorical
 from rlcli.transforms import TensorDictPrimer
@@ -660,3 +661,76 @@ def test_the_mode_of_a_squashed_gaussian_is_that_of_the_rollout_to_the_bit(lanes
     )
     assert isinstance(collector.engine.program, LoweredProgram)
     assert_equal(collector.next(), expected)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_what_a_policy_writes_only_where_it_explores_is_known_before_the_first_step(lanes):
+    class Noisy(nn.Module):
+        in_keys, out_keys = ["observation"], ["action"]
+
+        def forward(self, td):
+            td["action"] = torch.tensor([1, 0, 0]).expand(*td.shape, 3)
+            if interaction_type() is InteractionType.RANDOM:
+                td["noise"] = torch.ones(*td.shape, 1)
+            return td
+
+    batch = Collector(envs(lanes), Noisy(), frames_per_batch=3 * max(lanes, 1), seed=0).next()
+    assert batch["noise"].shape == (*batch.shape, 1)
+    mode = InteractionType.MODE
+    quiet = Collector(envs(lanes), Noisy(), exploration_type=mode, seed=0).next()
+    assert quiet.get("noise", None) is None
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["lowered", "called"])
+def test_an_actor_with_all_its_mass_on_one_action_takes_it_where_others_explore(hooked):
+    policy = actor(Delta, 2, keys=("param",), hooked=hooked)
+    collector = Collector(envs(2, Three), policy, frames_per_batch=8, seed=0)
+    assert type(collector.engine.program) is (TensorDictProgram if hooked else LoweredProgram)
+    batch = collector.next()
+    assert torch.equal(batch["action"], batch["param"])
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (gym.spaces.MultiBinary(2), [0, 2]),
+        (gym.spaces.MultiBinary(2), [1, 256]),
+        (gym.spaces.MultiBinary(2), [-1, 0]),
+        (gym.spaces.Box(-1, 1, (2,), np.float32), [0.5]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_an_action_that_is_none_is_refused_before_the_env_is_stepped(lanes, space, action):
+    class Offers(Three):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = space
+
+    legal = GymEnv(Offers()).rand_action(TensorDict({}, []))["action"].to(torch.tensor(action).dtype)
+    written = iter([legal, legal, legal, torch.tensor(action)])
+
+    def policy(td):
+        given = next(written)
+        return td.set("action", given.expand(*td.shape, *given.shape))
+
+    env = envs(lanes, Offers)
+    collector = Collector(env, policy, frames_per_batch=2 * max(lanes, 1), seed=0)
+    batch = collector.next()
+    assert torch.equal(batch["action"], legal.expand(*batch.shape, *legal.shape))
+    with pytest.raises(ArgumentError, match=r"the policy's action.*step 1 of the batch; the env was not stepped"):
+        collector.next()
+    assert env.lanes.clock[0] == 3
+
+
+@pytest.mark.parametrize("make", [Counter, OneNumber], ids=["columns", "tensordicts"])
+def test_a_policy_with_a_tensordict_of_its_own_need_not_return_its_state(make):
+    env = envs(2) if make is Counter else OneNumber(2)
+    env = TransformedEnv(env, TensorDictPrimer({"memory": Unbounded((2, 3))}))
+
+    def policy(td):
+        action = nn.functional.one_hot(torch.zeros(2, dtype=torch.int64), env.action_spec.shape[-1])
+        return TensorDict({"action": action, ("next", "memory"): td["memory"] + 1}, [2])
+
+    batch = Collector(env, policy, frames_per_batch=4, seed=0).next()
+    assert batch["memory"][..., 0, 0].tolist() == [[0, 1], [0, 1]]

@@ -261,6 +261,7 @@ def test_padding_is_zero_whatever_lies_beside():
         ({"trajs_per_batch": 2, "split_trajs": True}, "both"),
         ({"trajs_per_batch": 2, "traj_format": "padded", "replay_buffer": []}, "padding"),
         ({"split_trajs": True, "extend_buffer": False}, "extend_buffer"),
+        ({"split_trajs": True, "replay_buffer": []}, "rows, not padding"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options, words):

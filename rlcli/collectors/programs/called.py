@@ -108,6 +108,8 @@ def late_output(what: str, why: str, fix: str) -> ArgumentError:
 def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
     """The action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
 
+    A row of 0 and 1 was looked at before it was stored, with `refuse_no_bits`.
+
     Raises
     ------
     ArgumentError, NumericsError
@@ -126,6 +128,16 @@ def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
     ):
         raise _out_of_range(actions, decoded, t)
     return decoded
+
+
+def refuse_no_bits(value: torch.Tensor, t: int) -> None:
+    """Raise where an action of a MultiBinary space is other than 0 and 1, before the row's int8 cuts it short."""
+    if bool((value.to(torch.int64) >> 1).any()):
+        raise ArgumentError(
+            "the policy's action is out of range",
+            where=_BEFORE.format(t),
+            why=f"expected 0 and 1, got {' '.join(str(value.tolist()).split())}",
+        )
 
 
 def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, set_interaction_type
 from torch import nn
 
 from rlcli.collectors.batch import Columns
@@ -138,14 +138,17 @@ def _parts(policy: Any) -> Parts | ValueParts | None:
 
 
 def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> tuple[TensorDictBase, set[Key]]:
-    """What one call on made-up observations gives, and the inputs whose tensors it wrote to."""
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), torch.no_grad():
+    """What one call on made-up observations gives, as it will explore, and the inputs whose tensors it wrote to."""
+    device = setting.placement.policy
+    drawn = [device] if device is not None and device.type == "cuda" else []
+    with torch.inference_mode(False), torch.random.fork_rng(devices=drawn), torch.no_grad():
         given: dict = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
         flags = {name: torch.zeros(*setting.batch_size, 1, dtype=torch.bool) for name in END_FLAGS}
         td = TensorDict({**flags, **given}, setting.batch_size)
         if setting.placement.policy_is_elsewhere:
             td = td.to(setting.placement.policy)
-        example = call(policy, td, "its first call, on made-up observations", first=True).cpu()
+        with set_interaction_type(setting.exploration):
+            example = call(policy, td, "its first call, on made-up observations", first=True).cpu()
     return example, {key for key, value in given.items() if value._version}
 
 

@@ -22,6 +22,7 @@ from rlcli.collectors.programs.called import (
     late_output,
     loop_action,
     refuse_nan,
+    refuse_no_bits,
     take,
 )
 from rlcli.collectors.programs.program import Bound, Program, Setting
@@ -250,7 +251,12 @@ class _BoundTensorDict(Bound):
                 raise changed_output(ACTION, action, self.rows[ACTION][t], kind, t)
             program.late.write(t, late)
         refuse_nan(ACTION, action, t)
-        self.rows[ACTION][t].copy_(action)
+        row = self.rows[ACTION][t]
+        if action.shape != row.shape:  # `copy_` would spread it
+            raise changed_output(ACTION, action, row, action.dtype, t)
+        if program.actions.kind == "multi_binary":
+            refuse_no_bits(action, t)
+        row.copy_(action)
         return loop_action(program.actions, self.action_rows[t], t)
 
     def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
@@ -259,7 +265,8 @@ class _BoundTensorDict(Bound):
         states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
         read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.program.inputs]
-        rewrites = {key for key, row in read if not torch.equal(out.get(key).reshape(row.shape), row)}
+        left = [(out.get(key, None), key, row) for key, row in read]  # a tensordict of its own need not hold its input
+        rewrites = {key for x, key, row in left if x is not None and not torch.equal(x.reshape(row.shape), row)}
         carried.learn(states, rewrites)
 
     def _outputs(self, out: TensorDictBase, t: int) -> _Outputs:

@@ -37,7 +37,7 @@ class DeltaFamily(Family):
         return params[0]
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
-        return np.empty((t, 0), np.float32)
+        return np.empty((t, n, 0), np.float32)
 
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return np.positive(params[0], out)
