@@ -94,8 +94,7 @@ class PolicyGradient(Algorithm):
             "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
             "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": norm,
         }  # fmt: skip
-        average = {"gae": "average_gae", "vtrace": "average_adv"}.get(v.kind, "average")
-        options |= {average: v.average and v.average_over == "batch"} | registry.arguments("estimator", v)
+        options |= {"average": v.average and v.average_over == "batch"} | registry.arguments("estimator", v)
         return make_estimator(v.kind, critic, policy.actor, options)
 
     def keys(self, loss: Loss, estimator: ValueEstimator | None, env: EnvBase) -> list[Key]:
@@ -105,7 +104,7 @@ class PolicyGradient(Algorithm):
         """
         assert estimator is not None
         observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
-        later = (ADVANTAGE, VALUE_TARGET, STATE_VALUE)  # the estimator writes these
+        later = [ADVANTAGE, VALUE_TARGET, STATE_VALUE, *map(unravel, estimator.out_keys)]  # the estimator writes these
         read = [key for key in map(unravel, loss.in_keys) if key not in later]
         read += [key for key in map(unravel, estimator.in_keys) if as_tuple(key)[0] != NEXT]
         keep: list[Key] = [*dict.fromkeys(read), REWARD, DONE, TERMINATED, TRUNCATED]

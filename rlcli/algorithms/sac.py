@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
@@ -26,6 +27,7 @@ class SAC(Bootstrapped):
     def objective(self, policy: ActorCritic, env: EnvBase) -> SACLoss:
         """The losses of the actor and its critics."""
         o, spec = self.cfg.loss, env.action_spec
+        leaf = spec[ACTION] if isinstance(spec, Composite) else spec
         if not isinstance(policy.critic, torch.nn.ModuleList):
             raise ConfigError(
                 "SAC needs an actor and a list of critics that read observations and action",
@@ -34,18 +36,20 @@ class SAC(Bootstrapped):
             )
         loss = SACLoss(
             policy.actor, list(policy.critic), loss_function=o.distance, gamma=self.cfg.value.gamma,
-            action_spec=spec[ACTION] if isinstance(spec, Composite) else spec,
+            action_spec=leaf,
             alpha_init=o.alpha_init if o.alpha == "auto" else float(o.alpha), fixed_alpha=o.alpha != "auto",
             generator=self.generator,
         )  # fmt: skip
         if o.target_entropy == "auto":
-            loss.target_entropy += _log_width(loss)
+            loss.target_entropy += _log_width(loss, leaf.shape[-1:])
         else:
             loss.target_entropy = float(o.target_entropy)
         return loss
 
 
-def _log_width(loss: SACLoss) -> float:
+def _log_width(loss: SACLoss, shape: torch.Size) -> float:
     """What an action's entropy gains by its units, against actions scaled to [-1, 1]."""
     family = loss.density.family
-    return float(torch.from_numpy(family._half).log().sum()) if isinstance(family, TanhNormalFamily) else 0.0
+    if not isinstance(family, TanhNormalFamily):
+        return 0.0
+    return float(torch.from_numpy(np.broadcast_to(family._half, shape).copy()).log().sum())

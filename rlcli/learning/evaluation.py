@@ -15,7 +15,7 @@ from tensordict.nn import InteractionType
 
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
-from rlcli.keys import DONE, REWARD
+from rlcli.keys import DONE, REWARD, TERMINATED
 from rlcli.lanes.bounds import Bounds
 from rlcli.learning.threads import one_thread
 from rlcli.runs.session import due as reached
@@ -186,14 +186,14 @@ def evaluate(
     n = env.batch_size.numel()
     episodes = n if episodes is None else episodes
     collector = Collector(
-        env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE],
+        env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE, TERMINATED],
         exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
         next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
     )  # fmt: skip
     rounds = -(-episodes // n)
     if rounds > 1:
         collector.limit_episodes(longest)
-    returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+    returns, lengths, finished = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, np.bool_)
     playing = np.arange(n)  # each lane's episode
     of_lane = np.arange(episodes) % n
     steps = 0
@@ -209,6 +209,7 @@ def evaluate(
         wanted = episode < episodes
         returns += np.bincount(episode[wanted], reward[wanted], episodes)
         lengths += np.bincount(episode[wanted], minlength=episodes)
+        finished[episode[wanted & played.raw[TERMINATED][..., 0].numpy()]] = True
         playing = playing + n * ended[:, -1]
         steps += done.shape[1]
         progress(returns[playing[of_lane] > np.arange(episodes)], steps * n)
@@ -216,5 +217,5 @@ def evaluate(
     open_ended = np.zeros(episodes, np.bool_)
     open_ended[playing[playing < episodes]] = True
     if rounds > 1:
-        open_ended |= lengths >= longest
+        open_ended |= (lengths >= longest) & ~finished
     return Evaluation(returns[began], lengths[began], cut=int(open_ended[began].sum()), outside=collector.bounds)

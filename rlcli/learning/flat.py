@@ -5,8 +5,8 @@ flat   | w1 w1 w1 w1 . | b1 . . . | w2 ...      every parameter is a view; gaps 
 grad   | g1 g1 g1 g1 . | ...                    every .grad is a view; gaps stay 0
 ```
 A parameter that two networks share is there once. `load_state_dict` and `copy.deepcopy` of the model work
-as ever; whatever gives a parameter new memory (`.to`, `assign=True`) is noticed by `bind`, which takes it
-back in.
+as ever; what was given new memory (`.to`, `assign=True`) `bind` takes back in. An update in epochs calls it
+before each batch; elsewhere whoever moves parameters does.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.next_obs import move
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.update import Update
+from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.tally import ValueRows
 
@@ -264,10 +265,15 @@ class OffPolicy(Loop):
             with stage("sample"):
                 sample = buffer.sample()
             with stage("update"):
-                errors = update.on(update.read(sample))
+                columns = update.read(sample)
+                errors = update.on(columns)
             if self.by_priority and errors is not None:
+                index, mask = sample["index"], mask_of(columns)
+                if mask is not None:  # what pads slices has the index of a row that counts
+                    mask = mask.reshape(-1)
+                    index, errors = index.reshape(-1)[mask], errors.reshape(-1)[mask]
                 with stage("sample"):
-                    buffer.update_priority(sample["index"], errors)
+                    buffer.update_priority(index, errors)
             self.owed -= 1
         return batch
 

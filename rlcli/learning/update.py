@@ -143,7 +143,7 @@ class Update:
     def passes(self) -> Iterator[None]:
         """Epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
         self.flat.bind()
-        self._means, self._skipped, self._passes = Means(), self.step.guard.skipped, 0
+        self._means, self._passes = Means(), 0
         enough, kl = False, math.nan
         while self._passes < self.epochs and not enough:
             yield
@@ -178,8 +178,8 @@ class Update:
     def figures(self) -> dict[str, float]:
         """Means over the steps since the last call, or since `passes`; empty where there was none.
 
-        Of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`, `skipped` (steps, of these), and the
-        `epochs` that were made, or where there were none the `updates` of the whole run.
+        Of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`, `skipped` (steps since the last call), and
+        the `epochs` that were made, or where there were none the `updates` of the whole run.
         """
         means, passes = self._means.result(), self._passes
         self._means, self._passes = Means(), 0
@@ -204,7 +204,7 @@ class Update:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, draws, counters, and what the loss holds itself: target networks, a temperature, a coefficient.
+        """Optimizer, draws, counters, and what the loss holds itself: target networks, a temperature, its own modules.
 
         The parameters of the networks that it trains are saved with the policy.
         """
@@ -229,7 +229,9 @@ class Update:
             self.targets.load_state_dict(state["targets"])
 
     def _own(self) -> dict[str, Tensor]:
-        return {k: x for k, x in self.loss.state_dict().items() if "." not in k or k.startswith("target_")}
+        of_policy = {id(x) for net in self.loss.networks for x in net.state_dict(keep_vars=True).values()}
+        held = self.loss.state_dict(keep_vars=True).items()
+        return {k: x.detach() for k, x in held if isinstance(x, Tensor) and id(x) not in of_policy}
 
 
 _LOSS = "loss."

@@ -19,7 +19,7 @@ from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key
 from rlcli.objectives.keyed import Elsewhere, elsewhere, one_of
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.lowered import Columns
-from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, reduce
+from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, reduce, zeroed
 from rlcli.objectives.targets import Pair
 from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
@@ -88,9 +88,17 @@ class BootstrappedLoss(Loss):
         return [STEPS_TO_NEXT_OBS, self.tensor_keys.priority_weight, *MASK_KEYS]
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
-        """Loss terms and diagnostics of a batch `[*B]`; writes each row's priority into `td`."""
-        terms = self.terms(self.columns(td), td.ndim)
-        td.set(self.tensor_keys.priority, self.priority_column(terms.pop(ROWS)))
+        """Loss terms and diagnostics of a batch `[*B]`; writes each row's priority into `td`.
+
+        A row that does not count has priority 0, or that of the row before it which counts where it is a copy of that
+        one by its `index`: a buffer is told of both.
+        """
+        columns = self.columns(td)
+        terms = self.terms(columns, td.ndim)
+        error, mask = terms.pop(ROWS), mask_of(columns)
+        if mask is not None:
+            error = _of_counting_rows(error, mask.reshape(error.shape), td.get("index", None))
+        td.set(self.tensor_keys.priority, self.priority_column(error))
         return TensorDict(dict(terms))
 
     def priority_column(self, error: Tensor) -> Tensor:
@@ -119,6 +127,16 @@ class BootstrappedLoss(Loss):
         if self.reduction != "mean":
             return reduce(x * weights, mask, self.reduction)
         return reduce(x * weights, mask, "sum") / reduce(weights, mask, "sum")
+
+
+def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tensor:
+    """`error [*B]` with 0 in the rows that do not count, unless they repeat the `index` of the last one that does."""
+    if index is None or index.numel() != error.numel():
+        return zeroed(error, mask)
+    error, counts, index = error.reshape(-1), mask.reshape(-1), index.reshape(-1)
+    last = torch.where(counts, torch.arange(len(index), device=index.device), 0).cummax(0).values
+    repeats = counts[last] & (index[last] == index)
+    return torch.where(repeats, error[last], 0).reshape(mask.shape)
 
 
 def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
@@ -79,16 +81,19 @@ class Density:
     def _evaluate(
         self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
+        size = action.shape[:batch_dims]
         if self.family is not None:
             params, values = self.parameters(columns)
             if entropy:
-                return *self.family.log_prob_and_entropy(params, action), values
-            return self.family.log_prob(params, action), None, values
+                found = self.family.log_prob_and_entropy(params, action)
+                return one_a_row(found[0], size, self.family), one_a_row(found[1], size, self.family), values
+            return one_a_row(self.family.log_prob(params, action), size, self.family), None, values
         inputs = {k: columns[k] for k in self.in_keys}
-        td = TensorDict(inputs, batch_size=action.shape[:batch_dims])  # type: ignore[arg-type]
+        td = TensorDict(inputs, batch_size=size)  # type: ignore[arg-type]
         dist = self.actor.get_dist(td)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]
-        return dist.log_prob(action), self._entropy(dist) if entropy else None, {**columns, **written}
+        log_prob = one_a_row(dist.log_prob(action), size, dist)
+        return log_prob, one_a_row(self._entropy(dist), size, dist) if entropy else None, {**columns, **written}
 
     def _entropy(self, dist: torch.distributions.Distribution) -> Tensor:
         try:
@@ -97,6 +102,19 @@ class Density:
             shape = torch.Size([self.mc_samples])
             sample = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
             return -dist.log_prob(sample).mean(0)
+
+
+def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
+    """A log-probability or entropy `[*B]`, or `[*B, 1]` of an action of one dim, as `[*B]`: it would broadcast."""
+    if x.shape == size:
+        return x
+    if x.shape != (*size, 1):
+        raise ArgumentError(
+            "the log-probability of an action is not one number a row",
+            why=f"that of {type(of).__name__} is {tuple(x.shape)} in a batch {tuple(size)}",
+            fix="Use IndependentNormal, or wrap the distribution in torch.distributions.Independent(..., 1).",
+        )
+    return x.squeeze(-1)
 
 
 def also_called(key: Key) -> tuple[Key, ...]:

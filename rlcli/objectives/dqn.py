@@ -117,6 +117,10 @@ class DQNLoss(BootstrappedLoss):
 
 
 def action_values(network: TensorDictModuleBase) -> Lowered:
-    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing."""
+    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing.
+
+    With an action mask its choice lowers the values of illegal actions, so it is called as it is.
+    """
     parts = take_apart_values(network)
-    return Lowered(network) if parts is None else Lowered(network, parts.stages)
+    masked = parts is not None and parts.choice.action_mask_key is not None
+    return Lowered(network) if parts is None or masked else Lowered(network, parts.stages)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
@@ -72,6 +72,12 @@ class Loss(KeyedModule, ABC):
     def returned(self) -> Sequence[Key]:
         own = [name for name in self.loss_keys if name not in self.upstream_keys]
         return [*(name for name in self.upstream_keys if name in self.out_keys), *own]
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """Networks of the policy, which are saved with it; whatever else the loss holds an update saves."""
+        names = ("actor_network", "critic_network", "value_network", "qvalue_network")
+        return [net for name in names if isinstance(net := getattr(self, name, None), nn.Module)]
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:

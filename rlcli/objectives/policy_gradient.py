@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any, ClassVar
 
 from tensordict import TensorDict, TensorDictBase
@@ -122,6 +123,7 @@ class PolicyGradientLoss(Loss):
         super().__init__(reduction)
         elsewhere(self, upstream, self.upstream_options)
         one_of("loss_critic_type", loss_critic_type, DISTANCES)
+        _check_clip_value(clip_value)
         actor_network = either("actor_network", actor_network, "actor", actor)
         critic_network = either("critic_network", critic_network, "critic", critic)
         if actor_network is None:
@@ -295,6 +297,12 @@ class PolicyGradientLoss(Loss):
             with no_grad():
                 terms["explained_variance"] = explained_variance(value, target, mask)
         return terms
+
+
+def _check_clip_value(limit: Any) -> None:
+    number = isinstance(limit, Real | Tensor) and not isinstance(limit, bool)
+    if limit is not None and not (number and limit > 0):
+        raise ArgumentError("clip_value must be None or a positive number", why=f"got {limit!r}")
 
 
 def per_row(x: Tensor, like: Tensor, name: str) -> Tensor:

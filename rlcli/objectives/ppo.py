@@ -224,7 +224,7 @@ class KLPENPPOLoss(PPOLoss):
         assert family is not None
         terms = super().objective(log_prob, advantage, columns, written, mask)
         old, new = (tuple(self.need(x, key) for key in keys) for x in (columns, written))
-        kl = family.divergence(old, new, self.samples_mc_kl)
+        kl = per_row(family.divergence(old, new, self.samples_mc_kl), log_prob, "the divergence")
         terms["kl"] = reduce(kl.detach(), mask)
         terms["kl_coef"] = self.beta.clone()
         terms["loss_objective"] = terms["loss_objective"] + terms["kl_coef"] * reduce(kl, mask, self.reduction)

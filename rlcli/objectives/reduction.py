@@ -62,6 +62,8 @@ def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"unknown reduction {reduction!r}", fix=f"Choose one of {', '.join(REDUCTIONS)}")
     if mask is not None:
+        if mask.shape != x.shape:
+            raise ArgumentError("a mask has another shape than its rows", why=f"{(*mask.shape,)} and {(*x.shape,)}")
         x = x.masked_fill(~mask, 0.0)
     if reduction == "none":
         return x

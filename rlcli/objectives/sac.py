@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +22,7 @@ from rlcli.keys import STATE_ACTION_VALUE, Key, under_next
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
 from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
-from rlcli.objectives.density import Density
+from rlcli.objectives.density import Density, one_a_row
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.lowered import Columns, Lowered, frozen, shared_parameters
@@ -187,12 +188,12 @@ class SACLoss(BootstrappedLoss):
 
     def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
         """A differentiable action and its log-probability `[*B]`."""
-        family = self.density.family
+        family, inputs = self.density.family, {k: columns[k] for k in self.density.in_keys}
+        size = next(iter(inputs.values())).shape[:batch_dims]
         if family is not None and family.has_rsample:
             params, _ = self.density.parameters(columns)
-            return _sampled(family, params, self.generator)
-        inputs = {k: columns[k] for k in self.density.in_keys}
-        size = next(iter(inputs.values())).shape[:batch_dims]
+            action, log_prob = _sampled(family, params, self.generator)
+            return action, one_a_row(log_prob, size, family)
         dist = self.actor_network.get_dist(TensorDict(dict(inputs), batch_size=size))
         if not dist.has_rsample:
             raise ArgumentError(
@@ -200,12 +201,29 @@ class SACLoss(BootstrappedLoss):
                 why=f"{type(dist).__name__} has no rsample",
                 fix="Use policy.distribution=tanh_normal; discrete actions are for loss=dqn.",
             )
-        action = dist.rsample()
-        return action, dist.log_prob(action)
+        with drawing_from(self.generator):
+            action = dist.rsample()
+        return action, one_a_row(dist.log_prob(action), size, dist)
 
     def _values(self, critics: Sequence[Lowered], columns: Columns, batch_dims: int) -> list[Tensor]:
         key = self.tensor_keys.state_action_value
         return [critic(columns, batch_dims)[key].squeeze(-1) for critic in critics]
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """What torch's global generators draw inside follows from `generator`, and leaves no trace in them."""
+    if generator is None or torch.compiler.is_compiling():
+        yield
+        return
+    device = generator.device
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
 
 from rlcli.algorithms.policy import build_policy
+from rlcli.algorithms.ppo import ClipPPO
+from rlcli.algorithms.sac import SAC, _log_width
 from rlcli.config.compose import configure
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
-from rlcli.modules import build_actor_critic
+from rlcli.modules import (
+    MLP,
+    ActorCritic,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    StateActionMLP,
+    TanhNormal,
+    ValueOperator,
+    build_actor_critic,
+)
+from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
@@ -89,3 +104,30 @@ def test_what_is_built_draws_from_a_stream_of_its_own(shared):
     before = torch.get_rng_state()
     build_actor_critic(spec, Categorical(2), shared=shared, generator=0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_target_entropy_of_bounds_said_once_is_that_of_every_dim():
+    found = []
+    for bound in (3.0, torch.tensor([3.0])):
+        net = TensorDictModule(MLP(3, 2, (8,)), ["observation"], ["both"])
+        net = TensorDictSequential(net, TensorDictModule(NormalParamExtractor(), ["both"], ["loc", "scale"]))
+        kwargs = {"low": -bound, "high": bound}
+        actor = ProbabilisticActor(net, ["loc", "scale"], distribution_class=TanhNormal, distribution_kwargs=kwargs)
+        critics = nn.ModuleList([ValueOperator(StateActionMLP(4), ["observation", "action"])])
+        cfg = configure("train", ["loss=sac", "env.id=Pendulum-v1", *STORED])
+        env = SimpleNamespace(action_spec=Bounded(-3.0, 3.0, (1,)))
+        found.append(SAC(cfg).objective(ActorCritic(actor, critics), env).target_entropy)
+    assert found[0] == found[1]
+    family = TanhNormalFamily(-3.0, 3.0)
+    loss = SimpleNamespace(density=SimpleNamespace(family=family))
+    assert _log_width(loss, (3,)) == pytest.approx(3 * math.log(3))
+
+
+def test_a_critic_of_another_key_trains_with_a_limit_of_its_values():
+    cfg = configure("train", ["loss.clip_value=0.2"])
+    spec = Composite({"observation": Unbounded((4,))})
+    actor, _ = build_actor_critic(spec, Categorical(2), net="mlp", hidden=(8,), generator=0)
+    policy = ActorCritic(actor, ValueOperator(nn.Linear(4, 1), out_keys=["worth"]))
+    algorithm = ClipPPO(cfg)
+    loss, env = algorithm.loss(policy, None), SimpleNamespace(full_observation_spec=spec)
+    assert "worth" in loss.in_keys and "worth" not in algorithm.keys(loss, algorithm.estimator(policy), env)

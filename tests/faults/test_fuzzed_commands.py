@@ -210,7 +210,9 @@ def as_hydra_composes(monkeypatch, numbers) -> int:
         draw = random.Random(f"compose {SEED} {number}")
         verb = draw.choice(list(VERBS))
         recipe = draw.choice([f"recipe={name}" for name, recipe in find_recipes().items() if recipe.verb == verb])
-        own = draw.choice(["${seed}", "${hydra.job.override_dirname}", "${hydra.overrides.task}", "${hydra.runtime.cwd}"])
+        own = draw.choice(
+            ["${seed}", "${hydra.job.override_dirname}", "${hydra.overrides.task}", "${hydra.runtime.cwd}"]
+        )
         words = [*draw.choice([[], [recipe], [f"hydra.run.dir=x/{own}"]]), *command(draw, verb, sane=0.9)]
         with suppress(ConfigError):
             compose.plan(verb, words, look=True)

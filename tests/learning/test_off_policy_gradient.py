@@ -1,14 +1,30 @@
 """Closed forms against autograd: the same losses, priorities and gradients, to rounding."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
 
+from rlcli.errors import MissingKeyError
 from rlcli.learning.closed.dqn import ClosedDQN
 from rlcli.learning.closed.sac import ClosedSAC
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.modules import build_q_actor, build_soft_actor_critic
+from rlcli.learning.loops import OffPolicy
+from rlcli.learning.update import Update
+from rlcli.modules import (
+    IndependentNormal,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    QValueActor,
+    StateActionMLP,
+    ValueOperator,
+    build_q_actor,
+    build_soft_actor_critic,
+)
 from rlcli.objectives import DQNLoss, SACLoss
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 
@@ -121,3 +137,105 @@ def test_padded_rows_do_not_count():
     for key, x in padded.items():
         td[key] = x
     assert loss(td)["loss"].isfinite()
+
+
+def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
+    loss = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0])
+    flat = FlatParameters(loss)
+    for action in (3, -1):
+        batch = columns(torch.randint(3, (N,)))
+        batch["action"][5] = action
+        with pytest.raises(IndexError, match="number of actions"):
+            GradientChoice(loss, flat).of(batch)(batch)
+
+
+def test_an_action_mask_is_no_affair_of_the_closed_form():
+    net = TensorDictModule(nn.Linear(5, 3), ["observation"], ["action_value"])
+    loss = DQNLoss(QValueActor(net, spec=Categorical(3), action_mask_key="legal"), gamma=1.0)
+    batch = columns(torch.zeros(N, dtype=torch.int64))
+    batch["legal"] = torch.ones(N, 3, dtype=torch.bool)
+    batch[("next", "legal")] = torch.tensor([True, False, False]).expand(N, 3)
+    batch[("next", "terminated")] = torch.zeros(N, 1, dtype=torch.bool)
+    assert ("next", "legal") in loss.in_keys
+    gradient = GradientChoice(loss, FlatParameters(loss)).of(batch)
+    assert isinstance(gradient, Autograd)
+    with torch.no_grad():
+        target = batch[("next", "reward")][:, 0] + net.module(batch[("next", "observation")])[:, 0]
+        error = (net.module(batch["observation"])[:, 0] - target).abs()
+    assert torch.allclose(gradient(batch)["td_error"], error, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+@pytest.mark.parametrize("key", [("next", "observation"), ("next", "reward"), "action"], ids=str)
+def test_a_column_that_is_missing_is_told_by_the_general_way(kind, key):
+    if kind == "dqn":
+        loss = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0])
+        batch = columns(torch.randint(3, (N,)))
+    else:
+        actor, critics = build_soft_actor_critic(OBSERVED, Bounded(-1.0, 1.0, (2,)), hidden=(8,), generator=0)
+        loss, batch = SACLoss(actor, list(critics)), columns(torch.rand(N, 2))
+    flat = FlatParameters(loss)
+    del batch[key]
+    if (kind, key) == ("sac", "action"):  # the critics, which are called on columns, say it
+        assert isinstance(GradientChoice(loss, flat).of(batch), Autograd)
+        return
+    with pytest.raises(MissingKeyError, match="the batch has no"):
+        GradientChoice(loss, flat).of(batch)(batch)
+
+
+@pytest.mark.parametrize(("space", "dtype"), [("categorical", torch.float32), ("one_hot", torch.bool)])
+def test_actions_of_a_dtype_that_no_kernel_takes_go_by_autograd(space, dtype):
+    spec = Categorical(3) if space == "categorical" else OneHot(3)
+    loss = DQNLoss(build_q_actor(OBSERVED, spec, hidden=(8,), generator=0).actor[0])
+    index = torch.randint(3, (N,))
+    batch = columns((index if space == "categorical" else torch.nn.functional.one_hot(index, 3)).to(dtype))
+    gradient = GradientChoice(loss, FlatParameters(loss)).of(batch)
+    assert isinstance(gradient, Autograd) and gradient(batch)["loss"].isfinite()
+
+
+class Own(IndependentNormal):
+    """Of no known family."""
+
+
+def test_what_a_distribution_of_no_known_family_draws_follows_the_generator():
+    net = TensorDictModule(nn.Sequential(nn.Linear(5, 4), NormalParamExtractor()), ["observation"], ["loc", "scale"])
+    actor = ProbabilisticActor(net, ["loc", "scale"], distribution_class=Own)
+    critic = ValueOperator(StateActionMLP(7), ["observation", "action"])
+    generator, batch, found = torch.Generator(), columns(torch.rand(N, 2)), []
+    loss = SACLoss(actor, critic, target_entropy=-2.0, generator=generator)
+    before = torch.get_rng_state()
+    for seed in (3, 3, 4):
+        generator.manual_seed(seed)
+        found.append(loss.terms(batch)["loss_actor"].item())
+    assert found[0] == found[1] != found[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_row_that_does_not_count_gives_no_row_a_priority_that_is_not_its_own(indexed):
+    loss = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0])
+    td = TensorDict(columns(torch.randint(3, (N,))), [N])
+    alone = td.clone()
+    loss(alone)
+    rows = torch.tensor([0, 1, 1, 1, 2, 3, 3, 4])
+    padded = td[rows]
+    padded["collector", "mask"] = counts = torch.tensor([1, 1, 0, 0, 1, 1, 0, 1]).bool()
+    if indexed:
+        padded["index"] = rows
+    loss(padded)
+    expected = alone["td_error"][rows, 0]
+    assert torch.allclose(padded["td_error"][:, 0], expected if indexed else expected * counts, atol=1e-5)
+
+
+def test_a_loop_tells_the_buffer_of_no_row_that_pads():
+    sample = TensorDict(columns(torch.randint(3, (N,))), [N])
+    sample["collector", "mask"], sample["index"] = torch.arange(N) % 2 == 0, torch.arange(N)
+    loss, told = DQNLoss(build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]), {}
+    buffer = SimpleNamespace(
+        sampler=SimpleNamespace(has_priorities=True),
+        sample=lambda: sample,
+        update_priority=lambda index, errors: told.update(zip(index.tolist(), errors.tolist(), strict=True)),
+    )
+    loop = OffPolicy(SimpleNamespace(replay_buffer=buffer, frames=1), Update(loss), 1)
+    loop.learn(SimpleNamespace(raw=torch.zeros(1)), 0.0)
+    assert list(told) == list(range(0, N, 2)) and min(told.values()) > 0

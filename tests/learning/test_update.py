@@ -368,3 +368,36 @@ def test_the_state_of_another_model_is_refused():
     small = ClipPPOLoss(make_actor(), TensorDictModule(nn.Linear(4, 1), ["observation"], ["state_value"]))
     with pytest.raises(DamagedDataError, match="another model"):
         Update(small).load_state_dict(update.state_dict())
+
+
+class WithABonus(ClipPPOLoss):
+    """A user's, with a module of its own."""
+
+    def __init__(self, *networks):
+        super().__init__(*networks)
+        self.bonus = nn.Linear(4, 1)
+
+    def objective(self, log_prob, advantage, columns, written, mask):
+        terms = super().objective(log_prob, advantage, columns, written, mask)
+        return {**terms, "loss_objective": terms["loss_objective"] + self.bonus(columns["observation"]).square().mean()}
+
+
+def test_modules_of_a_loss_that_are_not_the_policys_are_saved():
+    losses = [WithABonus(make_actor(), make_critic()) for _ in range(2)]
+    updates = [Update(loss, epochs=1, lr=0.1) for loss in losses]
+    updates[0](batch_for(losses[0]))
+    state = updates[0].state_dict()
+    assert {k for k in state if k.startswith("loss.")} == {"loss.bonus.weight", "loss.bonus.bias"}
+    updates[1].load_state_dict(state)
+    assert torch.equal(losses[0].bonus.weight, losses[1].bonus.weight)
+
+
+def test_steps_that_were_skipped_in_any_piece_are_reported():
+    loss = make_loss()
+    update, td = Update(loss, epochs=1, batch_size=80), batch_for(loss)
+    bad = td.clone()
+    bad["advantage"].fill_(float("nan"))
+    update.improve(bad)
+    update.improve(td)
+    assert update.figures()["skipped"] == 1
+    assert update(td)["skipped"] == 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.errors import ArgumentError
 from rlcli.learning.closed.ppo import ByAutograd, Replayed, closed_ppo
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
@@ -191,3 +192,13 @@ def test_a_compiled_loss_follows_its_schedules_without_compiling_again():
                 update(td, fraction)
         gap = (updates[0].flat.tensor - updates[1].flat.tensor).abs().max()
         assert gap < 1e-6
+
+
+def test_a_critic_of_several_numbers_a_row_is_refused_as_the_general_way_does():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    columns = columns_for(loss)
+    wide = ClipPPOLoss(make_actor(), ValueOperator(nn.Linear(4, 2)))
+    flat = FlatParameters(wide)
+    for gradient in (closed_ppo(wide, flat, columns), Autograd(wide, flat)):
+        with pytest.raises(ArgumentError, match="state_value does not hold one number"):
+            gradient(columns)

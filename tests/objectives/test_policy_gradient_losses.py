@@ -6,6 +6,7 @@ from actor_critic_batches import make_actor, make_critic, rollout
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.config import registry
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
 from rlcli.objectives import (
@@ -18,6 +19,7 @@ from rlcli.objectives import (
     ValueEstimators,
 )
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace
+from rlcli.objectives.value.estimators import make_estimator
 
 LOSSES = {"ppo": ClipPPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
 
@@ -326,3 +328,22 @@ def test_the_reward_and_the_ends_of_a_loss_lie_under_next_said_or_not(spelling):
         loss.set_keys(**keys)
         loss.make_value_estimator() if when == "after" else None
         torch.testing.assert_close(dict(loss(td.copy()).items()), dict(expected.items()))
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("limit", [True, 0.0, -1.0, float("nan"), "wide"])
+def test_a_limit_of_values_is_a_positive_number(kind, limit):
+    if kind == "ppo" and limit in (True, 0.0):
+        pytest.skip("True is clip_epsilon, 0 none")
+    with pytest.raises(ArgumentError, match="clip_value must be None or a positive number"):
+        LOSSES[kind](make_actor(), make_critic(), clip_value=limit)
+
+
+@pytest.mark.parametrize("base", [GAE, VTrace])
+def test_a_users_subclass_of_an_estimator_is_built_as_ours_are(base, monkeypatch):
+    kind = type("Own", (base,), {})
+    monkeypatch.setitem(registry._users["estimator"], "own", kind)
+    options = {"gamma": 0.9, "lmbda": 0.8, "average": True}
+    made = make_estimator("own", make_critic(), make_actor(), options)
+    assert type(made) is kind and made.average
+    assert made.lmbda == 0.8 if base is GAE else made.actor_network is not None

@@ -8,9 +8,10 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import nn
 
 from rlcli.errors import ArgumentError
-from rlcli.modules import ProbabilisticActor
+from rlcli.modules import ProbabilisticActor, StateActionMLP, ValueOperator
 from rlcli.modules.distributions import IndependentNormal, TanhNormal
-from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss
+from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, SACLoss
+from rlcli.objectives.reduction import reduce
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace, observations
 
 B, T, D = 3, 6, 4
@@ -164,3 +165,39 @@ def test_sums_of_rewards_keep_the_precision_of_the_rewards():
     td = batch(None, spoil=False).exclude("mask")
     td["next", "reward"] = td["next", "reward"].double()
     assert TD1Estimator(gamma=1.0, value_network=None, zero_values=True)(td)["value_target"].dtype is torch.float64
+
+
+@pytest.mark.parametrize("loss", [ClipPPOLoss, KLPENPPOLoss])
+def test_one_action_dim_makes_no_outer_product_with_a_mask(loss):
+    found = []
+    for distribution in (torch.distributions.Normal, IndependentNormal):
+        torch.manual_seed(0)
+        net = TensorDictModule(Positive(1), ["observation"], ["loc", "scale"])
+        actor = ProbabilisticActor(net, ["loc", "scale"], distribution_class=distribution, return_log_prob=True)
+        torch.manual_seed(1)
+        columns = {"observation": torch.randn(8, D), "action": torch.randn(8, 1), "sample_log_prob": -torch.rand(8)}
+        columns |= {"advantage": torch.randn(8, 1), "value_target": torch.randn(8, 1), "mask": torch.arange(8) < 5}
+        columns |= {"loc": torch.randn(8, 1), "scale": torch.rand(8, 1) + 0.1}
+        torch.manual_seed(2)
+        found.append(loss(actor, critic())(TensorDict(columns, [8])))
+    assert all(torch.allclose(found[0][k], found[1][k]) for k in found[1].keys())  # noqa: SIM118
+
+
+@pytest.mark.parametrize("kind", ["ppo", "sac"])
+def test_a_log_probability_of_every_action_dim_is_refused(kind):
+    class Own(torch.distributions.Normal):
+        """Of no known family."""
+
+    td = TensorDict({"observation": torch.randn(8, D), "action": torch.randn(8, 2)}, [8])
+    step = {"observation": torch.randn(8, D), "reward": torch.randn(8, 1), "done": torch.zeros(8, 1).bool()}
+    td["next"] = TensorDict({**step, "terminated": step["done"]}, [8])
+    for distribution in (torch.distributions.Normal, Own):
+        actor = ours(distribution)
+        loss = SACLoss(actor, ValueOperator(StateActionMLP(D + 2), ["observation", "action"]), target_entropy=-2.0)
+        with pytest.raises(ArgumentError, match=r"not one number a row.*IndependentNormal.*Independent\(\.\.\., 1\)"):
+            loss(td) if kind == "sac" else A2CLoss(actor)(td.clone().set("advantage", torch.randn(8, 1)))
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with pytest.raises(ArgumentError, match="a mask has another shape"):
+        reduce(torch.zeros(3, 1), torch.ones(3, dtype=torch.bool))

@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.objectives.value import GAE, TD0Estimator, TDLambdaEstimator, VTrace, functional
+from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace, functional
 from rlcli.objectives.value import functional as F
 
 SHAPE, OBS = (2, 5), 3
@@ -197,3 +197,23 @@ SHAPES = {
 def test_shapes_that_would_broadcast_are_refused(name):
     with pytest.raises(ArgumentError, match=r"different shapes|does not broadcast"):
         SHAPES[name]()
+
+
+def test_multi_step_rows_are_discounted_or_refused():
+    steps = torch.tensor([[1, 3, 2]]).unsqueeze(-1)
+    td = batch()
+    td = td[:1, :3].clone()
+    td["steps_to_next_obs"] = steps
+    net = network()
+    found = TD0Estimator(gamma=0.9, value_network=net)(td.clone())
+    goes_on = ~td["next", "terminated"]
+    following = net.module(td["next", "observation"])
+    expected = td["next", "reward"] + 0.9**steps * following * goes_on
+    assert torch.allclose(found["value_target"], expected, atol=1e-6)
+    for kind in (GAE, TDLambdaEstimator):
+        with pytest.raises(ArgumentError, match=f"{kind.__name__} works on single steps.*Use TD0Estimator"):
+            kind(gamma=0.9, lmbda=0.9, value_network=net)(td)
+    with pytest.raises(ArgumentError, match="TD1Estimator works on single steps"):
+        TD1Estimator(gamma=0.9, value_network=net)(td)
+    td["steps_to_next_obs"] = torch.ones_like(steps)
+    TD1Estimator(gamma=0.9, value_network=net)(td)

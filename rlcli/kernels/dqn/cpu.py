@@ -58,6 +58,8 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
     for i in range(count):
         total += weight[i] if weight.shape[0] else 1.0
     for i in range(count):
+        if action[i] < 0 or action[i] >= values.shape[1]:  # compiled code would read, and write, beside the array
+            raise IndexError("an action index is not below the number of actions")
         target = np.float64(reward[i])
         if not terminated[i]:
             discount = gamma ** steps[i] if steps.shape[0] else gamma

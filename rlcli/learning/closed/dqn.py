@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlcli.kernels.mlp import Replay
 from rlcli.keys import STEPS_TO_NEXT_OBS, Key, under_next
@@ -33,8 +34,14 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Minibatch) -> Close
     )
     if layers != sum(p.numel() for p in flat.parameters) or flat.tensor.dtype != torch.float32:
         return None
-    key = loss.online.in_keys[0]
-    fits = all(columns[k].ndim == 2 and columns[k].dtype == torch.float32 for k in (key, under_next(key)))
+    key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
+    fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
+    if action is None or not fits:
+        return None
+    if loss.action_space == "categorical":
+        fits = one_number(action) and action.dtype in INTEGERS
+    else:
+        fits = action.ndim == 2 and action.dtype in NUMBERS  # there is no argmax of bool
     whole = loss.reduction == "mean" and not any(k in columns for k in MASK_KEYS)
     return ClosedDQN(loss, online, delayed, key) if fits and whole else None
 
@@ -81,6 +88,31 @@ def _replayed(values: Lowered, trained: bool) -> Replay | None:
 
 
 # ---- what the closed forms of off-policy losses read of a sample beside observations and actions ------------------
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NUMBERS = (*INTEGERS, torch.float32, torch.float64)
+
+
+def float_rows(columns: Minibatch, key: Key) -> bool:
+    """Whether there is such a column, float32 `[N, ...]` of one dim."""
+    x = columns.get(key)
+    return x is not None and x.ndim == 2 and x.dtype == torch.float32
+
+
+def one_number(x: Tensor) -> bool:
+    """Whether a column has one number a row."""
+    return x.numel() == len(x)
+
+
+def plain_rows(loss: Any, columns: Minibatch) -> bool:
+    """Whether what `rewards` and `extras` read is there, one number a row of a dtype that numpy has."""
+    k = loss.tensor_keys
+    needed, optional = (under_next(k.reward), under_next(k.terminated)), (STEPS_TO_NEXT_OBS, k.priority_weight)
+    there = [x for key in (*needed, *optional) if (x := columns.get(key)) is not None]
+    return all(key in columns for key in needed) and all(
+        one_number(x) and x.dtype in (*NUMBERS, torch.bool) for x in there
+    )
+
+
 def rewards(loss: Any, columns: Minibatch) -> tuple[np.ndarray, np.ndarray]:
     """Reward and terminated, each `[N]`."""
     k = loss.tensor_keys

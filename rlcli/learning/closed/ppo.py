@@ -22,7 +22,7 @@ from rlcli.learning.minibatches import Minibatch
 from rlcli.modules.distributions.categorical import CategoricalFamily
 from rlcli.modules.distributions.normal import NormalFamily
 from rlcli.modules.head import StateIndependentScale
-from rlcli.objectives.policy_gradient import PolicyGradientLoss
+from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
 from rlcli.objectives.ppo import ClipPPOLoss
 from rlcli.objectives.reduction import MASK_KEYS
 
@@ -54,13 +54,13 @@ class ClosedPPO:
             contiguous = torch.contiguous_format
             grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
             self._grads[value.shape[0]] = grads
-        target = _flat(columns[keys.value_target])
+        target = columns[keys.value_target].reshape(-1)
         rows = self._kernel.Rows(
-            value=_flat(value.detach()),
+            value=_flat(per_row(value.detach(), target, "state_value")),
             old_log_prob=_flat(columns[keys.sample_log_prob]),
             advantage=_flat(columns[keys.advantage]),
-            target=target,
-            old_value=target if loss.clip_value is None else _flat(columns[keys.value]),
+            target=target.numpy(),
+            old_value=target.numpy() if loss.clip_value is None else _flat(columns[keys.value]),
         )
         action = columns[keys.action]
         terms = self._ppo(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcli.kernels.mlp import Recent, Replay, hooked, layers_of
 from rlcli.keys import Key, under_next
-from rlcli.learning.closed.dqn import extras, rewards
+from rlcli.learning.closed.dqn import extras, float_rows, plain_rows, rewards
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.minibatches import Minibatch
 from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
@@ -43,7 +43,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Minibatch) -> Close
     if counted + int(not loss.fixed_alpha) != sum(p.numel() for p in flat.parameters):
         return None
     read = (keys[0], under_next(keys[0]), action)
-    fits = all(columns[k].ndim == 2 and columns[k].dtype == torch.float32 for k in read)
+    fits = all(float_rows(columns, k) for k in read) and plain_rows(loss, columns)
     whole = loss.reduction == "mean" and flat.tensor.dtype == torch.float32 and not any(k in columns for k in MASK_KEYS)
     return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
 

@@ -33,14 +33,11 @@ class Family(ABC):
         Trailing dims of an action that one log-probability covers (0: an index, 1: a vector).
     has_rsample : bool
         Whether samples are differentiable in the parameters.
-    exact_entropy : bool
-        False where `entropy` is a numerical approximation (its docstring gives the error).
     """
 
     param_names: ClassVar[tuple[str, ...]]
     event_dims: int = 1
     has_rsample: bool = False
-    exact_entropy: bool = True
 
     @abstractmethod
     def log_prob(self, params: Params, action: Tensor) -> Tensor:

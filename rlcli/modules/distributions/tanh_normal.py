@@ -43,7 +43,6 @@ class TanhNormalFamily(Family):
 
     param_names = ("loc", "scale")
     has_rsample = True
-    exact_entropy = False
 
     def __init__(
         self,
@@ -180,7 +179,7 @@ def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Rounding is monotone, so it is enough that the two edges are inside; then no step of the loop needs a
     clip.
     """
-    centre, half = (low + high) / np.float32(2), (high - low) / np.float32(2)
+    centre, half = (np.asarray(x / np.float32(2)) for x in (low + high, high - low))  # of 0 dims it is no array
     while (over := (centre + half > high) | (centre - half < low)).any():
         half = np.where(over, np.nextafter(half, np.float32(0)), half)
     return centre, half

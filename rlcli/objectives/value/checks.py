@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.kernels.scan import Rate
-from rlcli.keys import ACTION, NEXT, Key, as_tuple, show
+from rlcli.keys import ACTION, NEXT, STEPS_TO_NEXT_OBS, Key, as_tuple, show
 from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.reading import Ends, Values
 
@@ -120,6 +120,17 @@ def need(td: TensorDictBase, key: Key, reader: str | None = None) -> Tensor:
             fix="Add it to the collector's keep_keys",
         )
     return x
+
+
+def need_one_step(td: TensorDictBase, owner: object) -> None:
+    """Refuse rows whose rewards span several steps: a recursion over rows would discount them as one."""
+    steps = td.get(STEPS_TO_NEXT_OBS, None)
+    if steps is not None and not (may_ask(steps) and (steps == 1).all()):
+        raise ArgumentError(
+            f"{type(owner).__name__} works on single steps",
+            why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its rewards span several",
+            fix="Use TD0Estimator with multi-step returns.",
+        )
 
 
 def _writer(key: Key) -> str:

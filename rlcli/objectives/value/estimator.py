@@ -116,6 +116,7 @@ class ValueEstimator(KeyedModule, ABC):
         "value_key": Elsewhere((None,), "Rename it: estimator.set_keys(value=...)."),
     }
     reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
+    reads_actor: ClassVar[bool] = False  # it is built with `actor_network`
 
     def __init__(
         self,
@@ -252,7 +253,10 @@ class ValueEstimator(KeyedModule, ABC):
         params: TensorDictBase | None = None,
         target_params: TensorDictBase | None = None,
     ) -> Tensor:
-        """The value targets ``[*B, F]`` that `forward` would write for `td` ``[*B]``, which stays as it is."""
+        """The value targets ``[*B, F]`` of `td` ``[*B]``, which stays as it is.
+
+        Those that `forward` would write, but for a `value_norm`: `forward` counts the batch before it normalises them.
+        """
         time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             source = self._source(td)

@@ -18,10 +18,11 @@ from torch import Tensor
 from rlcli.config import registry
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
-from rlcli.keys import ACTION, IS_INIT, Key, show
+from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.density import Density, also_called, log_prob_key
+from rlcli.objectives.keyed import either
 from rlcli.objectives.reduction import may_ask
-from rlcli.objectives.value.checks import need, need_rate
+from rlcli.objectives.value.checks import need, need_one_step, need_rate
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
     generalized_advantage_estimate,
@@ -43,8 +44,10 @@ class GAE(ValueEstimator):
     value_network : TensorDictModule, optional
         None: the batch holds the values. See `ValueEstimator`, which also documents the other options.
     average_gae : bool
-        Standardise the advantages of the batch (over the rows that a mask lets through).
+        Standardise the advantages of the batch (over the rows that a mask lets through). `average` is another name.
     """
+
+    uses: ClassVar[tuple[str, ...]] = ("value.lmbda",)
 
     def __init__(
         self,
@@ -52,15 +55,18 @@ class GAE(ValueEstimator):
         gamma: Rate,
         lmbda: Rate,
         value_network: TensorDictModuleBase | None,
-        average_gae: bool = False,
+        average_gae: bool | None = None,
+        average: bool | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(gamma=gamma, value_network=value_network, average=average_gae, **options)
+        average = bool(either("average_gae", average_gae, "average", average))
+        super().__init__(gamma=gamma, value_network=value_network, average=average, **options)
         self.lmbda = need_rate("lmbda", lmbda)
 
     def estimate(
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
+        need_one_step(td, self)
         pair, flags = (values.value, values.next_value), ends.flags(reward)
         return generalized_advantage_estimate(
             self.gamma, self.lmbda, *pair, reward, *flags, time_dim=time_dim, backend=self.backend
@@ -68,7 +74,7 @@ class GAE(ValueEstimator):
 
 
 class TD0Estimator(ValueEstimator):
-    """`r + gamma V'` (Sutton and Barto 2018, eq. 6.2).
+    """`r + gamma V'` (Sutton and Barto 2018, eq. 6.2); `gamma ** n` where `steps_to_next_obs` says that `r` spans n.
 
     Parameters
     ----------
@@ -80,7 +86,9 @@ class TD0Estimator(ValueEstimator):
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
         _, terminated = ends.flags(reward)
-        target = td0_return_estimate(self.gamma, values.next_value, reward, terminated)
+        steps = td.get(STEPS_TO_NEXT_OBS, None)
+        gamma = self.gamma if steps is None else self.gamma ** steps.reshape(*td.shape, 1)
+        target = td0_return_estimate(gamma, values.next_value, reward, terminated)
         return target - values.value, target
 
 
@@ -90,6 +98,7 @@ class TD1Estimator(TD0Estimator):
     def estimate(
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
+        need_one_step(td, self)
         flags = ends.flags(reward)
         target = td1_return_estimate(
             self.gamma, values.next_value, reward, *flags, time_dim=time_dim, backend=self.backend
@@ -98,13 +107,15 @@ class TD1Estimator(TD0Estimator):
 
 
 class TDLambdaEstimator(TD0Estimator):
-    """The mixture of all n-step returns with weights `lmbda ** n` (Sutton and Barto 2018, eq. 12.20).
+    """The mixture of all n-step returns with weights `(1 - lmbda) lmbda ** (n - 1)` (Sutton and Barto 2018, eq. 12.20).
 
     Parameters
     ----------
     lmbda : float or Tensor
         0: `TD0Estimator`, 1: `TD1Estimator`.
     """
+
+    uses: ClassVar[tuple[str, ...]] = ("value.lmbda",)
 
     def __init__(self, *, gamma: Rate, lmbda: Rate, value_network: TensorDictModuleBase | None, **options: Any) -> None:
         super().__init__(gamma=gamma, value_network=value_network, **options)
@@ -113,6 +124,7 @@ class TDLambdaEstimator(TD0Estimator):
     def estimate(
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
+        need_one_step(td, self)
         flags = ends.flags(reward)
         target = td_lambda_return_estimate(
             self.gamma, self.lmbda, values.next_value, reward, *flags, time_dim=time_dim, backend=self.backend
@@ -132,7 +144,7 @@ class VTrace(ValueEstimator):
     rho_thresh, c_thresh : float or Tensor
         Upper limits of the importance weights; `c_thresh` at most `rho_thresh`.
     average_adv : bool
-        Standardise the advantages of the batch.
+        Standardise the advantages of the batch. `average` is another name.
 
     Notes
     -----
@@ -144,6 +156,8 @@ class VTrace(ValueEstimator):
         "action": ACTION,
     }
     reads_batch: ClassVar[bool] = True
+    reads_actor: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = ("value.rho_thresh", "value.c_thresh")
 
     def __init__(
         self,
@@ -153,10 +167,12 @@ class VTrace(ValueEstimator):
         value_network: TensorDictModuleBase | None,
         rho_thresh: float | Tensor = 1.0,
         c_thresh: float | Tensor = 1.0,
-        average_adv: bool = False,
+        average_adv: bool | None = None,
+        average: bool | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(gamma=gamma, value_network=value_network, average=average_adv, **options)
+        average = bool(either("average_adv", average_adv, "average", average))
+        super().__init__(gamma=gamma, value_network=value_network, average=average, **options)
         for name, limit in (("rho_thresh", rho_thresh), ("c_thresh", c_thresh)):
             if isinstance(limit, Tensor) and limit.numel() != 1:
                 raise ArgumentError(f"{name} must be one number", why=f"got {limit.numel()}")
@@ -178,6 +194,7 @@ class VTrace(ValueEstimator):
     def estimate(
         self, td: TensorDictBase, reward: Tensor, ends: Ends, values: Values, time_dim: int
     ) -> tuple[Tensor, Tensor]:
+        need_one_step(td, self)
         k = self.tensor_keys
         with torch.no_grad():
             log_pi = self._log_prob(td)
@@ -254,7 +271,7 @@ def make_estimator(
         given.setdefault("lmbda", 0.95)
     else:
         given.pop("lmbda", None)
-    if name == ValueEstimators.VTrace.value:
+    if getattr(registry.find("estimator", name), "reads_actor", False):
         if actor_network is None:
             raise ArgumentError("V-trace needs the actor", why="it weighs steps by how likely it is to repeat them")
         given["actor_network"] = actor_network

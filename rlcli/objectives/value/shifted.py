@@ -146,5 +146,5 @@ def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBas
         raise ArgumentError(
             "shifted=True takes the next row for the successor",
             why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
-            fix="Use shifted=False with multi-step returns.",
+            fix="Use shifted=False with multi-step returns, and TD0Estimator: no other one takes them.",
         )
