@@ -147,8 +147,13 @@ def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> tuple[Tens
         td = TensorDict({**flags, **given}, setting.batch_size)
         if setting.placement.policy_is_elsewhere:
             td = td.to(setting.placement.policy)
-        with set_interaction_type(setting.exploration):
-            example = call(policy, td, "its first call, on made-up observations", first=True).cpu()
+        tried = partial(call, policy, where="its first call, on made-up observations", first=True)
+        try:
+            with set_interaction_type(setting.exploration):
+                example = tried(td.clone(False)).cpu()
+        except NumericsError:  # of NaN nothing is drawn: the first step says so, where a run can keep what was shown
+            with set_interaction_type(InteractionType.DETERMINISTIC):
+                example = tried(td).cpu()
     return example, {key for key, value in given.items() if value._version}
 
 
