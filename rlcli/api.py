@@ -16,8 +16,8 @@ from rlcli.errors import ArgumentError, ConfigError
 if TYPE_CHECKING:
     from rlcli.inspection.found import Inspection
     from rlcli.inspection.verify import Checked
-    from rlcli.jobs.load import TrainingRun
     from rlcli.jobs.trained_policy import TrainedPolicy
+    from rlcli.jobs.trained_run import TrainingRun
     from rlcli.learning.evaluation import Evaluation
     from rlcli.planning.plan import Plan
     from rlcli.runs.folder import Run

@@ -153,3 +153,17 @@ def test_verify_tells_what_is_damaged(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ResourceError, match="nothing with checksums"):
         rlcli.verify("empty")
+
+
+def test_training_loads_nothing_that_only_other_jobs_need(tmp_path):
+    program = """
+import sys
+import rlcli
+rlcli.train(recipe="ppo_exact", total_frames=1024, console="off", logger="none", run={"dir": "r", "eval_episodes": 1})
+foreign = ["jobs." + name for name in ("collection", "resumed", "init_rows", "plan", "trained_policy")]
+foreign += ["collectors.trajectories", "collectors.faces"]
+foreign += ["data." + name for name in ("buffer", "ring", "index", "samplers", "shared", "collected", "stored")]
+print(sorted(name for name in sys.modules if name.startswith(tuple("rlcli." + part for part in foreign))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"errors", "keys"},
+    {"errors", "keys", "exports"},
     {"typed"},
     {"specs", "kernels", "config", "processes"},
     {"lanes", "transforms"},

@@ -4,8 +4,15 @@
 or `Bootstrapped`, registered with `rlcli.register_algorithm(NAME)`.
 """
 
-from rlcli.algorithms.algorithm import Algorithm, Parts, algorithm_of
-from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy_gradient import PolicyGradient
+from typing import TYPE_CHECKING
 
-__all__ = ["Algorithm", "Bootstrapped", "Parts", "PolicyGradient", "algorithm_of"]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.algorithms.algorithm import Algorithm as Algorithm
+    from rlcli.algorithms.algorithm import Parts as Parts
+    from rlcli.algorithms.algorithm import algorithm_of as algorithm_of
+    from rlcli.algorithms.bootstrapped import Bootstrapped as Bootstrapped
+    from rlcli.algorithms.policy_gradient import PolicyGradient as PolicyGradient
+
+__getattr__, __dir__, __all__ = lazily(__name__)

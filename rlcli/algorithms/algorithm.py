@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rlcli.collectors import Collector
 from rlcli.collectors.build import build_collector, devices
 from rlcli.config import registry
 from rlcli.config.schemas import Config
-from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
 from rlcli.learning.buffer import build_buffer
@@ -21,6 +20,9 @@ from rlcli.modules import ActorCritic
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.runs.folder import Run
+
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 
 class Parts(NamedTuple):

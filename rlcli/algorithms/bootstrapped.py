@@ -15,14 +15,12 @@ from rlcli.keys import Key
 from rlcli.learning.buffer import load_buffer_compiler
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import Loop, OffPolicy
-from rlcli.learning.optimizer import optimizer_options
-from rlcli.learning.schedules import Linear
+from rlcli.learning.optimizer import Linear, optimizer_options
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.objectives import HardUpdate, SoftUpdate
-from rlcli.objectives.bootstrap import BootstrappedLoss
+from rlcli.objectives.bootstrap import BootstrappedLoss, TargetUpdate
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.targets import TargetUpdate
 from rlcli.objectives.value.estimator import ValueEstimator
 
 

@@ -35,8 +35,7 @@ from rlcli.keys import (
 from rlcli.learning.buffer import load_buffer_compiler, slices_of
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import BufferedOnPolicy, Loop, OnPolicy
-from rlcli.learning.optimizer import optimizer_options
-from rlcli.learning.schedules import Linear
+from rlcli.learning.optimizer import Linear, optimizer_options
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
 from rlcli.objectives import PolicyGradientLoss

@@ -11,7 +11,7 @@ from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION
 from rlcli.modules import ActorCritic, build_soft_actor_critic
-from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
+from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.objectives import SACLoss
 from rlcli.specs import Composite
 
@@ -52,4 +52,4 @@ def _log_width(loss: SACLoss, shape: torch.Size) -> float:
     family = loss.density.family
     if not isinstance(family, TanhNormalFamily):
         return 0.0
-    return float(torch.from_numpy(np.broadcast_to(family._half, shape).copy()).log().sum())
+    return float(torch.from_numpy(np.broadcast_to(family.half, shape).copy()).log().sum())

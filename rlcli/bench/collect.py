@@ -16,8 +16,8 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.bench import collect_loops as by_hand
+from rlcli.bench import peers
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import collectors as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.installed import install
@@ -161,8 +161,8 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
         return
     label = f"{env_id} x{lanes}"
     found = {
-        "torchrl Collector": (peers.torchrl(env_id, lanes, steps), ">= 20"),
-        "SB3 collect_rollouts": (peers.stable_baselines3(env_id, lanes, steps), ">= 4"),
+        "torchrl Collector": (peers.torchrl_collector(env_id, lanes, steps), ">= 20"),
+        "SB3 collect_rollouts": (peers.sb3_collector(env_id, lanes, steps), ">= 4"),
     }
     alone = _ours(_envs(make, lanes), pair, lanes * steps, "full")
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=pair.critic)

@@ -13,10 +13,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.bench.buffer_loops import ByHand, bare_copy
-from rlcli.bench.buffer_rows import image_rows, seven_keys
+from rlcli.bench import peers
+from rlcli.bench.buffer_loops import ByHand, bare_copy, image_rows, seven_keys
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import buffers as peers
 from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage
 from rlcli.errors import NumericsError
@@ -45,10 +44,10 @@ def _small(report: Report, settings: dict[str, Any]) -> None:
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=1)
     exact = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=1, next_obs="exact")
     writes: dict[str, Callable[[TensorDictBase], Any]] = {HAND: hand.extend, OURS: ours.extend, EXACT: exact.extend}
-    upstream = peers.torchrl(capacity) if settings["peers"] else None
+    upstream = peers.torchrl_buffer(capacity) if settings["peers"] else None
     if upstream is not None:
         writes["torchrl"] = upstream.extend
-    other = peers.cpprb(capacity, batches[0]) if settings["peers"] else None
+    other = peers.cpprb_buffer(capacity, batches[0]) if settings["peers"] else None
     if other is not None:
         writes["cpprb"] = other[1]
     for batch in batches:  # full once: every page is there, and every side overwrites
@@ -139,7 +138,7 @@ def _on_disk(report: Report, settings: dict[str, Any]) -> None:
             storage=LazyMemmapStorage(capacity, scratch_dir=f"{folder}/ours"), batch_size=1, next_obs="full"
         )
         writes = {DISK: ours.extend}
-        upstream = peers.torchrl(capacity, scratch=f"{folder}/torchrl") if settings["peers"] else None
+        upstream = peers.torchrl_buffer(capacity, scratch=f"{folder}/torchrl") if settings["peers"] else None
         if upstream is not None:
             writes[THEIR_DISK] = upstream.extend
         for batch in batches:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcli.bench.harness import Figure, Report, Side, interleave, ratio
-from rlcli.bench.peers import torchrl_learning
+from rlcli.bench.peers import torchrl_estimates
 from rlcli.errors import NumericsError
 from rlcli.objectives.value.functional import generalized_advantage_estimate
 
@@ -31,7 +31,7 @@ SKEWED = 20_000
 def measure(settings: dict[str, Any]) -> Report:
     """Every shape on its own, then one long trajectory beside many short ones."""
     report = Report("gae", settings, unit="batch")
-    peers = torchrl_learning.estimates() if settings["peers"] else {}
+    peers = torchrl_estimates() if settings["peers"] else {}
     if settings["peers"] and not peers:
         report.leave_out("torchrl")
     scale = settings["scale"]

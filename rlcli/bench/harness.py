@@ -17,9 +17,9 @@ from typing import Any
 
 from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
+from rlcli.config.run_files import write_whole
 from rlcli.errors import ResourceError
-from rlcli.report.tables import Table
-from rlcli.report.whole_file import write_whole
+from rlcli.report.figures import Table
 
 
 @dataclass

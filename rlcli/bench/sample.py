@@ -1,6 +1,6 @@
 """`rlcli bench sample`: drawing from our buffer, against another framework's and against itself at another size.
 
-Rows say where they belong (`buffer_rows.py`): every sample of every side is checked before anything is timed.
+Rows say where they belong (`buffer_loops.py`): every sample of every side is checked before anything is timed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.bench.buffer_loops import gather_images
-from rlcli.bench.buffer_rows import LENGTH, image_rows, numbers_of, small_rows
+from rlcli.bench import peers
+from rlcli.bench.buffer_loops import LENGTH, gather_images, image_rows, numbers_of, small_rows
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import buffers as peers
 from rlcli.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from rlcli.errors import ConfigError, NumericsError
 
@@ -38,7 +37,7 @@ def _slices(report: Report, settings: dict[str, Any]) -> None:
     rows, shape = settings["rows"], (settings["num_slices"], settings["slice_len"])
     ours = _filled(_ours(rows, shape), rows)
     sides = {f"rlcli, {rows:,} rows": ours}
-    upstream = peers.torchrl(rows, slices=shape) if settings["peers"] else None
+    upstream = peers.torchrl_buffer(rows, slices=shape) if settings["peers"] else None
     if upstream is not None:
         sides[f"torchrl, {rows:,} rows"] = _filled(upstream, rows)
     else:
@@ -111,7 +110,7 @@ def _random(report: Report, settings: dict[str, Any]) -> None:
     rows = settings["small"]
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=256, next_obs="exact")
     sides = {f"256 random rows: rlcli, {rows:,} rows": _filled(ours, rows)}
-    upstream = peers.torchrl(rows, batch_size=256) if settings["peers"] else None
+    upstream = peers.torchrl_buffer(rows, batch_size=256) if settings["peers"] else None
     if upstream is not None:
         sides[f"256 random rows: torchrl, {rows:,} rows"] = _filled(upstream, rows)
     for name, buffer in sides.items():
@@ -130,7 +129,7 @@ def _images(report: Report, settings: dict[str, Any]) -> None:
     batches = [image_rows(i, min(256, rows - i)).exclude(("next", "observation")) for i in range(0, rows, 256)]
     ours = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=size)
     sides: dict[str, Any] = {"image stacks: rlcli": ours}
-    upstream = peers.torchrl(rows, batch_size=size) if settings["peers"] else None
+    upstream = peers.torchrl_buffer(rows, batch_size=size) if settings["peers"] else None
     if upstream is not None:
         sides["image stacks: torchrl"] = upstream
     for batch in batches:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.peers import sb3_train
+from rlcli.bench.peers import sb3_run
 from rlcli.config.compose import configure
 from rlcli.config.installed import install
 from rlcli.config.schemas import Config
@@ -46,7 +46,7 @@ def measure(settings: dict[str, Any]) -> Report:
     players: dict[str, list[Play]] = {OURS: [], SB3: []}
     with tempfile.TemporaryDirectory() as folder:
         sides = {OURS: lambda: players[OURS].append(_train(settings, Path(folder), len(players[OURS])))}
-        if settings["peers"] and sb3_train.train(settings, 0) is not None:
+        if settings["peers"] and sb3_run(settings, 0) is not None:
             sides[SB3] = lambda: players[SB3].append(_peer(settings, len(players[SB3])))
         elif settings["peers"]:
             report.notes.append(f"stable-baselines3 is left out ({install('peers')})")
@@ -76,7 +76,7 @@ def _figures(settings: dict[str, Any], returns: dict[str, list[float]]) -> list[
 
 
 def _peer(settings: dict[str, Any], seed: int) -> Play:
-    learn = sb3_train.train(settings, seed)
+    learn = sb3_run(settings, seed)
     assert learn is not None
     return learn()
 

@@ -6,15 +6,15 @@ The batch is random; both sides see the same minibatches in the same order, and 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlcli.bench import update_loops
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import torchrl_learning
+from rlcli.bench.peers import torchrl_update
 from rlcli.errors import NumericsError
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, build_actor_critic
@@ -99,7 +99,7 @@ def _side(name: str, policy: ActorCritic, batch: TensorDictBase, settings: dict[
         update = Update(loss, lr=3e-4, optimizer_options={"eps": 1e-5}, gradient=way, **options)
         return lambda: update(batch)
     if name == "torchrl":
-        return torchrl_learning.update(policy.actor, policy.critic, batch.exclude("next"), **options)
+        return torchrl_update(policy.actor, policy.critic, batch.exclude("next"), **options)
     keys = {"obs": "observation", "action": "action", "log_prob": "sample_log_prob"}
     columns: dict[str, Tensor] = {k: batch[key] for k, key in keys.items()}
     columns |= {"advantage": batch["advantage"].squeeze(-1), "target": batch["value_target"].squeeze(-1)}
@@ -107,8 +107,68 @@ def _side(name: str, policy: ActorCritic, batch: TensorDictBase, settings: dict[
     critic = policy.critic.module
     if settings["action"] == "box":
         net, scale = (stage.module for stage in policy.actor.module[0].module)
-        return update_loops.continuous(net, scale.log_std, critic, columns, **options, **adam)
-    return update_loops.discrete(policy.actor.module[0].module, critic, columns, **options, **adam)
+        return _by_hand(net, critic, columns, _gaussian(scale.log_std), [scale.log_std], **options, **adam)
+    return _by_hand(policy.actor.module[0].module, critic, columns, _categorical, **options, **adam)
+
+
+def _by_hand(
+    actor: nn.Module,
+    critic: nn.Module,
+    batch: dict[str, Tensor],
+    law: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    beside: Sequence[nn.Parameter] = (),
+    *,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+    **adam: Any,
+) -> Callable[[], None]:
+    """The update in plain torch, nothing hidden, on flat columns `[N, ...]`; it computes no diagnostics, ours does.
+
+    Parameters
+    ----------
+    law : callable
+        From what the actor gives and the actions to their log-probabilities and entropies.
+    beside : sequence of Parameter
+        The actor's parameters that are not its net's.
+    adam
+        `foreach=True` or `fused=True`.
+    """
+    parameters = [*actor.parameters(), *beside, *critic.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5, **adam)
+    n = len(batch["action"])
+
+    def update() -> None:
+        for _ in range(epochs):
+            for rows in torch.randperm(n, generator=generator).split(batch_size):
+                obs, action, old, advantage, target = (
+                    batch[key][rows] for key in ("obs", "action", "log_prob", "advantage", "target")
+                )
+                log_prob, entropy = law(actor(obs), action)
+                ratio = (log_prob - old).exp()
+                gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+                error = (critic(obs).squeeze(-1) - target).pow(2).mean()
+                optimizer.zero_grad()
+                (-gain + 0.5 * error - 0.01 * entropy.mean()).backward()
+                nn.utils.clip_grad_norm_(parameters, 0.5)
+                optimizer.step()
+
+    return update
+
+
+def _categorical(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = logits.log_softmax(-1)
+    return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def _gaussian(log_std: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Actions `[N, D]` with a learned deviation that does not look at the state."""
+
+    def law(mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
+        return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+
+    return law
 
 
 def _weights_after(name: str, policy: ActorCritic, batch: TensorDictBase, settings: dict[str, Any]) -> Tensor | None:

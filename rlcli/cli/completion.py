@@ -97,7 +97,7 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if verb in ("resume", "eval", "inspect", "verify"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "help":
-        from rlcli.cli.topics import topics
+        from rlcli.cli.help import topics
 
         return (*topics(), *VERBS)
     if verb == "ls":
@@ -116,10 +116,10 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
 
 
 def _of_job(verb: str, word: str) -> Iterator[str]:
+    from rlcli.cli.job import flags_of
+    from rlcli.config.option import choices, groups, leaves
     from rlcli.config.recipes import find_recipes
-    from rlcli.config.resolved import FLAGS
     from rlcli.config.schemas import VERBS as SCHEMAS
-    from rlcli.config.tree import choices, groups, leaves
     from rlcli.config.unread import read_with
 
     schema = SCHEMAS[verb]
@@ -128,7 +128,7 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
         yield from (f"{key}={value}" for value in _values(schema, key))
         return
     if word.startswith("-"):
-        yield from (flag for flag in FLAGS if flag != "--force")  # which is of resume
+        yield from (name for name in flags_of(verb).names if name.startswith("--"))
         return
     if find_recipes():
         yield "recipe="
@@ -144,8 +144,8 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
 
 
 def _values(schema: type, key: str) -> Iterable[str]:
+    from rlcli.config.option import choices, find, groups
     from rlcli.config.recipes import find_recipes
-    from rlcli.config.tree import choices, find, groups
 
     if key == "recipe":
         return find_recipes()

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlcli.cli.flags import read
 from rlcli.config import guard
 from rlcli.config.problem import raise_all
 from rlcli.config.recipes import Recipe, find_recipes, unknown_recipe
@@ -19,21 +20,21 @@ from rlcli.errors import ConfigError, ResourceError
 USAGE = """\
 usage: rlcli cp RECIPE FILE
 
-Copy a recipe to FILE, or into a folder. Recipes in ./recipes are found by name; for others give --recipe-dir.
+Copy a recipe to FILE, or into a folder. Recipes in ./recipes are found by name; for others give
+--recipe-dir.
 """
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if any(word in ("-h", "--help") for word in words):
-        print(USAGE, end="")
+    if (args := read("cp", words, USAGE, "words*")) is None:
         return 0
-    if len(words) != 2:
+    if len(args.words) != 2:
         raise ConfigError("cp needs a recipe and a file", fix="Write rlcli cp ppo_exact recipes/mine.yaml.")
-    name, recipes = words[0].removeprefix("recipe="), find_recipes(recipe_dirs)
+    name, recipes = args.words[0].removeprefix("recipe="), find_recipes(recipe_dirs)
     if name not in recipes:
         raise_all([unknown_recipe(name, recipes)])
-    target = _target(words[1], name)
+    target = _target(args.words[1], name)
     command = _command(recipes[name], target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

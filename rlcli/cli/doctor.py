@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlcli import __version__
+from rlcli.cli.flags import read
 from rlcli.config.installed import EXTRAS, install
 from rlcli.errors import ConfigError
 
@@ -19,11 +20,16 @@ CORE = "rlcli torch tensordict gymnasium hydra-core omegaconf numpy numba rich p
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if any(word in ("-h", "--help") for word in words):
-        print("usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.")
+    args = read(
+        "doctor",
+        words,
+        "usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.\n",
+        "words*",
+    )
+    if args is None:
         return 0
-    if words:
-        raise ConfigError(f"doctor takes no words, and was given {words[0]!r}", fix="Write rlcli doctor.")
+    if args.words:
+        raise ConfigError(f"doctor takes no words, and was given {args.words[0]!r}", fix="Write rlcli doctor.")
     for line in _report():
         print(line)
     return 0

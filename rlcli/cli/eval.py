@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from rlcli.cli.job import Flags, run_folder
+from rlcli.cli.flags import read, run_folder
 from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
@@ -16,27 +17,23 @@ usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--max-steps N] 
 
   --episodes N       how many episodes
   --stochastic       actions drawn from the policy instead of the most likely ones
-  --seed N           another set of episodes, which no run trains on; 0, the default, is that of a run's own evaluations
-  --max-steps N      cut an episode off after so many steps; by default as in the run's own evaluations
+  --seed N           another set of episodes, which no run trains on; 0, the default, is that of a
+                     run's own evaluations
+  --max-steps N      cut an episode off after so many steps; by default as in the run's own
+                     evaluations
   --video FILE.mp4   record the first episode
-  console=off        print the result alone; else a line every ten seconds goes to the standard error
+  console=off        print the result alone; else a line every ten seconds goes to the standard
+                     error
 """
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    flags = Flags(prog="rlcli eval", add_help=False, allow_abbrev=False)
-    flags.add_argument("-h", "--help", action="store_true")
-    flags.add_argument("path", metavar="RUN", nargs="?")
-    flags.add_argument("words", nargs="*")
-    flags.add_argument("--episodes", type=int, default=20)
-    flags.add_argument("--stochastic", action="store_true")
-    flags.add_argument("--seed", type=int, default=None)
-    flags.add_argument("--max-steps", type=int, default=None)
-    flags.add_argument("--video", default=None)
-    args = flags.parse(words)
-    if args.help:
-        print(USAGE, end="")
+    args = read(
+        "eval", words, USAGE, "path", "words*", "--stochastic",
+        episodes={"type": int, "default": 20}, seed={"type": int}, max_steps={"type": int}, video={},
+    )  # fmt: skip
+    if args is None:
         return 0
     if args.episodes < 1:
         raise ConfigError(f"--episodes is {args.episodes}", fix="Allowed: >= 1.")
@@ -48,7 +45,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         from rlcli.jobs import evaluate
 
     film = f", then one more for {args.video}" if args.video else ""
-    say = _unsaid if quiet else _say
+    say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
     say(f"playing {args.episodes} episodes{film} ...")
     with contextlib.nullcontext() if quiet else announced():
         result = evaluate(
@@ -61,25 +58,17 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             say=say,
         )
     if result is not None:
-        from rlcli.report.tables import wrapped
+        from rlcli.report.figures import wrapped
 
         print("\n".join(map(wrapped, result.lines())))
     return 0
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _unsaid(line: str) -> None:
-    pass
-
-
 def _console(words: Sequence[str]) -> str:
     """The choice of `console=`, the only setting that playing episodes reads."""
+    from rlcli.config.option import choices
     from rlcli.config.problem import raise_all, unknown
     from rlcli.config.schemas import Config
-    from rlcli.config.tree import choices
 
     chosen, known = "auto", choices(Config, "console")
     for word in words:

@@ -1,6 +1,7 @@
-"""`rlcli train --help` and `rlcli collect --help`: every key that the verb can read.
+"""Pages of help: `rlcli help TOPIC`, every key that a verb reads (`rlcli train --help`), and `help/keys.md`.
 
-With its meaning, its default, its allowed values, and the choices with which it is read.
+A key is told with its meaning, its default, its allowed values, and the choices with which it is read. The page of
+keys is written from the schema: `python -m rlcli.cli.help > rlcli/help/keys.md`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from rlcli.config.option import Leaf, choices, doc, groups, leaves
+from rlcli.config.problem import raise_all, unknown
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
-from rlcli.config.tree import Leaf, choices, doc, groups, leaves
 from rlcli.config.unread import read_with
 
+PAGES = Path(__file__).parents[1] / "help"
 _FLAGS = """\
 flags
   -m, --multirun            run every combination of key=a,b,c or 'key=range(0,5)'
@@ -28,6 +32,83 @@ flags
 """
 
 
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    from rlcli.cli.main import HELP, runner
+    from rlcli.cli.main import VERBS as KNOWN
+
+    asked = [word for word in words if word not in ("-h", "--help")]
+    if not asked or asked == ["help"]:
+        print(HELP)
+        print("topics (rlcli help TOPIC)")
+        for name in topics():
+            print(f"  {name:<12}{_title(name)}")
+        return 0
+    name, *more = asked
+    if name in topics():
+        _show((PAGES / f"{name}.md").read_text(encoding="utf-8"))
+        return 0
+    if name in KNOWN:
+        return runner(name)([*more, "--help"], recipe_dirs)
+    raise_all([unknown("topic", name, (*topics(), *KNOWN))])
+    return 2
+
+
+def topics() -> list[str]:
+    """The names of the pages."""
+    return sorted(page.stem for page in PAGES.glob("*.md"))
+
+
+def _title(name: str) -> str:
+    with (PAGES / f"{name}.md").open(encoding="utf-8") as page:
+        return page.readline().removeprefix("# ").strip()
+
+
+def _show(text: str) -> None:
+    """Laid out on a terminal, as it is written elsewhere."""
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(120, Console().width)).print(Markdown(text))
+
+
+# ---- the page of keys ------------------------------------------------------------------------------------------
+def keys_page() -> Iterator[str]:
+    """The lines of `help/keys.md`: every key of `train`, then what `collect` alone reads."""
+    yield "# Keys of `rlcli train` and `rlcli collect`"
+    yield ""
+    yield "Written from the schema. Where a key is read only with some choices, the last column names them."
+    shown: set[str] = set()
+    for verb, schema in VERBS.items():
+        heading: str | None = None
+        for leaf in leaves(schema).values():
+            group, when = leaf.key.rpartition(".")[0].split(".")[0], read_with(schema, leaf)
+            if leaf.key in shown or leaf.key == "recipe" or when is None:
+                continue
+            shown.add(leaf.key)
+            if group != heading:
+                heading = group
+                name = group or "top level"
+                yield f"\n## {name}" + ("" if verb == "train" else f", of `rlcli {verb}` only") + "\n"
+                if group:
+                    yield doc(schema, group) + "\n"
+                yield "| key | default | meaning | read |\n|---|---|---|---|"
+            yield _key_row(
+                leaf, when, spell(leaf.default), choices(schema, group) if leaf.key == f"{group}.kind" else ()
+            )
+
+
+def _key_row(leaf: Leaf, when: str, default: str, choices: Sequence[str]) -> str:
+    name = leaf.key.removesuffix(".kind") if choices else leaf.key
+    allowed = " \\| ".join(choices) or leaf.option.allowed().replace("|", "\\|")
+    meaning = leaf.option.help + (f" [{allowed}]" if allowed else "")
+    return f"| `{name}` | `{default}` | {meaning} | {when.replace('|', chr(92) + '|')} |"
+
+
+# ---- the page of a verb ----------------------------------------------------------------------------------------
 def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
     """Print the page of a verb, as wide as the terminal."""
     sys.stdout.write("\n".join(_page(verb, recipe_dirs, page_width())) + "\n")
@@ -91,3 +172,7 @@ def spell(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{spell(entry)}" for key, entry in value.items()) + "}"
     return str(value)
+
+
+if __name__ == "__main__":
+    print("\n".join(keys_page()))

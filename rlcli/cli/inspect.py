@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rlcli.cli.job import Flags, run_folder
+from rlcli.cli.flags import read, run_folder
 from rlcli.cli.loading import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\
 usage: rlcli inspect RUN|BUFFER|FRAMES [--trajectory ID] [--json]
 
-Keys with their shapes, dtypes, bytes a frame, ranges and NaNs; trajectories with a histogram of their lengths;
-boundary rows; what is saved against storing every next observation. The folder is a run, the data folder of one, rows
-that a storage on disk kept, a folder of buffer dumps, or a checkpoint. Checksums are compared.
+Keys with their shapes, dtypes, bytes a frame, ranges and NaNs; trajectories with a histogram of
+their lengths; boundary rows; what is saved against storing every next observation. The folder is a
+run, the data folder of one, rows that a storage on disk kept, a folder of buffer dumps, or a
+checkpoint. Checksums are compared.
 
   --trajectory ID   its first and last steps
   --json            the same as one JSON object
@@ -23,14 +24,8 @@ that a storage on disk kept, a folder of buffer dumps, or a checkpoint. Checksum
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    flags = Flags(prog="rlcli inspect", add_help=False, allow_abbrev=False)
-    flags.add_argument("-h", "--help", action="store_true")
-    flags.add_argument("path", nargs="?")
-    flags.add_argument("--trajectory", type=int, default=None, metavar="ID")
-    flags.add_argument("--json", action="store_true")
-    args = flags.parse(words)
-    if args.help:
-        print(USAGE, end="")
+    args = read("inspect", words, USAGE, "path", "--json", trajectory={"type": int})
+    if args is None:
         return 0
     if args.path is None:
         raise ConfigError("inspect needs a folder", fix="Write rlcli inspect RUN; rlcli ls runs lists them.")

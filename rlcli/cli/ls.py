@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from rlcli.cli.flags import read
 from rlcli.config.problem import raise_all, unknown
 from rlcli.errors import ConfigError, DamagedDataError
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from rlcli.runs.folder import Run
 
 USAGE = """\
-usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies | losses | estimators | samplers | storages
-                 | loggers]
+usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies | losses | estimators |
+                 samplers | storages | loggers]
 
 Without a word: recipes, then the runs under ./runs.
 """
@@ -36,13 +37,12 @@ WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", *CHOSEN)
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if any(word in ("-h", "--help") for word in words):
-        print(USAGE, end="")
+    if (args := read("ls", words, USAGE, "listings*")) is None:
         return 0
-    for word in words:
+    for word in args.listings:
         if word not in WHAT:
             raise_all([unknown("listing", word, WHAT)])
-    for what in words or ("recipes", "runs"):
+    for what in args.listings or ("recipes", "runs"):
         for line in _listing(what, recipe_dirs):
             print(line)
     return 0
@@ -59,8 +59,8 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
 
         yield from (*users_names("env"), *sorted(known_ids()))
     elif what in CHOSEN:
+        from rlcli.config.option import choices
         from rlcli.config.schemas import Config
-        from rlcli.config.tree import choices
 
         yield from choices(Config, CHOSEN[what])
     else:

@@ -9,23 +9,24 @@ import contextlib
 import errno
 import io
 import os
+import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
 from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
 
-# verb -> (its module, what it does)
+# verb -> (its module, or the function in it that runs it, what it does)
 VERBS = {
-    "train": ("train", "train a policy: rlcli train recipe=ppo_exact env.id=CartPole-v1"),
-    "collect": ("collect", "write frames to disk: rlcli collect recipe=collect_random"),
+    "train": ("job.train", "train a policy: rlcli train recipe=ppo_exact env.id=CartPole-v1"),
+    "collect": ("job.collect", "write frames to disk: rlcli collect recipe=collect_random"),
     "plan": ("plan", "bytes of a run before it runs, and whether it fits: rlcli plan train recipe=ppo_pong"),
     "resume": ("resume", "go on with a run that was stopped: rlcli resume RUN"),
     "eval": ("eval", "play episodes with a run's policy: rlcli eval RUN --episodes 20"),
     "inspect": ("inspect", "look into a run, a buffer or collected frames: rlcli inspect RUN"),
-    "verify": ("verify", "compare every file of a run, a collection or a buffer with its checksum: rlcli verify RUN"),
+    "verify": ("verify", "compare every file of a run or a buffer with its checksum: rlcli verify RUN"),
     "ls": ("ls", "list recipes, runs, envs and other parts by name"),
     "cp": ("cp", "copy a recipe to a file of your own: rlcli cp ppo_exact my.yaml"),
     "show": (
@@ -34,20 +35,24 @@ VERBS = {
     ),
     "doctor": ("doctor", "versions, cores, devices, extras, and what to install"),
     "bench": ("bench", "measure this machine: rlcli bench collect"),
-    "help": ("topics", "pages on runs, memory, buffers, keys and more: rlcli help memory"),
+    "help": ("help", "pages on runs, memory, buffers, keys and more: rlcli help memory"),
     "completion": ("completion", 'tab completion: eval "$(rlcli completion bash)"'),
 }
-# what other programs call our verbs
+# what other programs call our verbs -> what to type
 _OTHER_NAMES = {
-    **dict.fromkeys(("run", "learn", "fit", "start", "launch", "ppo", "dqn", "sac", "a2c"), "train"),
-    **dict.fromkeys(("evaluate", "test", "play", "enjoy", "render", "watch", "video"), "eval"),
-    **dict.fromkeys(("continue", "restart"), "resume"),
-    **dict.fromkeys(("list", "envs", "runs", "recipes"), "ls"),
-    "copy": "cp",
+    **dict.fromkeys(("run", "learn", "fit", "start", "launch", "ppo"), "train"),
+    **{name: f"train recipe={name}_{env}" for name, env in
+       {"dqn": "cartpole", "a2c": "cartpole", "reinforce": "cartpole", "sac": "pendulum"}.items()},
+    **dict.fromkeys(("evaluate", "test", "play", "enjoy", "render", "watch"), "eval RUN"),
+    "video": "eval RUN --video FILE.mp4",
+    **dict.fromkeys(("continue", "restart"), "resume RUN"),
+    **{name: f"ls {name}" for name in ("envs", "runs", "recipes")},
+    "list": "ls",
+    "copy": "cp RECIPE FILE",
     **dict.fromkeys(("config", "cfg"), "show"),
-    **dict.fromkeys(("info", "look"), "inspect"),
+    **dict.fromkeys(("info", "look"), "inspect RUN"),
     **dict.fromkeys(("benchmark", "profile"), "bench"),
-}
+}  # fmt: skip
 _HIDDEN = {"__complete": "completion"}
 _DEBUG = "Run it again with --debug to see where."
 _SMALLER = "Lower env.num, collector.frames_per_batch, env.frame_stack or policy.hidden."
@@ -101,15 +106,14 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         verb, *rest = words
         if verb not in VERBS and verb not in _HIDDEN:
-            raise _unknown_verb(verb)
+            raise _unknown_verb(words)
         with _attended(verb):
             if packages:
                 from rlcli.config.registry import import_package
 
                 for package in packages:
                     import_package(package)
-            module = import_module(f"rlcli.cli.{_HIDDEN.get(verb) or VERBS[verb][0]}")
-            code = module.run(words if verb in _HIDDEN else rest, recipe_dirs)
+            code = runner(verb)(words if verb in _HIDDEN else rest, recipe_dirs)
             sys.stdout.flush()
         return code
     except BrokenPipeError:  # `rlcli ls | head`
@@ -139,6 +143,12 @@ def main(argv: list[str] | None = None) -> int:
             return ResourceError.exit_code
         print(f"rlcli {verb}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
         return 1
+
+
+def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:
+    """What runs a verb, from its words and the folders of `--recipe-dir`; gives the exit code."""
+    module, _, name = (_HIDDEN.get(verb) or VERBS[verb][0]).partition(".")
+    return getattr(import_module(f"rlcli.cli.{module}"), name or "run")
 
 
 class _Terminal(io.FileIO):
@@ -222,13 +232,15 @@ def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list
     return values, rest
 
 
-def _unknown_verb(verb: str) -> ConfigError:
+def _unknown_verb(words: list[str]) -> ConfigError:
     from rlcli.config.problem import did_you_mean
 
+    verb, found = words[0], next((word for word in words if word in VERBS), None)
+    if verb.startswith("-"):
+        again = ["rlcli", found, *(word for word in words if word != found)] if found else ["rlcli", "VERB", *words]
+        return ConfigError(f"{verb!r} is not a verb", fix=f"Flags follow the verb: {shlex.join(again)}.")
     if "=" in verb:
         return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")
-    if verb.startswith("-"):
-        return ConfigError(f"{verb!r} is not a verb", fix=f"Flags follow the verb: rlcli train {verb}.")
     ours = _OTHER_NAMES.get(verb.lower())
     hint = f"write rlcli {ours}" if ours else did_you_mean(verb, VERBS)
     return ConfigError(f"{verb!r} is not a verb{'; ' if hint else ''}{hint} (rlcli --help lists them)")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rlcli.cli.job import looked_at
+from rlcli.cli.flags import looked_at
 from rlcli.cli.loading import announced, loading
 
 USAGE = """\
 usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--json]
 
-Bytes of every key, under every way to keep the next observation; parameters, optimizer, buffer; what value
-estimation and an update hold for a moment; the process itself; whether it fits, and what would make it fit.
-One env is made and never stepped; nothing of the run's size is allocated.
+Bytes of every key, under every way to keep the next observation; parameters, optimizer, buffer;
+what value estimation and an update hold for a moment; the process itself; whether it fits, and what
+would make it fit. One env is made and never stepped; nothing of the run's size is allocated.
 
   --json   the same as one JSON object
 
@@ -27,7 +27,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     from rlcli.config.compose import configure
 
-    cfg = configure(args.verb, args.words, recipe_dirs)
+    cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
         from rlcli.jobs.plan import plan
     with announced():

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcli.cli.job import Flags, run_folder
+from rlcli.cli.flags import read, run_folder
 from rlcli.cli.loading import loading
 
 USAGE = """\
 usage: rlcli resume RUN [key=value ...] [--force]
 
-Go on with the run in the folder RUN: a training run from its newest checkpoint that verifies, a collection
-after its last frame on the disk. On a CPU the result equals, bit for bit, that of a run that was never
-interrupted, as far as its environment can be restored; the report says so if not. Overrides change the
-configuration from here on, such as total_frames=1_000_000, and the run keeps them. What would make it another
-run is refused and listed, other versions of torch and the like too; --force goes on all the same.
+Go on with the run in the folder RUN: a training run from its newest checkpoint that verifies, a
+collection after its last frame on the disk. On a CPU the result equals, bit for bit, that of a run
+that was never interrupted, as far as its environment can be restored; the report says so if not.
+Overrides change the configuration from here on, such as total_frames=1_000_000, and the run keeps
+them. What would make it another run is refused and listed, other versions of torch and the like
+too; --force goes on all the same.
 """
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    flags = Flags(prog="rlcli resume", add_help=False, allow_abbrev=False)
-    flags.add_argument("-h", "--help", action="store_true")
-    flags.add_argument("path", metavar="RUN", nargs="?")
-    flags.add_argument("overrides", nargs="*")
-    flags.add_argument("--force", action="store_true")
-    args = flags.parse(words, "overrides")
-    if args.help:
-        print(USAGE, end="")
+    args = read("resume", words, USAGE, "path", "overrides*", "--force", rest="overrides")
+    if args is None:
         return 0
     path = run_folder(args.path, "resume")
     with loading():

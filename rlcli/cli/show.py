@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlcli.cli.job import looked_at, print_cfg
+from rlcli.cli.flags import looked_at
+from rlcli.cli.job import print_cfg
 
 USAGE = """\
 usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
@@ -14,8 +15,8 @@ usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
 Print the configuration that a command would run with; nothing runs.
 
   --why    one line per key, with the file, recipe or override that its value comes from
-  --faces  one line per part of the collector, env, transforms, policy and noise: whether it runs on columns or on
-           TensorDicts, and why; one env is made and never stepped
+  --faces  one line per part of the collector, env, transforms, policy and noise: whether it runs on
+           columns or on TensorDicts, and why; one env is made and never stepped
 """
 
 
@@ -28,7 +29,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     from rlcli.config import compose
 
-    ready = compose.plan(args.verb, args.words, recipe_dirs, look=True)
+    ready = compose.plan(args.verb, args.words, recipe_dirs, look=True, flags=args.flags)
     if args.why:
         _print_why(ready)
     else:
@@ -40,7 +41,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
     from rlcli.cli.loading import loading
     from rlcli.config.compose import configure
 
-    cfg = configure(args.verb, args.words, recipe_dirs)
+    cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
         from rlcli.jobs.plan import faces
     rows = [dataclasses.astuple(face) for face in faces(cfg)]
@@ -52,7 +53,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 def _print_why(ready: Any) -> None:
     from rlcli.cli.help import spell
     from rlcli.config.compose import holds
-    from rlcli.config.tree import leaves, value_at
+    from rlcli.config.option import leaves, value_at
     from rlcli.config.unread import unread
 
     cfg, sources = ready.job.cfg, list(_sources(ready))

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlcli.cli.flags import read
 from rlcli.errors import ConfigError, DamagedDataError
 
 USAGE = """\
 usage: rlcli verify FOLDER
 
-Compare every file of a run, a collection or a buffer with its checksum: one line a file. Exit code 4 if one is damaged.
+Compare every file of a run, a collection or a buffer with its checksum: one line a file. Exit code
+4 if one is damaged.
 """
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if any(word in ("-h", "--help") for word in words):
-        print(USAGE, end="")
+    if (args := read("verify", words, USAGE, "paths*")) is None:
         return 0
-    if len(words) != 1:
+    if len(args.paths) != 1:
         raise ConfigError("verify needs one folder", fix="Write rlcli verify RUN; rlcli ls runs lists them.")
     from rlcli.inspection.verify import check
 
     counts: dict[str, int] = {}
     damaged: list[Path] = []
-    for found in check(words[0]):
+    for found in check(args.paths[0]):
         counts[found.state] = counts.get(found.state, 0) + 1
         damaged += [found.path] if found.state == "damaged" else []
         why = f": {found.why}" if found.why else ""

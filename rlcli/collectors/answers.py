@@ -138,8 +138,8 @@ class _Watch:
         while lonely < _LONELY:
             time.sleep(EVERY)
             with self.lock:
-                for collection in self.going:
-                    collection.look()
+                for i in range(len(self.going)):
+                    self.going[i].look()  # a variable here would keep the last one's envs while this thread sleeps
                 lonely = 0.0 if self.going else lonely + EVERY
                 if lonely >= _LONELY:
                     self.thread = None

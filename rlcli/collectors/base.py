@@ -9,16 +9,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors.finish import Seconds
 from rlcli.collectors.options import Delivery
-from rlcli.collectors.trajectories import CompleteTrajectories
-from rlcli.data.split_trajectories import split_trajectories
+from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
+
+if TYPE_CHECKING:
+    from rlcli.collectors.trajectories import CompleteTrajectories
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager]
 COLLECT, STORE = "collect", "store"

@@ -14,8 +14,7 @@ from rlcli.collectors.batch import Finals
 from rlcli.errors import EnvError
 from rlcli.keys import Key, show
 from rlcli.lanes.contract import BatchStart, broken
-from rlcli.lanes.lanes import Lanes
-from rlcli.lanes.outcome import Outcome
+from rlcli.lanes.lanes import Lanes, Outcome
 from rlcli.transforms import RowOp
 
 ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,15 +19,12 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from rlcli.collectors.base import BaseCollector, Collected
-from rlcli.collectors.copies import NOT_COPIED, own_copy, own_device
-from rlcli.collectors.devices import one_device, place
+from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
-from rlcli.collectors.faces import Face, faces_of
-from rlcli.collectors.finish import assemble
+from rlcli.collectors.finish import TrajectoryPool, assemble
 from rlcli.collectors.options import Device, Stepping, divided, next_steps, steps_of
-from rlcli.collectors.programs.torch_stream import TorchStream
+from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema
-from rlcli.collectors.trajectory_ids import TrajectoryPool
 from rlcli.collectors.weights import FollowedWeights, Source
 from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta, with_transforms
 from rlcli.data.next_obs import move
@@ -36,6 +33,9 @@ from rlcli.envs.tensordict_lanes import array_face
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.lanes.bounds import Bounds
+
+if TYPE_CHECKING:
+    from rlcli.collectors.faces import Face
 
 
 class Collector(BaseCollector):
@@ -109,14 +109,11 @@ class Collector(BaseCollector):
         Where weights that are published while a batch is collected begin to act: with the next batch, or the next step.
     no_cuda_sync : bool
         Leave out explicit waits between devices.
-    filter_warnings_subprocess : bool
-        Hide the warnings of worker processes.  Accepted so that options can be handed from one collector to another:
-        this one works in the process it was made in, whose warnings it never filters, whatever is said here.
     pre_collect_hook, post_collect_hook : callable, optional
         Called before each batch, and with each batch; what they raise stops collection and reaches the caller.
-    trust_policy, use_buffers : bool, optional
-        Accepted so that options can be handed from one collector to another: policies are called as they are, and every
-        batch is one preallocated buffer.
+    filter_warnings_subprocess, trust_policy, use_buffers : bool, optional
+        Accepted so that options can be handed from one collector to another, and without effect: no worker's warnings
+        are hidden, policies are called as they are, and every batch is one preallocated buffer.
     seed : int, optional
         Of envs and exploration; drawn from torch's global stream by default.  Random actions, and the noise of policies
         that are taken apart, are functions of seed, lane and step; other policies draw from one stream, seeded with it.
@@ -386,6 +383,8 @@ class Collector(BaseCollector):
 
         An env of tensordicts is looked at before the first batch: what it shows then may change how its policy runs.
         """
+        from rlcli.collectors.faces import faces_of
+
         return faces_of(self.env, self.engine)
 
     def figures(self) -> dict[str, Any]:

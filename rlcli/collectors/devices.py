@@ -13,15 +13,21 @@ itself, so there is nothing to wait for before the env reads an action.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
 
 Device = torch.device | None
+NOT_COPIED = (
+    TypeError, RuntimeError, ValueError, AttributeError, NotImplementedError, copy.Error, pickle.PickleError,
+)  # what copying a policy may raise  # fmt: skip
 
 
 def _do_nothing() -> None:
@@ -164,3 +170,37 @@ def place(
         return _do_nothing if no_cuda_sync else sync_function(target)
 
     return Placement(env, policy, storing, wait(policy), wait(storing), non_blocking=no_cuda_sync)
+
+
+# ---- the policy on its device ---------------------------------------------------------------------------------------
+def own_device(policy: Any) -> torch.device | None:
+    """The accelerator a policy lies on; None for the CPU, and for what has no tensors."""
+    if not isinstance(policy, nn.Module):
+        return None
+    places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
+    found = next((device for device in places if device.type != "cpu"), None)
+    if found is not None and len(places) > 1:
+        raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
+    return found
+
+
+def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
+    """The policy with all its tensors on `device`, and whether that took a copy.
+
+    It is copied exactly when one of its parameters or buffers lies elsewhere; otherwise the very object is used.  A
+    callable without parameters is never copied.
+    """
+    if device is None or not isinstance(policy, nn.Module):
+        return policy, False
+    tensors = [*policy.parameters(), *policy.buffers()]
+    if all(tensor.device == device for tensor in tensors):
+        return policy, False
+    return own_copy(policy).to(device), True
+
+
+def own_copy(policy: Any) -> Any:
+    """A copy of modules, or of a tuple of them, with tensors of its own, which nobody trains."""
+    copied = copy.deepcopy(policy)
+    for module in copied if isinstance(copied, tuple) else (copied,):
+        module.requires_grad_(False)
+    return copied

@@ -17,22 +17,21 @@ import torch
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import BatchPool, Columns, Finals, allocate
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
-from rlcli.collectors.finish import Filled, Seconds, fill_flags, fill_ids
+from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Bound, TensorDictProgram, holding
-from rlcli.collectors.programs.torch_stream import TorchStream
+from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, refuse_unknown
 from rlcli.collectors.states import States
-from rlcli.collectors.trajectory_ids import TrajectoryPool
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
+from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
 from rlcli.lanes.contract import BatchStart
-from rlcli.lanes.lanes import Lanes
+from rlcli.lanes.lanes import Lanes, reward_column
 from rlcli.lanes.make import same_dtype
 from rlcli.lanes.noise import POLICY, RANDOM, Noise
-from rlcli.lanes.outcome import reward_column
 from rlcli.transforms import RowOp, by_name
 
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
@@ -117,8 +116,9 @@ class Engine:
         self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
         self.begun = False
         self.limit: int | None = None
-        below = getattr(lanes, "_below", None)
-        self._counted: Lanes = lanes if below is None else below  # counts what anybody does to the env
+        self._counted: Lanes = lanes  # counts what anybody does to the env
+        if isinstance(lanes, TensorDictLanes) and lanes.below is not None:
+            self._counted = lanes.below
         self._left = self._place()  # where the last batch left the env
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 

@@ -1,10 +1,12 @@
 """When a batch's loop is over: end flags and trajectory ids, and the TensorDict that the consumer gets.
 
-Flags and ids follow from the list of episode ends, once a batch; the loop does nothing for them.
+Flags and ids follow from the list of episode ends, once a batch; the loop does nothing for them. An id is unique over
+all workers of a run, also after a resume; ids are given out in (step, lane) order, as per-step bookkeeping would.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +15,45 @@ from tensordict import TensorDict
 
 from rlcli.collectors.batch import Finals
 from rlcli.collectors.schema import BatchSchema
-from rlcli.collectors.trajectory_ids import TrajectoryPool
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.data.next_obs.sparse import sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
-from rlcli.lanes.outcome import Outcome
+from rlcli.lanes.lanes import Outcome
 from rlcli.transforms import NextObservationDelta
+
+
+class TrajectoryPool:
+    """A locked counter that hands out trajectory ids.
+
+    Parameters
+    ----------
+    first : int
+        The first id.
+    lock : context manager, optional
+        Shared by all users of the pool; a thread lock by default.
+    """
+
+    def __init__(self, first: int = 0, lock=None) -> None:
+        self._next = first
+        self._lock = lock or threading.Lock()
+
+    @property
+    def next_id(self) -> int:
+        """The id that will be given out next; a checkpoint keeps it."""
+        return self._next
+
+    def restart_at(self, first: int) -> None:
+        """Go on at `first`, as a resumed run does."""
+        with self._lock:
+            self._next = first
+
+    def get_traj_and_increment(self, n: int = 1) -> np.ndarray:
+        """`n` fresh ids, int64 `[n]`."""
+        with self._lock:
+            first = self._next
+            self._next += n
+        return np.arange(first, first + n)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from rlcli.collectors.schema import MODES
-from rlcli.collectors.trajectories import CompleteTrajectories
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, TRAJ_IDS, Key, show, unravel
 from rlcli.modules.exploration import RandomPolicy
+
+if TYPE_CHECKING:
+    from rlcli.collectors.trajectories import CompleteTrajectories
 
 Device = str | torch.device | None
 
@@ -245,6 +247,8 @@ class Delivery:
             )
         if self.replay_buffer is not None and self.traj_format == "padded":
             raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
+        from rlcli.collectors.trajectories import CompleteTrajectories
+
         layout = self.traj_format or ("padded" if self.replay_buffer is None else "cat")
         return CompleteTrajectories(self.trajs_per_batch, layout, self.deliver_leftovers)
 

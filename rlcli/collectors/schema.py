@@ -175,15 +175,7 @@ class BatchSchema:
 
 
 def schema_of(
-    lanes: int,
-    faces: Faces,
-    rows: Schema,
-    once: Schema,
-    kept: Kept,
-    *,
-    mode: str,
-    track_ids: bool,
-    track_version: bool,
+    lanes: int, faces: Faces, rows: Schema, once: Schema, kept: Kept, *, mode: str, track_ids: bool, track_version: bool
 ) -> BatchSchema:
     """The schema of batches that these parts write.
 

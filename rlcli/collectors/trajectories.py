@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs import Packed, Rows, unpack
 from rlcli.data.next_obs.sparse import is_sparse
-from rlcli.data.split_trajectories import padded
+from rlcli.data.splitting import padded
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
 

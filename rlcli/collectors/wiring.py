@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.copies import on_device
-from rlcli.collectors.devices import Placement
+from rlcli.collectors.devices import Placement, on_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
@@ -22,7 +21,7 @@ from rlcli.envs.policies import on_tensordicts
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
 from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
-from rlcli.lanes.intervals import Interval
+from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.transforms import Faces, NextObservationDelta, StepCounter, Transform, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key

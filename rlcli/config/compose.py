@@ -24,12 +24,12 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
+from rlcli.config.option import find, groups, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
 from rlcli.config.resolved import check_type
 from rlcli.config.schemas import VERBS, CollectConfig
-from rlcli.config.tree import groups, leaves, value_at
 from rlcli.config.unread import unread
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed
@@ -63,7 +63,9 @@ class Plan:
         return [item.text for item in self.checked]
 
 
-def configure(verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = ()) -> CollectConfig:
+def configure(
+    verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), flags: Collection[str] = ()
+) -> CollectConfig:
     """The configuration of one job.
 
     Raises
@@ -71,7 +73,7 @@ def configure(verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[st
     ConfigError
         Listing every problem.
     """
-    job = plan(verb, overrides, recipe_dirs).job
+    job = plan(verb, overrides, recipe_dirs, flags=flags).job
     assert job is not None  # only a sweep has none
     return job.cfg
 
@@ -83,6 +85,7 @@ def plan(
     *,
     multirun: bool = False,
     look: bool = False,
+    flags: Collection[str] = (),
 ) -> Plan:
     """Check a whole command, composing every job of a sweep, before anything runs.
 
@@ -92,6 +95,8 @@ def plan(
         Whether overrides may sweep.
     look : bool
         The configuration is only looked at, so what this machine lacks does not matter.
+    flags : collection of str
+        Those that the verb has, for whoever mistypes one.
 
     Raises
     ------
@@ -99,7 +104,7 @@ def plan(
         Listing every problem.
     """
     schema, recipes = VERBS[verb], find_recipes(recipe_dirs)
-    checked, wrong = check_overrides(schema, overrides, recipes, multirun=multirun)
+    checked, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags)
     chosen = [name for item in checked if item.key == "recipe" for name in item.values if name]
     contents, bad = _read(schema, chosen, recipes)
     problems = list(bad)
@@ -116,21 +121,29 @@ def plan(
     job = None
     aside: list[str] = []
     typed_keys = {item.key for item in ready.sweep or ready.checked}
+    undecided = _undecided(schema, overrides, checked) | ({"recipe"} if bad else set())
     for texts in jobs[:_JOBS_CHECKED_AHEAD]:
         try:
             job = _job(_composed(verb, texts, stored))
-            problems += validate(job.cfg, typed_keys)
+            problems += validate(job.cfg, typed_keys, undecided)
             aside += _left_aside(job.cfg, contents, typed_keys)
         except ConfigError as error:
             problems.append(Problem(str(error)))
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
         facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
-        _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, facts=facts)
+        _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, facts=facts)
     problems = [*wrong, *problems]
     raise_all(problem for problem in problems if not (look and problem.only_here))
     for text in dict.fromkeys(() if look else aside):
         warnings.warn(text, stacklevel=2)
     return ready if multirun else replace(ready, job=job)
+
+
+def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
+    """The keys that were typed with what cannot be used, a group's choice as its `.kind`."""
+    missing = {*map(key_of, overrides)} - {item.key for item in checked}
+    kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
+    return {kinds.get(key, key) for key in missing if key in kinds or find(schema, key)}
 
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:

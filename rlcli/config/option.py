@@ -1,15 +1,19 @@
-"""One configuration field: its default, its one-line meaning and its allowed values, declared together.
+"""A configuration field, its default, meaning and allowed values declared together; and a schema of them as a table.
 
-A schema is a plain dataclass whose fields are made by `option(...)`. Help pages, completion, range checks
-and "did you mean" all read what is declared here; nothing repeats it.
+A schema is a plain dataclass whose fields are made by `option(...)`. Help pages, completion, range checks and "did you
+mean" all read what is declared here, by dotted key: `env.num`; nothing repeats it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from rlcli.config import parts, registry
 
 _KEY = "rlcli"
 
@@ -84,3 +88,113 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 def option_of(field: dataclasses.Field) -> Option:
     """The `Option` that `option(...)` put on a dataclass field."""
     return field.metadata[_KEY]
+
+
+class Leaf(NamedTuple):
+    """One key that holds a value: `env.num`, its type hint, its default and its meaning."""
+
+    key: str
+    hint: Any
+    default: Any
+    option: Option
+
+    @property
+    def type_name(self) -> str:
+        """The type as a person says it: `int`, `list of float`, `text or null`."""
+        return _say(self.hint)
+
+    @property
+    def used_by(self) -> dict[str, tuple[Any, ...]]:
+        """With what the option is read: group or dotted key -> those of its choices or values. Empty: always."""
+        return {**parts.used_by(self.key), **self.option.when}
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
+        return get_origin(self.hint) is dict
+
+
+T = TypeVar("T")
+
+
+def _once(of: Callable[[type], T]) -> Callable[[type], T]:
+    """`of`, asked once a schema; for mypy a class is not hashable."""
+    return cast(Callable[[type], T], functools.cache(of))
+
+
+@_once
+def leaves(schema: type) -> Mapping[str, Leaf]:
+    """Every dotted key of a schema class, in the order of its fields."""
+    return {leaf.key: leaf for leaf in _walk(schema, "")}
+
+
+def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        key, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _walk(cast(type, hint), key + ".")
+        else:
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            yield Leaf(key, hint, default, option_of(field))
+
+
+@_once
+def branches(schema: type) -> frozenset[str]:
+    """Every dotted key that holds further keys: the groups, and `env.atari`."""
+    return frozenset(key.rsplit(".", n)[0] for key in leaves(schema) for n in range(1, key.count(".") + 1))
+
+
+@_once
+def groups(schema: type) -> tuple[str, ...]:
+    """Names of the groups of a schema, in order, without `recipe`."""
+    return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
+
+
+def choices(schema: type, group: str) -> tuple[str, ...]:
+    """The names that `group=` accepts: ours, and those a user registered for it; none of a group without choices."""
+    kind, chosen = registry.KIND_OF.get(group), leaves(schema).get(f"{group}.kind")
+    ours = chosen.option.choices if chosen else ()
+    return ours + (registry.users_names(kind) if kind else ())
+
+
+def doc(schema: type, group: str) -> str:
+    """The first line of a group's docstring."""
+    return (get_type_hints(schema)[group].__doc__ or "").strip().splitlines()[0]
+
+
+def find(schema: type, key: str) -> Leaf | None:
+    """The leaf that a dotted key names or lies in (`env.kwargs.render_mode` lies in `env.kwargs`)."""
+    table = leaves(schema)
+    if key in table:
+        return table[key]
+    parent = key
+    while "." in parent:
+        parent = parent.rsplit(".", 1)[0]
+        if parent in table:
+            return table[parent] if table[parent].is_free else None
+    return None
+
+
+def value_at(cfg: Any, key: str) -> Any:
+    """The value under a dotted key."""
+    for part in key.split("."):
+        cfg = getattr(cfg, part)
+    return cfg
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}
+
+
+def _say(hint: Any) -> str:
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = [_say(a) for a in get_args(hint) if a is not type(None)]
+        return " or ".join(parts + (["null"] if type(None) in get_args(hint) else []))
+    if get_origin(hint) is list:
+        (entry,) = get_args(hint)
+        return "a list" if entry is Any else f"a list of {_say(entry).removeprefix('a ')}s"
+    if get_origin(hint) is dict:
+        return "a mapping"
+    return _WORDS.get(hint, str(hint))

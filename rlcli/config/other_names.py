@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rlcli.config import registry
-from rlcli.config.tree import choices, groups, leaves, verbs_with
+from rlcli.config.option import choices, groups, leaves
+from rlcli.config.schemas import verbs_with
 
 Facts = Mapping[str, Any]
 
@@ -131,6 +132,8 @@ _OTHERWISE = {
     "video video_freq video_interval video_folder video_length render render_eval",
     "checkpoints are always written; run.checkpoint_every and run.keep say how often and how many": "save_model "
     "save_agent save_checkpoint save_best save_best_model checkpoint_at_end",
+    "a run never writes over another; leave it out, and write another run.dir=...": "force f overwrite exist_ok "
+    "overwrite_output_dir",
     "write run.dir=runs/{}": "exp_name experiment_name run_name tb_log_name",
 }
 _SAID = {name: text for text, names in _OTHERWISE.items() for name in names.split()}

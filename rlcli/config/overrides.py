@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from rlcli.config import guard, words
+from rlcli.config.option import branches, choices, find, groups
 from rlcli.config.other_names import choice_instead, facts_of
 from rlcli.config.problem import Problem, unknown
-from rlcli.config.recipes import unknown_recipe
-from rlcli.config.resolved import as_whole, check_type, unknown_flag, unknown_key
-from rlcli.config.tree import branches, choices, find, groups, verbs_with
+from rlcli.config.recipes import unknown_recipe, with_whole_numbers
+from rlcli.config.resolved import check_type, unknown_flag, unknown_key
+from rlcli.config.schemas import verbs_with
 
 MAX_JOBS = 10_000
 
@@ -38,6 +39,7 @@ def check_overrides(
     recipes: Iterable[str],
     *,
     multirun: bool = False,
+    flags: Collection[str] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> tuple[list[Checked], list[Problem]]:
     """The overrides that can be used, and what is wrong with the others.
@@ -52,6 +54,8 @@ def check_overrides(
         Names that `recipe=` accepts.
     multirun : bool
         Whether sweeps are allowed (`-m`).
+    flags : collection of str
+        Those that the verb has, among which the one that is meant is looked for.
     facts : mapping, optional
         Dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
         units is converted with them.
@@ -64,13 +68,13 @@ def check_overrides(
     while waiting:
         text = waiting.pop(0)
         if text.startswith("-"):
-            problems.append(unknown_flag(schema, text, facts))
+            problems.append(unknown_flag(schema, text, flags, facts))
             continue
         override = words.read(text)
         if override is None:
             problems.append(words.unreadable(text, recipes))
             continue
-        if parts := words.spread(schema, override):
+        if (parts := words.entries(schema, override)) is not None:
             waiting = [*parts, *waiting]
             continue
         result = _check_one(schema, override, recipes, multirun, facts)
@@ -134,7 +138,7 @@ def _check_one(
             return [Problem(f"{text!r} sweeps over more than {MAX_JOBS} values")]
     else:
         values = (words.plain(value),)
-    if repr(whole := tuple(as_whole(leaf, v) for v in values)) != repr(values):
+    if repr(whole := tuple(with_whole_numbers(schema, v, key) for v in values)) != repr(values):
         values, text = whole, f"{_key_of(text)}={','.join(map(words.spell, whole))}"
     if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
         values = tuple([] if v is None else v for v in values)

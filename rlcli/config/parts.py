@@ -127,7 +127,7 @@ CHOICES: dict[str, dict[str, Part]] = {
         "rmsprop": Part("torch.optim:RMSprop", ("optim.eps", "optim.momentum", "optim.alpha")),
         "sgd": Part("torch.optim:SGD", ("optim.momentum",)),
     },
-    "logger": {"auto": Part(), "none": Part(), "tensorboard": Part("rlcli.report.events:EventsWriter")},
+    "logger": {"auto": Part(), "none": Part(), "tensorboard": Part("rlcli.report.metrics:EventsWriter")},
     "verb": {
         "train": Part(
             uses=(*_keys("run", "checkpoint_every keep eval_every eval_episodes eval_max_steps"),

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import guard, registry
+from rlcli.config.option import branches, choices, find, groups
 from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.resolved import as_whole, check_type, unknown_key
-from rlcli.config.tree import branches, choices, find, groups, verbs_with
+from rlcli.config.schemas import verbs_with
 from rlcli.errors import ConfigError
 
 _HYDRA_DEFAULT = re.compile(r"override /(\w+)")
@@ -124,14 +125,11 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     return found + list(_check_body(schema, body, "", where))
 
 
-def with_whole_numbers(schema: type, node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A recipe's contents with `1e5` as the whole number that it is wherever a key wants one."""
-    return {
-        name: with_whole_numbers(schema, value, f"{prefix}{name}.")
-        if f"{prefix}{name}" in branches(schema) and isinstance(value, Mapping)
-        else as_whole(find(schema, f"{prefix}{name}"), value)
-        for name, value in node.items()
-    }
+def with_whole_numbers(schema: type, value: Any, key: str = "") -> Any:
+    """A key's value, or a recipe's contents, with `1e5` as the whole number that it is wherever a key wants one."""
+    if isinstance(value, Mapping) and (not key or key in branches(schema)):
+        return {name: with_whole_numbers(schema, entry, f"{key}.{name}".lstrip(".")) for name, entry in value.items()}
+    return as_whole(find(schema, key), value)
 
 
 def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], where: str) -> Iterator[Problem]:

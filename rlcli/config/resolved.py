@@ -6,16 +6,16 @@ Reading goes through the schema's types and the same guard as a recipe; Hydra co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from rlcli.config import guard, registry
+from rlcli.config.option import Leaf, branches, find, groups, leaves
 from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig
-from rlcli.config.tree import Leaf, branches, find, groups, leaves
 
-FLAGS = ("--help", "--multirun", "--cfg", "--resolve", "--package", "--import", "--recipe-dir", "--force", "--debug")
+_FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
 C = TypeVar("C", bound=CollectConfig)
 
 
@@ -48,22 +48,24 @@ def from_dict(
     from omegaconf import OmegaConf
 
     schema = VERBS[verb]
-    parsed, problems = _parse(schema, overrides)
+    anew, parsed, problems = _parse(schema, overrides)
     typed_here = {key for key, _ in parsed}
     problems += guard.check(dict(data), where, colon_in_env_id="env.id" in typed_here)
     raise_all(problems)
     node = OmegaConf.structured(schema)
-    for key, value, source in (
-        *((key, value, where) for key, value in _flatten(schema, data)),
-        *((key, value, "") for key, value in parsed),
-    ):
-        problems += assign(node, schema, key, value, source)
+    for key, value in _flatten(schema, data):
+        problems += [] if key in anew else assign(node, schema, key, value, where)
+    for key, value in parsed:
+        problems += assign(node, schema, key, value, merge=True)
     raise_all(problems)
     return OmegaConf.to_object(node)  # type: ignore[return-value]
 
 
-def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> list[Problem]:
-    """Write one value into a typed tree, or say what type it should have been."""
+def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:
+    """Write one value into a typed tree, or say what type it should have been.
+
+    `merge`: what a mapping with free keys holds besides stays, as where a command composes (`env.kwargs={a: 1}`).
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -73,7 +75,7 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "") -> li
     if leaf is None:
         return [unknown_key(schema, key, value, where)]
     try:
-        OmegaConf.update(node, key, as_whole(leaf, value), merge=False, force_add=leaf.key != key)
+        OmegaConf.update(node, key, as_whole(leaf, value), merge=merge, force_add=leaf.key != key)
     except (OmegaConfBaseException, OverflowError):
         return [wrong_type(leaf, key, value, where)]
     return []
@@ -144,13 +146,19 @@ def settings(cfg: Any) -> dict[str, Any]:
     return dict(_flatten(type(cfg), to_dict(cfg)))
 
 
-def unknown_flag(schema: type, text: str, facts: Mapping[str, Any] | None = None) -> Problem:
-    """The sentence for a flag that no verb has, `--seed=3`: values are written without dashes."""
+def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
+    """The sentence for a flag that a verb has not, `--seed=3`: values are written without dashes.
+
+    Parameters
+    ----------
+    flags : collection of str
+        Those that it has; none from Python.
+    """
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(
-        name, (*FLAGS, *leaves(schema))
+        name, (*flags, *leaves(schema))
     )
-    return Problem(f"rlcli has no flag {name}", hint or "(--help lists flags and keys)")
+    return Problem(f"there is no flag {name}", hint or "(--help lists flags and keys)")
 
 
 def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -169,41 +177,47 @@ def _is_choice_alone(schema: type, group: str) -> bool:
     return {key for key in leaves(schema) if key.startswith(f"{group}.")} <= {f"{group}.kind", f"{group}.kwargs"}
 
 
-def _parse(schema: type, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], list[Problem]]:
-    """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began."""
+def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:
+    """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
+
+    The first of the three are keys that go back to their defaults: what was given to another choice.
+    """
     if not overrides:
-        return [], []
+        return set(), [], []
     from rlcli.config import words  # Hydra's grammar
 
-    anew: list[tuple[str, Any]] = []  # what was given to another choice
+    anew: set[str] = set()
     pairs: list[tuple[str, Any]] = []
     problems: list[Problem] = []
-    for text in overrides:
+    waiting = list(overrides)
+    while waiting:
+        text = waiting.pop(0)
         if text.startswith("-"):
-            problems.append(unknown_flag(schema, text))
+            problems.append(unknown_flag(schema, text, _FLAGS_OF_RESUME))
             continue
         if (override := words.read(text)) is None:
             problems.append(words.unreadable(text))
             continue
         key, value = override.key_or_group, text.partition("=")[2]
+        if key in branches(schema) and (parts := words.entries(schema, override)) is not None:
+            waiting = [*parts, *waiting]
+            continue
         if key in groups(schema) and _is_choice_alone(schema, key):
-            anew += [(name, {}) for name in leaves(schema) if name == f"{key}.kwargs"]
+            anew.add(f"{key}.kwargs")
             key = f"{key}.kind"
         if misuse := words.misused(override):
             problems.append(misuse)
         elif override.is_sweep_override():
             problems.append(Problem(f"{text!r} is a sweep over several values", "give one value, or quote it"))
-        elif key in groups(schema):
-            problems.append(
-                Problem(
-                    f"{key} was chosen when the run began and cannot become {value!r} now",
-                    f"its keys can: {key}.<key>=...",
-                )
-            )
+        elif key == "recipe" or f"{key}.kind" in leaves(schema):
+            what = f"{key} was chosen when the run began and cannot become {value!r} now"
+            problems.append(Problem(what, "leave it out, or start a new run"))
+        elif key in branches(schema):
+            problems.append(Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=..."))
         elif find(schema, key) is None:
             problems.append(unknown_key(schema, key, value))
         else:
             plain = words.plain(override.value())
             problems += guard.check_override(key, plain)
             pairs.append((key, plain))
-    return [*anew, *pairs], problems
+    return anew, pairs, problems

@@ -1,7 +1,12 @@
-"""What a run's folder says of the run, each file held to its form: what was asked for, its settings, how it ended."""
+"""What a run's folder says of the run, each file held to its form: what was asked for, its settings, how it ended.
+
+A file is written whole or not at all: what a crash or a full disk leaves is the old one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from rlcli.errors import DamagedDataError, ResourceError
@@ -66,3 +71,24 @@ def saved_frames(folder: Path) -> int:
     """Frames of which the closing report says that they are saved: there can be more, and never fewer."""
     summary = read_run_file(folder, SUMMARY)
     return summary.get("frames", 0) if summary.get("status") in ("done", "stopped") else 0
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace the content of `path`, which need not exist.
+
+    Raises
+    ------
+    OSError
+        The folder is gone, cannot be written or full; the file is as it was.
+    """
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:  # a path may be no text
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # the folder itself may be gone
+            draft.unlink()
+        raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.config import registry
-from rlcli.config.option import option
+from rlcli.config.option import branches, find, option
 from rlcli.config.parts import choices
 
 _ONE_BY_ONE = {"env.mode": ("auto", "serial")}
@@ -138,6 +138,7 @@ class WeightsConfig:
         "where weights that are published while a batch is collected begin to act: with the next batch, or the next "
         "step; collector=sync learns between batches, where both are the same",
         choices=("rollout", "step"),
+        when={"collector.kind": ()},  # no choice of it publishes while it collects
     )
 
 
@@ -391,3 +392,8 @@ def draws_slices(cfg: Config) -> bool:
 
 
 VERBS: dict[str, type[Any]] = {"train": Config, "collect": CollectConfig}
+
+
+def verbs_with(key: str) -> list[str]:
+    """The verbs whose configuration knows a key or group."""
+    return [verb for verb, schema in VERBS.items() if find(schema, key) or key in branches(schema)]

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from rlcli.config import registry
+from rlcli.config.option import Leaf, groups, leaves, value_at
 from rlcli.config.parts import CHOICES, REGISTERED
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import VERBS
-from rlcli.config.tree import Leaf, groups, leaves, value_at
 
 
 class Unread(NamedTuple):
@@ -33,7 +33,9 @@ def unread(cfg: Any) -> dict[str, Unread]:
                     found[leaf.key] = Unread(key, f"for rlcli {_verb(schema)}", "")
                     break
             elif not _reads(leaf, key, chosen := _chosen(cfg, key), wanted):
-                found[leaf.key] = Unread(key, f"with {key}={_spelt(chosen)}", _said(key, wanted))
+                found[leaf.key] = Unread(
+                    key, f"with {key.removesuffix('.kind')}={_spelt(chosen)}", _said(key, wanted) if wanted else ""
+                )
                 break
     return found
 
@@ -41,7 +43,7 @@ def unread(cfg: Any) -> dict[str, Unread]:
 def read_with(schema: type, leaf: Leaf) -> str | None:
     """With which choices a verb reads an option, in words: "" for all of them, None where it never does."""
     conditions = leaf.used_by.items()
-    if not all(_is_there(schema, key) or _always(schema, key, wanted) for key, wanted in conditions):
+    if not all(wanted and (_is_there(schema, key) or _always(schema, key, wanted)) for key, wanted in conditions):
         return None
     return ", ".join(_shortest(schema, key, wanted) for key, wanted in conditions if _is_there(schema, key))
 
@@ -78,13 +80,23 @@ def _said(key: str, wanted: Collection[Any]) -> str:
     return f"{key}={' | '.join(map(_spelt, wanted))}"
 
 
-def check_typed(cfg: Any, typed: Collection[str] | None) -> Iterator[Problem]:
-    """Refuse what nothing reads among the keys that were typed; None: among those that are not at their defaults."""
+def check_typed(cfg: Any, typed: Collection[str] | None, undecided: Collection[str] = ()) -> Iterator[Problem]:
+    """Refuse what nothing reads among the keys that were typed; None: among those that are not at their defaults.
+
+    Whether an option is read is not known where what it is read with is `undecided`.
+    """
     table = leaves(type(cfg))
-    for key, (_, where, instead) in unread(cfg).items():
+    for key, (by, where, instead) in unread(cfg).items():
+        if by in undecided or f"{by}.kind" in undecided or (by == "memory" and "memory.next_obs" in undecided):
+            continue
         group = key.removesuffix(".kind")
         value = value_at(cfg, key)
-        if value != table[key].default if typed is None else key in typed or (group != key and group in typed):
+        changed = value != table[key].default
+        whole = key.rpartition(".")[0]  # a sweep may go over mappings: env.atari={noop_max:1},{noop_max:2}
+        if (
+            changed if typed is None else key in typed or (group != key and group in typed)
+            or (changed and "." in whole and whole in typed)
+        ):  # fmt: skip
             name = key if group == key else f"{group}={value}"
             fix = f"use {instead}, or leave it out" if instead else "leave it out"
             yield Problem(f"{name} has no meaning {where}", fix)

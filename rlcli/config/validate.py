@@ -7,18 +7,19 @@ loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.installed import check_devices, check_env, lacking
+from rlcli.config.option import Leaf, choices, leaves, value_at
+from rlcli.config.parts import CHOICES
 from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.schemas import Config, draws_slices, is_off_policy
-from rlcli.config.tree import Leaf, choices, leaves, value_at
 from rlcli.config.unread import check_typed
 
 
-def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
+def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
     """All problems of a typed configuration: values out of range, then options that do not fit together.
 
     Parameters
@@ -28,6 +29,9 @@ def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
     typed : collection of str, optional
         Keys that the command line set: those that nothing reads are refused. By default all whose value is not their
         default.
+    undecided : collection of str
+        Keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing is said
+        that follows from those. `"recipe"` stands for every key.
 
     Returns
     -------
@@ -35,21 +39,10 @@ def validate(cfg: Any, typed: Collection[str] | None = None) -> list[Problem]:
         Empty when the configuration can be used.
     """
     found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
-    checks = [
-        check_memory,
-        check_collector,
-        check_policy,
-        check_kwargs,
-        check_modes,
-        check_wrappers,
-        check_logger,
-        check_run,
-    ]
-    if isinstance(cfg, Config):
-        checks += [check_buffer, check_learning]
-    for check in (*checks, check_env, check_devices):
-        found += check(cfg)
-    return [*found, *check_typed(cfg, typed)]
+    for check, read in _READ.items():
+        if not any(key == "recipe" or f"{key}.".startswith(read) for key in undecided):
+            found += check(cfg)
+    return found if "recipe" in undecided else [*found, *check_typed(cfg, typed, undecided)]
 
 
 def _out_of_range(cfg: Any, leaf: Leaf) -> Iterator[Problem]:
@@ -108,12 +101,12 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
     policy = cfg.policy
     if policy.kind == "random" and isinstance(cfg, Config):
         yield Problem("policy=random has no weights to train", "use rlcli collect, or another policy")
+    collects = not isinstance(cfg, Config) or cfg.loss.kind not in CHOICES["loss"]  # a loss of one's own may read it
     if policy.kind == "checkpoint" and not policy.path:
-        yield Problem(
-            "policy=checkpoint needs policy.path",
-            "policy.path=RUN_FOLDER (rlcli ls runs lists them)",
-            only_here=True,
-        )
+        given = "policy.path=RUN_FOLDER" if collects else "use rlcli collect policy.path=RUN_FOLDER, or another policy"
+        yield Problem("policy=checkpoint needs policy.path", f"{given} (rlcli ls runs lists them)", only_here=True)
+    elif policy.kind == "checkpoint" and not collects:
+        yield Problem("policy=checkpoint acts with weights that are trained", "use rlcli collect, or another policy")
     if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
 
@@ -121,7 +114,9 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
 def check_kwargs(cfg: Any) -> Iterator[Problem]:
     for kind, group in registry.GROUPS.items():
         options = getattr(cfg, group, None)
-        if options is not None and options.kwargs and options.kind not in registry.users_names(kind):
+        if options is None or not options.kwargs or options.kind in registry.users_names(kind):
+            continue
+        if f"{group}.kwargs" not in registry.part(kind, options.kind).uses:
             what = f"{group}.kwargs has no meaning with {group}={options.kind}"
             yield Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered")
 
@@ -171,6 +166,8 @@ def check_logger(cfg: Any) -> Iterator[Problem]:
 # ---- storage and sampler fit the loss: how rows are kept, how they are drawn, what they begin with -----------------
 def check_buffer(cfg: Config) -> Iterator[Problem]:
     """Storage, sampler and the form of rows."""
+    if not isinstance(cfg, Config):
+        return
     yield from _rows_of_off_policy(cfg) if is_off_policy(cfg) else _rows_of_policy_gradient(cfg)
     yield from _slices(cfg)
     yield from _rows_to_begin_with(cfg)
@@ -301,6 +298,8 @@ def _form(cfg: Config) -> Iterator[Problem]:
 # ---- what is learned: values, loss and optimizer --------------------------------------------------------------------
 def check_learning(cfg: Config) -> Iterator[Problem]:
     """Options that do not fit the loss, or each other."""
+    if not isinstance(cfg, Config):
+        return
     if is_off_policy(cfg):
         yield from _off_policy(cfg)
     else:
@@ -385,3 +384,20 @@ def _optim(cfg: Config) -> Iterator[Problem]:
     optim = cfg.optim
     if len(optim.betas) != 2:
         yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")
+
+
+# check -> where the keys begin that it reads, as far as one that cannot be used would have it say what is not so
+_READ: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
+    check_memory: ("memory.kind.", "memory.next_obs."),
+    check_collector: ("collector.",),
+    check_policy: ("policy.",),
+    check_kwargs: tuple(f"{group}.kind." for group in registry.GROUPS.values()),
+    check_modes: ("env.",),
+    check_wrappers: ("env.wrappers.", "env.transforms."),
+    check_logger: ("logger.",),
+    check_run: ("run.",),
+    check_buffer: ("",),
+    check_learning: ("",),
+    check_env: ("env.kind.", "env.id."),
+    check_devices: ("device.",),
+}

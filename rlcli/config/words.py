@@ -13,8 +13,8 @@ from hydra.core.override_parser.types import Override, OverrideType, QuotedStrin
 from hydra.errors import HydraException
 
 from rlcli.config import guard
+from rlcli.config.option import branches, find, leaves
 from rlcli.config.problem import Problem
-from rlcli.config.tree import branches, find
 
 _SHOWN = 200  # characters of an override that cannot be read
 _READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
@@ -111,15 +111,19 @@ def plain(value: Any) -> Any:
     return value
 
 
-def spread(schema: type, override: Override) -> list[str]:
-    """`env.kwargs={a:1,b:2}` as one override an entry: Hydra merges a mapping only into keys that are there."""
-    leaf = find(schema, override.key_or_group)
-    if leaf is None or not leaf.is_free or override.is_sweep_override() or override.type == OverrideType.DEL:
-        return []
-    value = override.value()
-    if not isinstance(value, dict):
-        return []
-    return [f"{override.key_or_group}.{plain(name)}={spell(plain(entry))}" for name, entry in value.items()]
+def entries(schema: type, override: Override) -> list[str] | None:
+    """The overrides, one an entry, that a mapping stands for: `env.atari={noop_max:1}` is `env.atari.noop_max=1`.
+
+    None where a mapping stands for none: it is the value of its key, or there is no such key.
+    """
+    key, value = override.key_or_group, override.value()
+    if not isinstance(value, dict) or override.is_sweep_override() or override.type == OverrideType.DEL:
+        return None
+    leaf = find(schema, key)
+    # Hydra merges a mapping with free keys only into keys that are there
+    if not (key in branches(schema) and f"{key}.kind" not in leaves(schema)) and not (leaf and leaf.is_free and value):
+        return None
+    return [f"{key}.{plain(name)}={spell(plain(entry))}" for name, entry in value.items()]
 
 
 def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:

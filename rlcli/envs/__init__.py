@@ -6,8 +6,8 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv
+from rlcli.envs.lanes_env import NativeEnv, make_native
 from rlcli.envs.mdp import step_mdp
-from rlcli.envs.native import NativeEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.spec_check import check_env_specs

@@ -25,6 +25,11 @@ _STEPPING = (
 )  # fmt: skip
 
 
+def _other_name(name: str) -> Any:
+    """The property of an env under another name."""
+    return property(lambda env: getattr(env, name), lambda env, spec: setattr(env, name, spec))
+
+
 class EnvBase:
     """An environment that reads and writes TensorDicts.
 
@@ -78,21 +83,9 @@ class EnvBase:
                     why=f"got {show(name)}: {leaf}", fix="Leave done_spec out: it follows from the batch size.",
                 )  # fmt: skip
 
-    @property
-    def full_observation_spec(self) -> Composite:
-        return self.observation_spec
-
-    @full_observation_spec.setter
-    def full_observation_spec(self, spec: Composite) -> None:
-        self.observation_spec = spec
-
-    @property
-    def full_state_spec(self) -> Composite:
-        return self.state_spec
-
-    @full_state_spec.setter
-    def full_state_spec(self, spec: Composite) -> None:
-        self.state_spec = spec
+    full_observation_spec = _other_name("observation_spec")
+    full_state_spec = _other_name("state_spec")
+    full_done_spec = _other_name("done_spec")
 
     @property
     def full_action_spec(self) -> Composite:
@@ -109,14 +102,6 @@ class EnvBase:
     @full_reward_spec.setter
     def full_reward_spec(self, spec: Composite) -> None:
         self.reward_spec = _only(spec, self.reward_key)
-
-    @property
-    def full_done_spec(self) -> Composite:
-        return self.done_spec
-
-    @full_done_spec.setter
-    def full_done_spec(self, spec: Composite) -> None:
-        self.done_spec = spec
 
     @property
     def _observation_keys_step_mdp(self) -> list[Key]:

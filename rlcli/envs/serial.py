@@ -16,6 +16,7 @@ from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
 from rlcli.lanes.bounds import strictest
+from rlcli.lanes.episodes import episode_seed
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
@@ -213,8 +214,8 @@ class _Stacked(EnvBase):
         super()._move_specs(device)
 
     def _set_seed(self, seed: int) -> None:
-        for env in self.envs:
-            seed = env.set_seed(seed)
+        for place, env in enumerate(self.envs):  # mixed, not counted on: the seeds 3 and 4 have no env in common
+            env.set_seed(episode_seed(seed, place, 0, len(self.envs)))
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         mask = td.get(RESET, None) if td is not None else None

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.intervals import Interval
+from rlcli.lanes.bounds import Interval
 from rlcli.specs import (
     Binary,
     Bounded,

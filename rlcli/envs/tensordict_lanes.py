@@ -74,6 +74,8 @@ class TensorDictLanes(Lanes):
     ----------
     acting : Acting or None
         What chose the action of this step: all that it wrote is handed to the env.
+    below : Lanes or None
+        Of an env of ours under transforms its own lanes, whose episodes are seeded one by one.
     late : LateColumns
         What steps write and resets do not, and rewards of another dtype than float32.
     held : set of keys
@@ -94,7 +96,7 @@ class TensorDictLanes(Lanes):
         transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
         below = getattr(base, "lanes", None) if transformed and steps_as_ours(base) else None
-        self._below: Lanes | None = below  # whose episodes are seeded one by one
+        self.below: Lanes | None = below
         if dims > 1:
             raise ArgumentError(
                 "a collector steps envs of batch size () or (N,)",
@@ -104,7 +106,7 @@ class TensorDictLanes(Lanes):
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
         super().__init__(
             env.batch_size.numel() if env.batch_size else 1,
-            name=type(env).__name__ if self._below is None else self._below.name,
+            name=type(env).__name__ if self.below is None else self.below.name,
             schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
             actions=action_format(env.action_spec, dims),
         )
@@ -132,10 +134,10 @@ class TensorDictLanes(Lanes):
         It is the run's for its first lanes, and for lanes further on that of the first of these.
         """
         self._run_seed, self.first_lane, self._total = run_seed, first_lane, total or self.n
-        if self._below is None:
+        if self.below is None:
             self._env_seed = self._first_seed()
         else:
-            self._below.seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
+            self.below.seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
     def state_dict(self) -> dict[str, Any]:
         return {"clock": self.clock[0], "started": list(self.started), "episodes": list(self.episodes)}
@@ -151,7 +153,7 @@ class TensorDictLanes(Lanes):
         return self.seed_of(0, 0) if self.first_lane else self._run_seed
 
     def seed_used(self, lane: int, episode: int) -> int | None:
-        return self._first_seed() if self._below is None else self._below.seed_used(lane, episode)
+        return self._first_seed() if self.below is None else self.below.seed_used(lane, episode)
 
     def _tensor(self, row: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(row)

@@ -6,24 +6,35 @@ they lie, in parts; compressed ones are loaded.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.collected import SegmentReader
-from rlcli.data.files.rows import SavedRows
-from rlcli.data.stored import Place, places
-from rlcli.data.stored.places import FRAMES
+from rlcli.data.collected.folder import JOURNAL
+from rlcli.data.files.dumps import FOLDERS
+from rlcli.data.files.row_files import SavedRows
+from rlcli.data.next_obs.rows import Rows
+from rlcli.data.ring.ring import Ring
+from rlcli.data.storages.row_journal import unfinished
+from rlcli.data.stored import Place, open_buffer, places
+from rlcli.data.stored.place import DUMP, FRAMES, KEPT
 from rlcli.errors import ArgumentError, ResourceError
-from rlcli.inspection.buffer import inspect_buffer
-from rlcli.inspection.found import Inspection, KeyFacts
-from rlcli.inspection.frames import inspect_frames
+from rlcli.inspection.found import Inspection, KeyFacts, Lanes, Steps, Trajectories
+from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unravel
 from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import gone_before
 from rlcli.runs.folder import CHECKPOINTS
+
+LONG = ("observations", "config", "versions", "specs")  # of the header: more than a line
+PART = 4096  # rows that are looked at together
 
 
 def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[Inspection]:
@@ -63,18 +74,16 @@ def _stored(folder: Path, trajectory: int | None) -> list[Inspection]:
     missing: list[ArgumentError] = []
     for place in places(folder):
         try:
-            found.append(_looked_into(place, trajectory))
+            found.append(
+                _of_frames(SegmentReader(place.path), trajectory)
+                if place.kind == FRAMES
+                else _of_buffer(place, trajectory)
+            )
         except ArgumentError as error:
             missing.append(error)
     if missing and not found:
         raise missing[0]
     return found
-
-
-def _looked_into(place: Place, trajectory: int | None) -> Inspection:
-    if place.kind == FRAMES:
-        return inspect_frames(SegmentReader(place.path), trajectory)
-    return inspect_buffer(place, trajectory)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
@@ -112,3 +121,205 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
             yield from _tensors(f"{name}.{i}", inner)
+
+
+# ---- collected frames ----------------------------------------------------------------------------------------------
+
+
+def _of_frames(segments: SegmentReader, trajectory: int | None = None) -> Inspection:
+    """Look at every segment once, or twice where a trajectory is asked for."""
+    about = {key: value for key, value in segments.metadata.items() if key not in LONG}
+    about |= {"segments": len(segments), "finished": segments.closed}
+    lost = [] if segments.lost is None else [f"{segments.folder / JOURNAL}: records are missing: {segments.lost}"]
+    found = Inspection(str(segments.folder), "collected frames", about, notices=[*lost, *segments.notices])
+    found.frames, found.trajectories = segments.frames, Trajectories()
+    lanes, keys = Lanes(found.trajectories), dict[str, KeyFacts]()
+    boundary = 0
+    for i in range(len(segments)):
+        batch = segments.read(i)
+        found.on_disk += segments.record(i)["size"]
+        _look_at(batch, keys)
+        if (done := _rows(batch, DONE)) is not None:
+            boundary += _follow(batch, done, lanes)
+    lanes.close()
+    found.keys = list(keys.values())
+    found.boundary = boundary
+    _compact(segments, found)
+    found.stored, found.full = (sum(getattr(facts, name) for facts in found.keys) for name in ("stored", "full"))
+    if trajectory is not None:
+        _one_of_frames(segments, found, trajectory)
+    return found
+
+
+def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
+    for key, value in batch.items(include_nested=True, leaves_only=True):
+        name = show(unravel(key))
+        facts = keys.setdefault(name, KeyFacts.of(name, value, batch.ndim))
+        if isinstance(value, Rows):
+            facts.full += value.numel() * value.element_size()
+            facts.stored += value.nbytes_held
+            full = facts.full
+            facts.add(value.full())
+            facts.full = full
+        else:
+            facts.add(value)
+            facts.stored += value.numel() * value.element_size()
+
+
+def _follow(batch: TensorDictBase, done: np.ndarray, lanes: Lanes) -> int:
+    terminated, reward, ids = (_rows(batch, key) for key in (TERMINATED, REWARD, TRAJ_IDS))
+    return lanes.add(done, done if terminated is None else terminated, ids, reward)
+
+
+def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
+    """`[N, T]`, for a batch `[T]` too."""
+    value = batch.get(key, None)
+    return None if value is None else value.reshape(-1, batch.shape[-1]).numpy()
+
+
+def _compact(segments: SegmentReader, found: Inspection) -> None:
+    """What `compact` left out: bytes that `full` has, and rows that nobody can give their next observation."""
+    if segments.metadata.get("next_obs") != "compact" or found.trajectories is None:
+        return
+    observed = [show(unravel(tuple(key))) for key in segments.metadata.get("observations", [])]
+    for facts in [facts for facts in found.keys if facts.key in observed]:
+        found.keys.append(KeyFacts(f"{NEXT}.{facts.key}", facts.dtype, facts.shape, 0, facts.full))
+    found.missing = found.trajectories.count
+
+
+def _one_of_frames(segments: SegmentReader, found: Inspection, wanted: int) -> None:
+    steps = Steps()
+    for i, row in _steps_of(segments, wanted):
+        steps.add(row, segment=i)
+    if not steps.length:
+        raise ArgumentError(
+            f"no trajectory {wanted} here",
+            where=str(segments.folder),
+            fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
+        )
+    found.detail, found.rows = {"id": wanted, **steps.facts()}, steps.rows()
+
+
+def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, TensorDictBase]]:
+    """Runs `[n]` of consecutive rows of one trajectory, with their segment."""
+    for i in range(len(segments)):
+        batch = segments.read(i)
+        ids = batch.get(TRAJ_IDS, None)
+        if ids is None:
+            raise ArgumentError(
+                "these frames have no trajectory ids",
+                where=str(segments.folder),
+                fix="Collect with collector.track_traj_ids=true.",
+            )
+        flat = batch.reshape(-1)
+        rows = torch.nonzero(ids.reshape(-1) == wanted).squeeze(-1)
+        if len(rows):
+            yield i, flat[int(rows[0]) : int(rows[-1]) + 1]
+
+
+# ---- buffers -------------------------------------------------------------------------------------------------------
+
+
+def _of_buffer(place: Place, trajectory: int | None = None) -> Inspection:
+    """Look at every live row of a kept storage, a dump or a checkpoint's buffer."""
+    buffer = open_buffer(place.path)
+    ring: Ring = buffer.ring
+    about: dict[str, Any] = {"from": place.kind, "env": place.about.get("env"), **_shape(place, ring)}
+    about |= {"next_obs": "exact" if ring.exact else "as stored", "rows ever written": ring.cursor * ring.lanes}
+    found = Inspection(str(place.path), "buffer", about, frames=len(ring))
+    found.on_disk = sum(file.stat().st_size for file in place.path.iterdir() if file.is_file())
+    found.notices = unfinished(place.path) if place.kind == KEPT else []
+    rows = ring.space.live_rows(ring.cursor)
+    found.keys = _keys_of_buffer(ring, rows)
+    found.stored, found.full = ring.nbytes, sum(facts.full for facts in found.keys)
+    found.boundary = sum(int((ring.index.successors(part) < 0).sum()) for part in _parts(rows))
+    found.trajectories = _trajectories_of_buffer(ring, rows)
+    try:
+        if trajectory is not None:
+            _one_of_buffer(ring, found, trajectory)
+    finally:
+        buffer.close()
+    return found
+
+
+def _shape(place: Place, ring: Ring) -> dict[str, Any]:
+    about = {"max_size": ring.storage.max_size, "ndim": ring.storage.ndim, "lanes": ring.lanes}
+    if place.kind != DUMP:
+        return about
+    manifest = FOLDERS.manifest(place.path)
+    return {"storage": manifest["storage"], **about, "created": manifest["created"]}
+
+
+def _parts(rows: np.ndarray) -> Iterator[np.ndarray]:
+    return (rows[i : i + PART] for i in range(0, len(rows), PART))
+
+
+def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
+    """Every key as it is read; its bytes are those of its column, or of the side pool where it has none."""
+    keys: dict[str, KeyFacts] = {}
+    for part in _parts(rows):
+        for key, value in ring.read(part).items(include_nested=True, leaves_only=True):
+            name = show(unravel(key))
+            keys.setdefault(name, KeyFacts.of(name, value, 1)).add(value)
+    widths = {show(unravel(key)): ring.packing.width(key) or 0.0 for key in ring.packing.fields}
+    pool = 0 if ring.pool is None else ring.pool.memory.nbytes
+    apart = sum(facts.full for name, facts in keys.items() if name not in widths)
+    for name, facts in keys.items():
+        facts.stored = round(widths[name] * len(rows)) if name in widths else round(pool * facts.full / max(apart, 1))
+    return list(keys.values())
+
+
+class _Marks(NamedTuple):
+    """Columns by row number."""
+
+    reward: np.ndarray
+    done: np.ndarray
+    terminated: np.ndarray
+
+
+def _trajectories_of_buffer(ring: Ring, rows: np.ndarray) -> Trajectories:
+    found, table, marks = Trajectories(), ring.index.trajectories(), _marks(ring, rows)
+    for first, length in zip(table["row"].tolist(), table["length"].tolist(), strict=True):
+        path = _path(ring, first, length)
+        last = path[-1]
+        over = bool(marks.done[last])
+        found.add(length, float(marks.reward[path].sum()), "finished" if over else "open")
+        found.terminated += over and bool(marks.terminated[last])
+        found.truncated += over and not marks.terminated[last]
+    return found
+
+
+def _marks(ring: Ring, rows: np.ndarray) -> _Marks:
+    """Rewards and ends of all live rows; zeros where they are not stored."""
+    count = ring.space.size
+    columns: list[np.ndarray] = []
+    for key in (REWARD, DONE, TERMINATED):
+        column = np.zeros(count)
+        if key in ring.fields:
+            value = ring.read(rows, [key]).get(key).reshape(len(rows), -1)
+            column[rows] = value.double().sum(-1).numpy()
+        columns.append(column)
+    return _Marks(*columns)
+
+
+def _path(ring: Ring, first: int, length: int) -> np.ndarray:
+    """Rows of a trajectory from its oldest live one on."""
+    return ring.index.walk(np.array([first]), length)[0][0]
+
+
+def _one_of_buffer(ring: Ring, found: Inspection, wanted: int) -> None:
+    table: dict[str, Any] = ring.index.trajectories()
+    at = np.flatnonzero(table["id"] == wanted)
+    if not len(at):
+        ids = table["id"]
+        known = f"ids {ids.min()} to {ids.max()}" if len(ids) else "none"
+        raise ArgumentError(
+            f"no trajectory {wanted} in this buffer", where=found.path, fix=f"It holds {len(ids)}: {known}."
+        )
+    newest = at[-1]
+    steps, length = Steps(), int(table["length"][newest])
+    for part in _parts(_path(ring, int(table["row"][newest]), length)):
+        steps.add(ring.read(part))
+    evicted = int(table["position"][newest])
+    found.detail = {"id": wanted, **steps.facts(), "lane": int(table["lane"][newest]), "steps overwritten": evicted}
+    found.rows = steps.rows()

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcli.data.collected.folder import JOURNAL, has_header
 from rlcli.data.files.checkpoints import gone
 from rlcli.data.files.disk import ASIDE
-from rlcli.data.stored.verify import Checked, check_files
+from rlcli.data.stored.place import Checked, check_files
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.typed import Misfit, read_json
 

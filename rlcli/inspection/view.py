@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from rlcli.inspection.found import Inspection, Trajectories
 from rlcli.report import figures
-from rlcli.report.tables import Table, page, shape_cell
+from rlcli.report.figures import Table, page, shape_cell
 
 BAR = 40
 _SAME = ("step", "collector.traj_ids", "next.done")  # said already, or said by the other flags

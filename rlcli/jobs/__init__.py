@@ -1,9 +1,14 @@
-"""What the command line and the Python API start: train, collect, resume, evaluate, load."""
+"""What the command line and the Python API start: train, collect, resume, evaluate, load; each brings what it needs."""
 
-from rlcli.jobs.collect import collect
-from rlcli.jobs.evaluate import evaluate
-from rlcli.jobs.load import load
-from rlcli.jobs.resume import resume
-from rlcli.jobs.train import train
+from typing import TYPE_CHECKING
 
-__all__ = ["collect", "evaluate", "load", "resume", "train"]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.jobs.collection import collect as collect
+    from rlcli.jobs.learner import train as train
+    from rlcli.jobs.resumed import resume as resume
+    from rlcli.jobs.trained_run import evaluate as evaluate
+    from rlcli.jobs.trained_run import load as load
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -8,7 +8,6 @@ no more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.build import delta_of
 from rlcli.collectors.row_fields import row_specs, schema_of
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, is_off_policy
+from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
 from rlcli.data.fields import Field, columns_of, fields_of
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
@@ -111,13 +110,6 @@ def count_init_rows(cfg: Any) -> int:
     if storage is None or storage.init_from is None:
         return 0
     return min(find(storage.init_from).rows, storage.max_size)
-
-
-def without_source(cfg: CollectConfig) -> CollectConfig:
-    """The configuration of a run that has taken its rows over: where they came from may be gone."""
-    if not isinstance(cfg, Config) or not is_off_policy(cfg):
-        return cfg
-    return replace(cfg, storage=replace(cfg.storage, init_from=None))
 
 
 def _refuse(path: Path, differences: list[str]) -> None:

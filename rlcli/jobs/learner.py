@@ -1,10 +1,11 @@
-"""Everything one training run holds, wired from its configuration."""
+"""`rlcli train`: everything that one training run holds, wired from its configuration, and run to its end."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +18,7 @@ from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms
 from rlcli.errors import ConfigError, RlcliError, in_words
-from rlcli.jobs.init_rows import InitRows, copy_init_rows
+from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.evaluation import (
     Evaluation,
     FailedEvaluation,
@@ -29,17 +30,48 @@ from rlcli.learning.evaluation import (
 )
 from rlcli.learning.hooks import Hooks
 from rlcli.planning.foresee import Learning, expected
-from rlcli.processes.memory import process_memory
+from rlcli.report.peaks import ProcessPeak
 from rlcli.report.reporter import Watched
 from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
-from rlcli.runs.folder import Run
+from rlcli.runs.folder import Run, run_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import REPLAY_NOTICE, Saver, lose, notes, reporter_of
+from rlcli.runs.session import REPLAY_NOTICE, Saver, begun, closing, lose, notes, reporter_of, resumable
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
+if TYPE_CHECKING:
+    from rlcli.jobs.init_rows import InitRows
+
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
+
+
+def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
+    """Train as `cfg` says, in a new run folder.
+
+    Raises
+    ------
+    StoppedSafely
+        On SIGTERM or Ctrl-C, after a checkpoint was written.
+    """
+    with begun(cfg, "train", overrides) as (run, stop):
+        learner = Learner(cfg, run, stop)
+        with learner.reporter:
+            learner.begin()
+            go(learner)
+    return TrainingRun(run.path)
+
+
+def go(learner: Learner) -> None:
+    """Run a learner to its end, and close its report whatever happens."""
+    run, commands = learner.run, {"evaluate": run_command("eval", learner.run)}
+    with resumable(run), closing(run, learner.reporter, learner.collector, "train", commands) as facts:
+        if rows := learner.loop.init_rows:
+            facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
+        learner.start()
+        learner.loop.run()
+        learner.saver.finish(learner.collector.frames)
+        facts |= learner.final_evaluation()
 
 
 class Learner:
@@ -57,7 +89,8 @@ class Learner:
 
     def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
-        self.imported = process_memory()[0]
+        process = ProcessPeak.of_a_run()
+        self.imported = process.now
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         self.env = build_env(cfg.env, gamma=cfg.value.gamma)
@@ -76,19 +109,13 @@ class Learner:
         self.collector, self.update, self.estimator, self.buffer = made
         observed = [key for key in self.update.loss.in_keys if key in self.env.full_observation_spec.keys(True, True)]
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
+        self.reporter.memory.process = process
         modules = {"policy": policy, "loss": self.update.loss}
         self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu"))
-        parts: dict[str, Any] = {
-            "policy": policy,
-            "update": self.update,
-            "collector": self.collector,
-            "reporter": self.reporter,
-        }
-        if self.buffer is not None:
-            parts["buffer"] = self.buffer
         self.saver = Saver(
-            run, parts, config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
-            every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter,
+            run, {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter},
+            config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
+            every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter, buffer=self.buffer,
         )  # fmt: skip
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, self.evaluation)
@@ -102,6 +129,8 @@ class Learner:
     def begin(self) -> None:
         """What a new run does before it starts, and a resumed one does not."""
         if self.cfg.storage.init_from is not None and self.buffer is not None:
+            from rlcli.jobs.init_rows import copy_init_rows
+
             self.init_rows = copy_init_rows(self.cfg, self.buffer, self.collector, self.env)
             self.loop.begin_with(self.init_rows.rows)
 

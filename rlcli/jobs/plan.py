@@ -18,8 +18,7 @@ from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, evaluation_lanes, wants_native
 from rlcli.errors import ConfigError
-from rlcli.jobs.collect import stored_keys
-from rlcli.jobs.collect_policy import policy_to_look_at
+from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
 from rlcli.planning.foresee import Learning, foresee, parameter_bytes, working

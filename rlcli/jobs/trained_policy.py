@@ -31,8 +31,6 @@ from rlcli.lanes.observations import BadValue, Leaf
 from rlcli.modules import ActorCritic
 from rlcli.transforms import Compose, Transform
 
-Action = Any  # int, numpy array or tensor: what the env takes, in the kind of the observation
-
 
 class TrainedPolicy:
     """A policy as it was trained, to be called on what its env shows.

@@ -1,4 +1,4 @@
-"""The arithmetic that must be fast: one operation per folder, its backends side by side behind one function.
+"""The arithmetic that must be fast: one operation a module, or a folder where it has several forms, side by side.
 
 `reference`, where there is one, is plain torch, differentiable, and the oracle; `cpu` is compiled. Nothing here knows
 TensorDicts.

@@ -68,71 +68,50 @@ def _mover(size: int) -> Any:
             builder.store(value, builder.inttoptr(args[0], pointer), align=1)
             return context.get_dummy_value()
 
-        return _MOVE, generate
+        return types.void(types.int64, types.int64), generate
 
     return move
 
 
-_MOVE = types.void(types.int64, types.int64)
 move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
 
 
-def _reader(size: int) -> Any:
+def _reader(size: int, number: Any = types.int64) -> Any:
     @_callable
     def read(typing: Any, address: Any) -> Any:
-        """The signed whole number at an address, which need not be aligned."""
+        """The number at an address, which need not be aligned; a signed one is widened to `number`."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = ir.PointerType(ir.IntType(8 * size))
-            value = builder.load(builder.inttoptr(args[0], pointer), align=1)
-            return value if size == 8 else builder.sext(value, ir.IntType(64))
+            value = builder.load(builder.inttoptr(args[0], ir.PointerType(ir.IntType(8 * size))), align=1)
+            return value if 8 * size == number.bitwidth else builder.sext(value, ir.IntType(number.bitwidth))
 
-        return types.int64(types.int64), generate
+        return number(types.int64), generate
 
     return read
 
 
 read_1, read_2, read_4, read_8 = _reader(1), _reader(2), _reader(4), _reader(8)
+load_1, load_64 = _reader(1, types.uint8), _reader(8, types.uint64)
 
 
-def _writer(size: int) -> Any:
+def _writer(size: int, number: Any = types.int64) -> Any:
     @_callable
     def write(typing: Any, address: Any, value: Any) -> Any:
-        """The low bytes of a whole number, to an address that need not be aligned."""
+        """The low bytes of a number, to an address that need not be aligned."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             kind = ir.IntType(8 * size)
-            value = args[1] if size == 8 else builder.trunc(args[1], kind)
+            value = args[1] if 8 * size == number.bitwidth else builder.trunc(args[1], kind)
             builder.store(value, builder.inttoptr(args[0], ir.PointerType(kind)), align=1)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, number), generate
 
     return write
 
 
 write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer(8)
-
-
-@_callable
-def load_1(typing: Any, address: Any) -> Any:
-    """The byte at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], ir.PointerType(ir.IntType(8))))
-
-    return types.uint8(types.int64), generate
-
-
-@_callable
-def store_1(typing: Any, address: Any, value: Any) -> Any:
-    """Write the byte at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], builder.inttoptr(args[0], ir.PointerType(ir.IntType(8))))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.uint8), generate
+store_1, store_64 = _writer(1, types.uint8), _writer(8, types.uint64)
 
 
 @_callable
@@ -143,29 +122,6 @@ def pointer(typing: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), generate
-
-
-@_callable
-def load_64(typing: Any, address: Any) -> Any:
-    """Eight bytes at once, unsigned; they need not be aligned."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(types.uint64)
-        return builder.load(builder.inttoptr(args[0], kind.as_pointer()), align=1)
-
-    return types.uint64(types.int64), generate
-
-
-@_callable
-def store_64(typing: Any, address: Any, value: Any) -> Any:
-    """Write eight bytes at once, to an address that need not be aligned."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(types.uint64)
-        builder.store(args[1], builder.inttoptr(args[0], kind.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.uint64), generate
 
 
 @compiled()

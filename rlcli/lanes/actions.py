@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,9 @@ class ActionFormat:
     def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Random loop actions `[steps, lanes, *shape]`, of as many uniform numbers, and log-densities `[steps, lanes]`.
 
-        Uniform; a part of a Box with one bound lies exponentially away from it, one without bounds is drawn from a
-        standard logistic law.  With `each`, the log-density of every part, `[steps, lanes, *shape]`.
+        Uniform between bounds; a part of a Box with one bound lies exponentially away from it, one without bounds is
+        standard normal (as gymnasium, and as `rlcli.specs` draws them).  With `each`, the log-density of every part,
+        `[steps, lanes, *shape]`.
         """
         size = u.shape
         steps, lanes = size[:2]
@@ -137,7 +139,15 @@ class ActionFormat:
         above, below = np.isfinite(low) & ~bounded, np.isfinite(high) & ~bounded
         away = -np.log1p(-u)  # from the one bound: exponential
         one_sided = np.where(above, low + away, high - away)
-        actions = np.where(above | below, one_sided, np.log(u) - np.log1p(-u))
-        actions = np.where(bounded, np.where(bounded, low, 0) + u * width, actions)
-        density = np.where(above | below, -away, np.log(u) + np.log1p(-u))  # the logistic law's is u (1 - u)
-        return actions.astype(self.dtype), np.where(bounded, -np.log(width), density)
+        actions = np.where(above | below, one_sided, np.where(bounded, low, 0) + u * width)
+        density = np.where(above | below, -away, -np.log(width))
+        free = ~(bounded | above | below)
+        if free.any():
+            actions[..., free] = _quantiles(u[..., free])
+            density[..., free] = -0.5 * actions[..., free] ** 2 - 0.5 * np.log(2 * np.pi)
+        return actions.astype(self.dtype), density
+
+
+def _quantiles(u: np.ndarray) -> np.ndarray:
+    """Of the standard normal law: one number drawn gives one action, so no other part's number moves."""
+    return np.frompyfunc(NormalDist().inv_cdf, 1, 1)(u).astype(np.float64)

@@ -286,42 +286,44 @@ def _put(observation: Any, final: Any, lane: int) -> None:
 
 
 # ---- lanes are reset by writing their state --------------------------------------------------------------------------
-class CartPoleEngine(VectorEngine):
-    """The array CartPole.  Single CartPoles draw alike: seeded alike, N of them give the same bits.
+class StateEngine(VectorEngine):
+    """A vector env whose state lies in public arrays: writing a lane's part of them is all that its own resets do.
 
-    Its state lies in public arrays, and writing a lane's part of them is all that its own resets do.  Every lane draws
-    its first states from a stream of its own, so episodes have seeds of their own.
+    Every lane draws its first states from a stream of its own, so episodes have seeds of their own.
     """
 
     seeds_episodes = True
-    worth_from = 16
 
     def __init__(self, vector: Any) -> None:
         super().__init__(vector)
         self._streams: list[np.random.Generator] = [np_random()[0] for _ in range(self.n)]
         vector.reset(seed=0)  # allocates the state that `reset` writes into
 
-    def reset(self, lanes, seeds):
-        vector: Any = self.vector
-        lanes = list(lanes)
+    def _seeded(self, lanes: Sequence[int], seeds: Seeds) -> list[np.random.Generator]:
+        """The streams of these lanes, begun anew where there is a seed."""
         for lane, seed in zip(lanes, seeds, strict=True):
             if seed is not None:
                 self._streams[lane] = np_random(seed)[0]
-            vector.state[:, lane] = self._streams[lane].uniform(vector.low, vector.high, size=4)
+        return [self._streams[lane] for lane in lanes]
+
+
+class CartPoleEngine(StateEngine):
+    """The array CartPole.  Single CartPoles draw alike: seeded alike, N of them give the same bits."""
+
+    worth_from = 16
+
+    def reset(self, lanes, seeds):
+        vector: Any = self.vector
+        lanes = list(lanes)
+        for lane, stream in zip(lanes, self._seeded(lanes, seeds), strict=True):
+            vector.state[:, lane] = stream.uniform(vector.low, vector.high, size=4)
         vector.steps[lanes] = 0
         vector.prev_done[lanes] = False  # or its next step would reset them a second time
         return vector.state.T[lanes].astype(np.float32)
 
 
-class JaxEngine(VectorEngine):
-    """The functional engines of gymnasium's `phys2d`, which need jax; reset as `CartPoleEngine` is."""
-
-    seeds_episodes = True
-
-    def __init__(self, vector: Any) -> None:
-        super().__init__(vector)
-        self._streams: list[np.random.Generator] = [np_random()[0] for _ in range(self.n)]
-        vector.reset(seed=0)
+class JaxEngine(StateEngine):
+    """The functional engines of gymnasium's `phys2d`, which need jax."""
 
     def step(self, actions):
         observation, reward, terminated, truncated = super().step(actions)
@@ -331,13 +333,11 @@ class JaxEngine(VectorEngine):
         import jax
 
         vector: Any = self.vector
+        draws = [stream.integers(2**32, dtype=np.uint32) for stream in self._seeded(lanes, seeds)]
+        keys = jax.numpy.stack([jax.random.PRNGKey(draw) for draw in draws])
         lanes = np.asarray(lanes)
-        for lane, seed in zip(lanes, seeds, strict=True):
-            if seed is not None:
-                self._streams[lane] = np_random(seed)[0]
-        keys = [jax.random.PRNGKey(self._streams[lane].integers(2**32, dtype=np.uint32)) for lane in lanes]
-        first = vector.func_env.initial(rng=jax.numpy.stack(keys))
+        first = vector.func_env.initial(rng=keys)
         vector.state = vector.state.at[lanes].set(first)
         vector.steps = vector.steps.at[lanes].set(0)
         vector.prev_done = vector.prev_done.at[lanes].set(False)  # or its next step would reset them a second time
-        return np.asarray(vector.func_env.observation(first, jax.numpy.stack(keys)))
+        return np.asarray(vector.func_env.observation(first, keys))

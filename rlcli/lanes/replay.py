@@ -14,8 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.bounds import Bounds
-from rlcli.lanes.intervals import space_bounds
+from rlcli.lanes.bounds import Bounds, space_bounds
 from rlcli.lanes.lanes import Lanes
 from rlcli.lanes.observations import leaves
 

@@ -1,13 +1,14 @@
 """The replay buffer of a run: where its rows lie, how they are drawn, and what rebuilds their next observations.
 
-Both kinds of learning from stored rows are wired with it; what is learned from a sample is their affair.
+Both kinds of learning from stored rows are wired with it; what is learned from a sample is their affair. Whoever has no
+buffer loads none of what they are made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -16,14 +17,14 @@ from rlcli.collectors import Collector
 from rlcli.collectors.row_fields import RowSchema, schema_of
 from rlcli.config import registry
 from rlcli.config.schemas import Config
-from rlcli.data.buffer.replay_buffer import ReplayBuffer
-from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
-from rlcli.data.samplers import PrioritizedSampler, RandomSampler, Sampler, SliceSampler
-from rlcli.data.storages import LazyTensorStorage, Storage
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, Run
-from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
+
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.data.samplers import Sampler
+    from rlcli.data.storages import Storage
 
 
 def build_buffer(
@@ -40,6 +41,10 @@ def build_buffer(
     rebuilt : sequence of keys
         Observations whose next value samples get from the row that follows in the storage (`compact`).
     """
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
+    from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
+
     sampler = build_sampler(cfg)
     kind: Any = TensorDictReplayBuffer if sampler.has_priorities else ReplayBuffer
     buffer = kind(
@@ -70,6 +75,8 @@ def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
 
 def build_sampler(cfg: Config) -> Sampler:
     """Which rows a sample holds."""
+    from rlcli.data.samplers import Sampler
+
     s = cfg.sampler
     options = registry.arguments("sampler", s)
     if s.kind == "prioritized":
@@ -122,6 +129,8 @@ _ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-*.bin", "state-*.safetensor
 
 def build_storage(cfg: Config, run: Run) -> Storage:
     """Where rows lie."""
+    from rlcli.data.storages import Storage
+
     s = cfg.storage
     options = registry.arguments("storage", s)
     del options["codes"]  # of the buffer
@@ -135,6 +144,10 @@ def build_storage(cfg: Config, run: Run) -> Storage:
 
 def load_buffer_compiler(cfg: Config) -> None:
     """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
+    from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
+    from rlcli.data.samplers import PrioritizedSampler, RandomSampler, SliceSampler
+    from rlcli.data.storages import LazyTensorStorage
+
     one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
     following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}
     rows = TensorDict({"observation": one, "action": one, "next": following}, [4])

@@ -1,11 +1,13 @@
 """One minibatch in, its gradient in the flat buffer: by autograd for any loss, by a closed form for those it knows.
 
-`closed/` holds the closed forms; `Autograd` is their oracle.
+`gradient_ppo` and `gradient_bootstrapped` hold the closed forms; `Autograd` is their oracle.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,15 +15,10 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
-from rlcli.learning.closed.dqn import closed_dqn
-from rlcli.learning.closed.ppo import closed_ppo
-from rlcli.learning.closed.sac import closed_sac
 from rlcli.learning.flat import FlatParameters
-from rlcli.learning.minibatches import Minibatch
-from rlcli.objectives.dqn import DQNLoss
+from rlcli.modules.stages import Structure
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.ppo import ClipPPOLoss
-from rlcli.objectives.sac import SACLoss
+from rlcli.objectives.networks import Columns
 
 Figures = dict[str, Any]  # floats or tensors
 
@@ -29,7 +26,7 @@ Figures = dict[str, Any]  # floats or tensors
 class Gradient(Protocol):
     """Fills `flat.grad` with the gradient of the loss on one minibatch."""
 
-    def __call__(self, columns: Minibatch) -> Figures:
+    def __call__(self, columns: Columns) -> Figures:
         """Loss terms and diagnostics, `loss` (what was minimised) among them.
 
         Of a loss on samples of a buffer `td_error [N]` too.
@@ -53,14 +50,14 @@ class Autograd:
         total = functools.partial(_total, loss)
         self._total = torch.compile(total) if compile else total
 
-    def __call__(self, columns: Minibatch) -> Figures:
+    def __call__(self, columns: Columns) -> Figures:
         total, terms = self._total(columns)
         self.flat.grad.zero_()
         total.backward()
         return {"loss": total.detach(), **{name: x.detach() for name, x in terms.items()}}
 
 
-def _total(loss: Loss, columns: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+def _total(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
     terms = loss.terms(columns)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
@@ -68,16 +65,16 @@ def _total(loss: Loss, columns: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 GRADIENTS = ("auto", "autograd")
-# of these very classes: what a subclass changes, no closed form knows
-CLOSED: dict[type[Loss], Callable[..., Gradient | None]] = {
-    ClipPPOLoss: closed_ppo,
-    DQNLoss: closed_dqn,
-    SACLoss: closed_sac,
+# of these very classes, since what a subclass changes no closed form knows; loaded where they are used
+CLOSED = {
+    "rlcli.objectives.ppo.ClipPPOLoss": ("rlcli.learning.gradient_ppo", "closed_ppo"),
+    "rlcli.objectives.dqn.DQNLoss": ("rlcli.learning.gradient_bootstrapped", "closed_dqn"),
+    "rlcli.objectives.sac.SACLoss": ("rlcli.learning.gradient_bootstrapped", "closed_sac"),
 }
 
 
 class GradientChoice:
-    """Chooses once for each kind of minibatch and memory of the parameters.
+    """Chooses once for each kind of minibatch, and again where memory, networks or the loss were changed.
 
     Parameters
     ----------
@@ -99,13 +96,45 @@ class GradientChoice:
         if gradient not in GRADIENTS:
             raise ArgumentError(f"unknown gradient {gradient!r}", fix=f"Choose one of {', '.join(GRADIENTS)}")
         self.loss, self.flat, self.compile = loss, flat, compile
-        self._closed = CLOSED.get(type(loss)) if gradient == "auto" and not compile else None
+        self._closed = _closed_form(type(loss)) if gradient == "auto" and not compile else None
+        self._structure = Structure(loss)
+        self._own: list[object] = []  # what the loss was told, and what that comes to
+        self._options: list[object] = []
         self._chosen: tuple[object, Gradient] | None = None
 
-    def of(self, columns: Minibatch) -> Gradient:
+    def of(self, columns: Columns) -> Gradient:
         """The fastest way that fits minibatches like `columns`, of any length."""
-        kind = (self.flat.version, [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()])
+        parameters = self.flat.parameters
+        if not self._structure.holds() or not all(p.requires_grad for p in parameters):
+            self.flat.bind()  # the parameters of another layer, or the sentence that there are others
+            self._structure, self._chosen = Structure(self.loss), None
+        hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
+        own = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
+        if len(own) != len(self._own) or not all(map(operator.is_, own, self._own)):
+            self._own, self._options = own, _options(self.loss)
+        kinds = [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()]
+        kind = (self.flat.version, hooked, self._options, kinds)
         if self._chosen is None or self._chosen[0] != kind:
-            closed = None if self._closed is None else self._closed(self.loss, self.flat, columns)
+            usual = None if hooked or _overridden(self.loss) else self._closed
+            closed = None if usual is None else usual(self.loss, self.flat, columns)
             self._chosen = kind, closed or Autograd(self.loss, self.flat, self.compile)
         return self._chosen[1]
+
+
+def _closed_form(kind: type[Loss]) -> Callable[..., Gradient | None] | None:
+    place = CLOSED.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if place is None else getattr(importlib.import_module(place[0]), place[1])
+
+
+def _options(loss: Loss) -> list[object]:
+    """What a loss was told: its words and switches; of a number that there is one, since it is read at every call."""
+    found: list[object] = list(vars(loss.tensor_keys).values())
+    for name, x in vars(loss).items():
+        word, number = x is None or isinstance(x, bool | str), isinstance(x, int | float | Tensor)
+        found.append((name, x if word else type(x) if number else id(x)))
+    return found
+
+
+def _overridden(loss: Loss) -> bool:
+    """Whether this very loss has a method of its own."""
+    return any(callable(getattr(type(loss), name, None)) for name in vars(loss))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors import Collector, Delivered
-from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.keys import show
 from rlcli.learning.evaluation import PeriodicEvaluation
 from rlcli.learning.threads import one_thread
@@ -20,7 +19,10 @@ from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
 
-BUFFER = "buffer"
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+
+BUFFER, PRIORITIES = "buffer", "priorities"  # in the ledger
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
 
 
@@ -164,8 +166,17 @@ def _others(collector: Collector) -> list[Entry]:
     return entries if collector.replay_buffer is None else [*entries, *_stored(collector.replay_buffer)]
 
 
+def priority_bytes(rows: int) -> int:
+    """What a prioritized sampler of so many rows holds: trees of sums and of minima, float64, eight children a node."""
+    level = elements = -(-rows // 8) * 8
+    while level > 8:
+        level = -(-level // 64) * 8
+        elements += level
+    return 2 * 8 * elements
+
+
 def _stored(buffer: ReplayBuffer) -> list[Entry]:
-    """One entry a key, in bytes of the rows that are stored; index and next observations of their own follow."""
+    """One entry a key, in bytes of the rows that are stored; index, own next observations and priorities follow."""
     ring = buffer.ring
     if not ring.fields:
         return []
@@ -186,4 +197,7 @@ def _stored(buffer: ReplayBuffer) -> list[Entry]:
         )
     own = ring.nbytes - storage.nbytes
     entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
+    if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
+        nbytes = priority_bytes(capacity)
+        entries.append(Entry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))
     return entries

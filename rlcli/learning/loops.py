@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 
 from rlcli.collectors import Collector, Delivered
-from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.next_obs import move
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.update import Update
 from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.tally import ValueRows
+
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 
 class Loop(ABC):

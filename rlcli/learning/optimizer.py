@@ -1,15 +1,18 @@
-"""torch's optimizers on one flat tensor, without the Python that surrounds the arithmetic.
+"""Steps along the gradient in the flat buffer: torch's optimizers, the schedules of their numbers, steps not made.
 
 `Optimizer.step` spends 35 us on hooks, grouping and profiling around a 7 us operation; at the size of a PPO
 update that is a tenth of everything. For Adam and AdamW the operation itself is called, on the optimizer's
-own state, so the numbers are bitwise those of `step`, and `state_dict` is torch's.
+own state, so the numbers are bitwise those of `step`, and `state_dict` is torch's. A step on what is not finite is
+skipped and counted, and an error when such steps do not stop.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +20,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from rlcli.config.parts import CHOICES
 from rlcli.config.schemas import OptimConfig
-from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
+from rlcli.learning.flat import FlatParameters
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": functools.partial(Adam, fused=True),
@@ -127,3 +131,139 @@ def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor
         operation([values], [tensor.grad], *moments, [], [count], **now, **rest)
 
     return step
+
+
+# ---- one step, or none -------------------------------------------------------------------------------------------
+_OPTIMIZER = "optimizer."
+
+
+class Guard:
+    """Counts the steps that moved nothing.
+
+    Parameters
+    ----------
+    limit : int
+        So many in a row are an error.
+
+    Attributes
+    ----------
+    skipped, in_a_row : int
+        Of the whole run, and since the last good step.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ArgumentError("max_nonfinite must be at least 1", why=f"got {limit}")
+        self.limit, self.skipped, self.in_a_row = limit, 0, 0
+
+    def record(self, bad: bool, what: str) -> None:
+        """One step; `what` says what was seen. Raises NumericsError at the limit."""
+        if not bad:
+            self.in_a_row = 0
+            return
+        self.skipped += 1
+        self.in_a_row += 1
+        if self.in_a_row >= self.limit:
+            raise NumericsError(
+                f"{self.in_a_row} updates in a row were not finite",
+                why=what,
+                fix="The weights are those of the last good step. Lower optim.lr, or set optim.max_grad_norm",
+            )
+
+
+class Step:
+    """Moves the parameters along `flat.grad`, given the figures that came with it.
+
+    Parameters
+    ----------
+    flat : FlatParameters
+    optimizer : FlatOptimizer
+        Of `flat.tensor`.
+    max_grad_norm : float or None
+        The gradient of all parameters together is scaled down to this norm. None: never.
+    guard : Guard
+        A step whose loss or gradient is not finite is skipped and counted.
+
+    Attributes
+    ----------
+    made : int
+        Steps that moved the parameters.
+    """
+
+    def __init__(
+        self, flat: FlatParameters, optimizer: FlatOptimizer, max_grad_norm: float | None, guard: Guard
+    ) -> None:
+        self.flat, self.optimizer, self.max_grad_norm, self.guard = flat, optimizer, max_grad_norm, guard
+        self.made = 0
+
+    def __call__(self, figures: dict[str, Any]) -> dict[str, Any]:
+        """Step; the figures with `loss` read and the gradient's norm before it was scaled, empty if skipped.
+
+        Raises
+        ------
+        NumericsError
+            Too many in a row were not finite.
+        """
+        grad, loss = self.flat.grad, float(figures["loss"])
+        norm = float(torch.linalg.vector_norm(grad))
+        bad = not (math.isfinite(norm) and math.isfinite(loss))
+        self.guard.record(bad, f"the loss is {loss}, the gradient's norm {norm}")
+        if bad:
+            return {}
+        if self.max_grad_norm is not None and norm > self.max_grad_norm:
+            grad.mul_(self.max_grad_norm / (norm + 1e-6))
+        self.optimizer.step()
+        self.made += 1
+        return {**figures, "loss": loss, "grad_norm": norm}
+
+    def unseen(self, figures: dict[str, Any]) -> dict[str, Any]:
+        """The same without a number leaving the device: `skipped` among the figures is for `count`."""
+        grad, loss = self.flat.grad, torch.as_tensor(figures["loss"])
+        norm = torch.linalg.vector_norm(grad)
+        bad = (~torch.isfinite(norm + loss)).float()
+        if self.max_grad_norm is not None:
+            grad.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.optimizer.step(bad)
+        return {**figures, "grad_norm": norm, "skipped": bad}
+
+    def count(self, skipped: Iterable[float]) -> None:
+        """Count steps of `unseen`, in order; raises NumericsError as a step does."""
+        for bad in skipped:
+            self.guard.record(bool(bad), "a loss or gradient of the last epoch")
+            self.made += not bad
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The optimizer's state and the counters."""
+        state = {f"{_OPTIMIZER}{name}": x for name, x in self.optimizer.state_dict().items()}
+        return state | {"counters": torch.tensor([self.made, self.guard.skipped, self.guard.in_a_row])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict()`, which may stand among other things."""
+        own = {k.removeprefix(_OPTIMIZER): x for k, x in state.items() if k.startswith(_OPTIMIZER)}
+        self.optimizer.load_state_dict(own)
+        self.made, self.guard.skipped, self.guard.in_a_row = (int(x) for x in state["counters"])
+
+
+# ---- numbers that change over a run: functions of the share of frames done, so a resume needs no state ----------
+class Schedule(Protocol):
+    """A number for every moment of a run."""
+
+    def at(self, fraction: float) -> float:
+        """The number when `fraction` (0 to 1) of the run's frames are done."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From `start` at the first frame in a straight line to `end` at the last; flat outside."""
+
+    start: float
+    end: float = 0.0
+
+    def at(self, fraction: float) -> float:
+        done = min(max(fraction, 0.0), 1.0)
+        return self.start + (self.end - self.start) * done
+
+
+def schedule(value: float | Schedule) -> Schedule:
+    """A schedule as it is; a number as a constant one."""
+    return Linear(float(value), float(value)) if isinstance(value, int | float) else value

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError
+from rlcli.keys import Key
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
-from rlcli.learning.means import Means, mean
-from rlcli.learning.minibatches import Minibatch, Minibatches
-from rlcli.learning.optimizer import FlatOptimizer
-from rlcli.learning.schedules import Schedule, schedule
-from rlcli.learning.step import Guard, Step
-from rlcli.objectives.bootstrap import ROWS
-from rlcli.objectives.loss import Loss
+from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
+from rlcli.objectives.loss import ROWS, Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
-from rlcli.objectives.targets import TargetUpdate
+
+if TYPE_CHECKING:
+    from rlcli.objectives.bootstrap import TargetUpdate
 
 
 class Update:
@@ -100,7 +98,8 @@ class Update:
         # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
         cpu = self.flat.tensor.device.type == "cpu"
         self._look = cpu or not self.optimizer.can_skip or targets is not None
-        self._keys = [*loss.in_keys, *loss.optional_keys]
+        self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
+        self._look_at_keys()
         self._gradient: Gradient | None = None  # of the minibatches since `begin`
         self._means, self._skipped, self._passes = Means(), 0, 0
 
@@ -135,10 +134,16 @@ class Update:
         `passes`, which looks, call `update.flat.bind()` after such a move.
         """
         self._gradient = None
+        self._look_at_keys()
         self.optimizer.lr = self.lr.at(fraction)
         if self.clip_epsilon is not None:
             epsilon = self.clip_epsilon.at(fraction)
             self.loss.clip_epsilon = self._epsilon.fill_(epsilon) if self.compile else epsilon  # type: ignore
+
+    def _look_at_keys(self) -> None:
+        names = list(vars(self.loss.tensor_keys).values())
+        if names != self._names:
+            self._names, self._keys = names, [*self.loss.in_keys, *self.loss.optional_keys]
 
     def passes(self) -> Iterator[None]:
         """Epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
@@ -190,7 +195,7 @@ class Update:
         return means | {"lr": self.optimizer.lr, **count, "skipped": float(skipped)}
 
     def read(self, batch: TensorDictBase) -> Minibatch:
-        """What the loss reads of a batch; its keys are those that it had when the update was built."""
+        """What the loss reads of a batch; its keys are those that it had at `begin`."""
         return {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
 
     def columns(self, batch: TensorDictBase) -> Minibatch:
@@ -235,3 +240,101 @@ class Update:
 
 
 _LOSS = "loss."
+
+
+# ---- minibatches -------------------------------------------------------------------------------------------------
+Minibatch = dict[Key, Tensor]
+
+
+class Minibatches:
+    """Draws epochs from batches of columns `{key: Tensor [N, ...]}`, each gathered once an epoch.
+
+    ```
+    columns   [N]  r0 r1 r2 r3 r4 r5 r6        epoch: permutation 4 0 6 2 5 1 3
+    shuffled  [N]  r4 r0 r6|r2 r5 r1|r3        minibatches of 3, views of the copy; the last one may be shorter
+    ```
+
+    Parameters
+    ----------
+    batch_size : int
+        Rows of a minibatch.
+    generator : torch.Generator
+        Of the permutations; on the CPU.
+    """
+
+    def __init__(self, batch_size: int, generator: torch.Generator) -> None:
+        if batch_size < 1:
+            raise ArgumentError("batch_size must be at least 1", why=f"got {batch_size}")
+        self.batch_size, self.generator = batch_size, generator
+        self._shuffled: Minibatch = {}
+        self._views: list[Minibatch] = []
+
+    def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
+        """Minibatches of one epoch. They live in buffers that the next epoch overwrites."""
+        self._fit(columns)
+        n = next(iter(columns.values())).shape[0]
+        order = torch.randperm(n, generator=self.generator)
+        for key, x in columns.items():
+            torch.index_select(x, 0, order.to(x.device, non_blocking=True), out=self._shuffled[key])
+        return iter(self._views)
+
+    def _fit(self, columns: Mapping[Key, Tensor]) -> None:
+        """Buffers, and their views, for columns of these shapes; kept while the shapes stay."""
+        kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
+        if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
+            return
+        self._shuffled = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()}
+        n = next(iter(columns.values())).shape[0]
+        starts = range(0, n, self.batch_size)
+        self._views = [{k: x[i : i + self.batch_size] for k, x in self._shuffled.items()} for i in starts]
+
+
+# ---- diagnostics -------------------------------------------------------------------------------------------------
+class Means:
+    """Sums figures of minibatches, floats or 0-dim tensors, and gives their means.
+
+    A figure that is missing or not finite in a minibatch does not count in its mean.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, list[float]] = {}
+        self._epoch: dict[str, list[float]] = {}
+        self._unread: list[tuple[str, Tensor]] = []
+
+    def add(self, figures: Mapping[str, float | Tensor]) -> None:
+        """Figures of one minibatch."""
+        for name, x in figures.items():
+            if isinstance(x, Tensor):
+                self._unread.append((name, x))
+            else:
+                self._epoch.setdefault(name, []).append(x)
+
+    def epoch(self, name: str) -> list[float]:
+        """A figure in every minibatch of the epoch that is running."""
+        self._read()
+        return self._epoch.get(name, [])
+
+    def next_epoch(self) -> None:
+        """Close an epoch."""
+        self._read()
+        for name, values in self._epoch.items():
+            self._totals.setdefault(name, []).extend(values)
+        self._epoch = {}
+
+    def result(self) -> dict[str, float]:
+        """Means over everything that was added."""
+        self.next_epoch()
+        return {name: mean(values) for name, values in self._totals.items()}
+
+    def _read(self) -> None:
+        if self._unread:
+            numbers = torch.stack([x.detach().reshape(()).float() for _, x in self._unread]).tolist()
+            for (name, _), x in zip(self._unread, numbers, strict=True):
+                self._epoch.setdefault(name, []).append(x)
+            self._unread = []
+
+
+def mean(values: list[float]) -> float:
+    """Of the finite ones; NaN where there are none."""
+    finite = [x for x in values if x - x == 0]
+    return sum(finite) / len(finite) if finite else float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ LONGEST = 10_000
 
 def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) -> None:
     """Play one episode of `env` (batch size `(1,)`, made with `render_mode="rgb_array"`) and write its frames.
+
+    An episode is filmed up to `LONGEST` steps; a warning says so where it goes on.
 
     Raises
     ------
@@ -42,6 +45,8 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) 
             if bool(td.get(("next", "done")).any()):
                 break
             td = following
+        else:
+            warnings.warn(f"{path} ends after {LONGEST:,} steps, before the episode that it shows", stacklevel=2)
     fps = shown.metadata.get("render_fps", 30)
     try:
         imageio.imwrite(path, frames, fps=fps)

@@ -1,94 +1,56 @@
 """Networks, distributions, actors and critics. Everything here is built on `tensordict.nn`."""
 
-from rlcli.modules.actors import ActorCritic, ProbabilisticActor
-from rlcli.modules.build import as_actor, build_actor_critic, build_q_actor, build_soft_actor_critic
-from rlcli.modules.distributions import (
-    Categorical,
-    Delta,
-    Family,
-    IndependentBernoulli,
-    IndependentNormal,
-    MultiCategorical,
-    MultiOneHot,
-    OneHotCategorical,
-    TanhNormal,
-    family_of,
-    param_keys,
-)
-from rlcli.modules.encoders import NETS, DictEncoder, DictNet, Flat, OneHotIndex, network, observation_keys
-from rlcli.modules.exploration import (
-    EGreedyModule,
-    ExplorationType,
-    RandomPolicy,
-    exploration_type,
-    set_exploration_type,
-)
-from rlcli.modules.head import (
-    DISTRIBUTIONS,
-    ActionHead,
-    LogScaleExtractor,
-    NormalParamExtractor,
-    StateIndependentScale,
-    action_head,
-)
-from rlcli.modules.nets import (
-    ACTIVATIONS,
-    MLP,
-    DuelingHead,
-    NatureCNN,
-    StateActionMLP,
-    activation_class,
-    orthogonal_,
-    seeded,
-)
-from rlcli.modules.values import ActorValueOperator, QValueActor, QValueModule, ValueOperator
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ACTIVATIONS",
-    "DISTRIBUTIONS",
-    "MLP",
-    "NETS",
-    "ActionHead",
-    "ActorCritic",
-    "ActorValueOperator",
-    "Categorical",
-    "Delta",
-    "DictEncoder",
-    "DictNet",
-    "DuelingHead",
-    "EGreedyModule",
-    "ExplorationType",
-    "Family",
-    "Flat",
-    "IndependentBernoulli",
-    "IndependentNormal",
-    "LogScaleExtractor",
-    "MultiCategorical",
-    "MultiOneHot",
-    "NatureCNN",
-    "NormalParamExtractor",
-    "OneHotCategorical",
-    "OneHotIndex",
-    "ProbabilisticActor",
-    "QValueActor",
-    "QValueModule",
-    "RandomPolicy",
-    "StateActionMLP",
-    "StateIndependentScale",
-    "TanhNormal",
-    "ValueOperator",
-    "action_head",
-    "activation_class",
-    "as_actor",
-    "build_actor_critic",
-    "build_q_actor",
-    "build_soft_actor_critic",
-    "exploration_type",
-    "family_of",
-    "network",
-    "observation_keys",
-    "orthogonal_",
-    "param_keys",
-    "seeded",
-    "set_exploration_type",
-]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.modules.actors import ActorCritic as ActorCritic
+    from rlcli.modules.actors import ProbabilisticActor as ProbabilisticActor
+    from rlcli.modules.build import as_actor as as_actor
+    from rlcli.modules.build import build_actor_critic as build_actor_critic
+    from rlcli.modules.build import build_q_actor as build_q_actor
+    from rlcli.modules.build import build_soft_actor_critic as build_soft_actor_critic
+    from rlcli.modules.distributions import Categorical as Categorical
+    from rlcli.modules.distributions import Delta as Delta
+    from rlcli.modules.distributions import Family as Family
+    from rlcli.modules.distributions import IndependentBernoulli as IndependentBernoulli
+    from rlcli.modules.distributions import IndependentNormal as IndependentNormal
+    from rlcli.modules.distributions import MultiCategorical as MultiCategorical
+    from rlcli.modules.distributions import MultiOneHot as MultiOneHot
+    from rlcli.modules.distributions import OneHotCategorical as OneHotCategorical
+    from rlcli.modules.distributions import TanhNormal as TanhNormal
+    from rlcli.modules.distributions import family_of as family_of
+    from rlcli.modules.distributions import param_keys as param_keys
+    from rlcli.modules.encoders import NETS as NETS
+    from rlcli.modules.encoders import DictEncoder as DictEncoder
+    from rlcli.modules.encoders import DictNet as DictNet
+    from rlcli.modules.encoders import Flat as Flat
+    from rlcli.modules.encoders import OneHotIndex as OneHotIndex
+    from rlcli.modules.encoders import network as network
+    from rlcli.modules.encoders import observation_keys as observation_keys
+    from rlcli.modules.exploration import EGreedyModule as EGreedyModule
+    from rlcli.modules.exploration import ExplorationType as ExplorationType
+    from rlcli.modules.exploration import RandomPolicy as RandomPolicy
+    from rlcli.modules.exploration import exploration_type as exploration_type
+    from rlcli.modules.exploration import set_exploration_type as set_exploration_type
+    from rlcli.modules.head import DISTRIBUTIONS as DISTRIBUTIONS
+    from rlcli.modules.head import ActionHead as ActionHead
+    from rlcli.modules.head import LogScaleExtractor as LogScaleExtractor
+    from rlcli.modules.head import NormalParamExtractor as NormalParamExtractor
+    from rlcli.modules.head import StateIndependentScale as StateIndependentScale
+    from rlcli.modules.head import action_head as action_head
+    from rlcli.modules.nets import ACTIVATIONS as ACTIVATIONS
+    from rlcli.modules.nets import MLP as MLP
+    from rlcli.modules.nets import DuelingHead as DuelingHead
+    from rlcli.modules.nets import NatureCNN as NatureCNN
+    from rlcli.modules.nets import StateActionMLP as StateActionMLP
+    from rlcli.modules.nets import activation_class as activation_class
+    from rlcli.modules.nets import orthogonal_ as orthogonal_
+    from rlcli.modules.nets import seeded as seeded
+    from rlcli.modules.values import ActorValueOperator as ActorValueOperator
+    from rlcli.modules.values import QValueActor as QValueActor
+    from rlcli.modules.values import QValueModule as QValueModule
+    from rlcli.modules.values import ValueOperator as ValueOperator
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -15,6 +15,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictSequential,
 )
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from rlcli.errors import MissingKeyError
 from rlcli.kernels.mlp import Layer, hooked, hooks_of, layers_of, usual
 from rlcli.keys import Key, show, unravel
+from rlcli.modules.encoders import DictNet
 from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import StateIndependentScale
 from rlcli.modules.values import QValueModule
@@ -116,6 +118,31 @@ def _leaves(net: Any, *heads: type) -> Iterator[Any]:
         yield net if type(net) in heads and not hooked(net) else None
 
 
+def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
+    """The linear layer whose output is what `net` writes at `key`, or returns; None where its structure does not say.
+
+    It is used once and shares no parameter: what is done to its weights is done to that output and to nothing else.
+    """
+    module: Any = net
+    if isinstance(net, TensorDictModuleBase):
+        written = [leaf for leaf in _leaves(net) if leaf is None or key in map(unravel, leaf.out_keys)]
+        plain = written and written[-1] is not None and len(written[-1].out_keys) == 1
+        module = written[-1].module if plain else None
+    while True:
+        if usual(module, DictNet):
+            module = module.mlp
+        elif usual(module, nn.Sequential) and len(module):
+            module = module[-1]
+        else:
+            break
+    if type(module) is not nn.Linear or hooked(module):
+        return None
+    held = [id(p) for part in net.modules() for p in part._parameters.values() if p is not None]
+    uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
+    once = uses == 1 and all(held.count(id(p)) == 1 for p in module.parameters())
+    return module if once else None
+
+
 class Structure:
     """The modules inside a module, and which of them do no more than their class says.
 
@@ -128,7 +155,7 @@ class Structure:
         self._parts = list(module.modules())
         self._types = [type(part) for part in self._parts]
         plain = [part for part in self._parts if not hooked(part)]
-        self._own = [vars(part) for part in plain]
+        self._plain = plain
         self._inside = [(part._modules, list(part._modules.values())) for part in self._parts if part._modules]
         self._empty = [table for part in plain for table in hooks_of(part)]
         self._empty += [part._modules for part in self._parts if not part._modules]
@@ -142,5 +169,5 @@ class Structure:
             not any(self._empty)
             and list(map(type, self._parts)) == self._types
             and all(list(modules.values()) == inside for modules, inside in self._inside)
-            and not any("forward" in own for own in self._own)
+            and not any("forward" in part.__dict__ for part in self._plain)
         )

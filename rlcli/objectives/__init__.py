@@ -1,24 +1,20 @@
 """Losses and value estimators: stages that take a tensordict and return one."""
 
-from rlcli.objectives.a2c import A2CLoss
-from rlcli.objectives.dqn import DQNLoss
-from rlcli.objectives.policy_gradient import PolicyGradientLoss
-from rlcli.objectives.ppo import ClipPPOLoss, KLPENPPOLoss, PPOLoss
-from rlcli.objectives.reinforce import ReinforceLoss
-from rlcli.objectives.sac import SACLoss
-from rlcli.objectives.targets import HardUpdate, SoftUpdate
-from rlcli.objectives.value.estimators import ValueEstimators
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "A2CLoss",
-    "ClipPPOLoss",
-    "DQNLoss",
-    "HardUpdate",
-    "KLPENPPOLoss",
-    "PPOLoss",
-    "PolicyGradientLoss",
-    "ReinforceLoss",
-    "SACLoss",
-    "SoftUpdate",
-    "ValueEstimators",
-]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.objectives.bootstrap import HardUpdate as HardUpdate
+    from rlcli.objectives.bootstrap import SoftUpdate as SoftUpdate
+    from rlcli.objectives.dqn import DQNLoss as DQNLoss
+    from rlcli.objectives.policy_gradient import A2CLoss as A2CLoss
+    from rlcli.objectives.policy_gradient import PolicyGradientLoss as PolicyGradientLoss
+    from rlcli.objectives.policy_gradient import ReinforceLoss as ReinforceLoss
+    from rlcli.objectives.ppo import ClipPPOLoss as ClipPPOLoss
+    from rlcli.objectives.ppo import KLPENPPOLoss as KLPENPPOLoss
+    from rlcli.objectives.ppo import PPOLoss as PPOLoss
+    from rlcli.objectives.sac import SACLoss as SACLoss
+    from rlcli.objectives.value.estimators import ValueEstimators as ValueEstimators
+
+__getattr__, __dir__, __all__ = lazily(__name__)

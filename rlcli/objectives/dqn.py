@@ -12,14 +12,13 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION_VALUE, Key, under_next, unravel
-from rlcli.modules.stages import take_apart_values
+from rlcli.keys import ACTION_VALUE, Key, show, under_next, unravel
+from rlcli.modules.stages import Stage, take_apart_values
 from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
-from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
-from rlcli.objectives.loss import Terms
-from rlcli.objectives.lowered import Columns, Lowered
+from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
+from rlcli.objectives.loss import ROWS, Terms
+from rlcli.objectives.networks import Columns, Lowered, plain_stages
 from rlcli.objectives.reduction import value_error
-from rlcli.objectives.targets import Pair, target_of
 from rlcli.specs import TensorSpec
 
 
@@ -67,6 +66,12 @@ class DQNLoss(BootstrappedLoss):
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None
         said = None if isinstance(action_space, TensorSpec) else action_space
+        if not isinstance(value_network, nn.Module):
+            raise ArgumentError(
+                "DQNLoss needs a network of action values",
+                why=f"got {type(value_network).__name__}",
+                fix="Use QValueActor(net, spec=env.action_spec).",
+            )
         if not isinstance(value_network, TensorDictModuleBase):
             value_network = QValueActor(value_network, spec=spec, action_space=said)
         known = getattr(value_network, "action_space", None)
@@ -99,7 +104,12 @@ class DQNLoss(BootstrappedLoss):
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         columns, mask, weights = self.rows(columns, batch_dims)
-        key = self.tensor_keys.action_value
+        if (key := self.tensor_keys.action_value) not in self.online.out_keys:
+            raise ArgumentError(
+                f"the network of DQNLoss does not write {show(key)}",
+                why=f"it writes {', '.join(map(show, self.online.out_keys))}",
+                fix="Use QValueActor(net, spec=env.action_spec), or loss.set_keys(action_value=...)",
+            )
         values = self.online(columns, batch_dims)[key]
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
@@ -121,6 +131,11 @@ def action_values(network: TensorDictModuleBase) -> Lowered:
 
     With an action mask its choice lowers the values of illegal actions, so it is called as it is.
     """
+    return Lowered(network, _stages_of_values)
+
+
+def _stages_of_values(network: TensorDictModuleBase) -> tuple[Stage, ...] | None:
     parts = take_apart_values(network)
-    masked = parts is not None and parts.choice.action_mask_key is not None
-    return Lowered(network) if parts is None or masked else Lowered(network, parts.stages)
+    if parts is None or parts.choice.action_mask_key is not None:
+        return plain_stages(network)
+    return parts.stages

@@ -1,4 +1,4 @@
-"""What all policy-gradient losses share: log-probabilities, value error, entropy, masks, and the keys they read.
+"""The policy gradient with a critic (A2C) or whole returns (REINFORCE), and what the losses of PPO share with them.
 
 Reads the networks' in_keys, action, advantage, value_target, for value clipping the old state_value, and any mask.
 Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimizer; computes an advantage only where the
@@ -18,10 +18,18 @@ from torch import Tensor, no_grad
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
-from rlcli.objectives.density import Density, log_prob_key
 from rlcli.objectives.keyed import Elsewhere, either, elsewhere, one_of
 from rlcli.objectives.loss import Loss, Terms
-from rlcli.objectives.lowered import Columns, Lowered, frozen, shared_parameters, shared_stages, value_key
+from rlcli.objectives.networks import (
+    Columns,
+    Density,
+    Lowered,
+    frozen,
+    log_prob_key,
+    shared_parameters,
+    shared_stages,
+    value_key,
+)
 from rlcli.objectives.reduction import (
     DISTANCES,
     MASK_KEYS,
@@ -137,10 +145,6 @@ class PolicyGradientLoss(Loss):
         self.density = Density(actor_network, samples_mc_entropy)
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
         self.critic = None if critic_network is None else Lowered(critic_network)
-        self._shared = shared_stages(self.density.stages, (self.critic and self.critic.stages) or ())
-        shared = {key for stage in self.density.stages[: self._shared] for key in stage.out_keys}
-        written = {unravel(key) for key in actor_network.out_keys} - shared
-        self._written_over = [key for key in self.density.in_keys if key in written]
         self.value_estimator: ValueEstimator | None = None
         if critic_network is not None:
             self.tensor_keys.value = value_key(critic_network)
@@ -271,8 +275,13 @@ class PolicyGradientLoss(Loss):
             The same with what the actor's network wrote over it.
         """
         assert self.critic is not None
-        own = {key: columns[key] for key in self._written_over}
-        return self.critic({**written, **own} if own else written, batch_dims, skip=self._shared)
+        stages = self.density.known().stages
+        shared = shared_stages(stages, self.critic.stages or ())
+        over = {unravel(key) for key in self.density.actor.out_keys}.difference(
+            key for stage in stages[:shared] for key in stage.out_keys
+        )
+        own = {key: columns[key] for key in self.density.in_keys if key in over}
+        return self.critic({**written, **own} if own else written, batch_dims, skip=shared)
 
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
@@ -297,6 +306,51 @@ class PolicyGradientLoss(Loss):
             with no_grad():
                 terms["explained_variance"] = explained_variance(value, target, mask)
         return terms
+
+
+class A2CLoss(PolicyGradientLoss):
+    """`-log pi(a|s) A` with a critic and an entropy bonus (Mnih et al., 2016, arXiv:1602.01783).
+
+    Parameters
+    ----------
+    actor_network, critic_network, **options
+        See `PolicyGradientLoss`.
+    """
+
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_objective", "loss_critic", "entropy", "loss_entropy")
+
+
+class ReinforceLoss(PolicyGradientLoss):
+    """`-log pi(a|s) A` (Williams, 1992, Machine Learning 8), `A` a return or a return less a learned baseline.
+
+    Parameters
+    ----------
+    actor_network, **options
+        See `PolicyGradientLoss`.
+    critic_network : TensorDictModule, optional
+        The baseline, trained by `loss_value`. Without it advantages are returns, and those are what the loss estimates
+        where it is not told; with it GAE, as upstream does.
+    entropy_bonus : bool
+        Add `loss_entropy`.
+    """
+
+    actor_term: ClassVar[str] = "loss_actor"
+    critic_term: ClassVar[str] = "loss_value"
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_actor", "loss_value")
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
+        critic_network: TensorDictModuleBase | None = None,
+        *,
+        entropy_bonus: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(actor_network, critic_network, entropy_bonus=entropy_bonus, **options)
+
+    @property
+    def default_value_estimator(self) -> ValueEstimators:
+        return ValueEstimators.TD1 if self.critic_network is None else ValueEstimators.GAE
 
 
 def _check_clip_value(limit: Any) -> None:

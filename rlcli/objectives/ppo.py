@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.objectives.density import also_called
+from rlcli.modules.distributions import Family
 from rlcli.objectives.loss import Terms
-from rlcli.objectives.lowered import Columns
+from rlcli.objectives.networks import Columns, also_called
 from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
 from rlcli.objectives.reduction import reduce
 
@@ -204,24 +204,19 @@ class KLPENPPOLoss(PPOLoss):
         ):
             if not good:
                 raise ArgumentError(f"{name} is out of range", why=f"got {x}")
-        if self.density.family is None:
-            raise ArgumentError(
-                "a KL penalty needs an actor whose distribution is known by its parameters",
-                why="this one is more than a network and a distribution of ours",
-                fix="Use ClipPPOLoss, or build the actor with ProbabilisticActor.",
-            )
+        _need_family(self.density.family)
         self.dtarg, self.increment, self.decrement, self.samples_mc_kl = dtarg, increment, decrement, samples_mc_kl
         self.register_buffer("beta", torch.tensor(float(beta)))
 
     @property
     def extra_keys(self) -> list[Key]:
-        return [*super().extra_keys, *self.density.param_keys]
+        return [*super().extra_keys, *self.density.known().param_keys]
 
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
     ) -> Terms:
-        family, keys = self.density.family, self.density.param_keys
-        assert family is not None
+        family, _, keys = self.density.known()
+        family = _need_family(family)
         terms = super().objective(log_prob, advantage, columns, written, mask)
         old, new = (tuple(self.need(x, key) for key in keys) for x in (columns, written))
         kl = per_row(family.divergence(old, new, self.samples_mc_kl), log_prob, "the divergence")
@@ -243,3 +238,13 @@ class KLPENPPOLoss(PPOLoss):
     def _follow(self, kl: Tensor) -> None:
         far, near = kl > 1.5 * self.dtarg, kl < self.dtarg / 1.5
         self.beta.mul_(torch.where(far, self.increment, torch.where(near, self.decrement, 1.0)))
+
+
+def _need_family(family: Family | None) -> Family:
+    if family is None:
+        raise ArgumentError(
+            "a KL penalty needs an actor whose distribution is known by its parameters",
+            why="this one is more than a network and a distribution of ours",
+            fix="Use ClipPPOLoss, or build the actor with ProbabilisticActor.",
+        )
+    return family

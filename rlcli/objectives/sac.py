@@ -18,16 +18,14 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import STATE_ACTION_VALUE, Key, under_next
+from rlcli.keys import STATE_ACTION_VALUE, Key, show, under_next
+from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.distributions.family import Params
-from rlcli.modules.distributions.tanh_normal import TanhNormalFamily
-from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
-from rlcli.objectives.density import Density, one_a_row
+from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.keyed import Elsewhere
-from rlcli.objectives.loss import Terms
-from rlcli.objectives.lowered import Columns, Lowered, frozen, shared_parameters
+from rlcli.objectives.loss import ROWS, Terms
+from rlcli.objectives.networks import Columns, Density, Lowered, frozen, one_a_row, shared_parameters
 from rlcli.objectives.reduction import value_error
-from rlcli.objectives.targets import Pair, target_of
 from rlcli.specs import Composite, TensorSpec
 
 
@@ -101,18 +99,19 @@ class SACLoss(BootstrappedLoss):
         for name, x in (("alpha_init", alpha_init), ("min_alpha", min_alpha), ("max_alpha", max_alpha)):
             if x is not None and x <= 0:
                 raise ArgumentError(f"{name} must be above 0", why=f"got {x}")
+        self.density = Density(actor_network)
         self.actor_network, self.generator = actor_network, generator
         self.separate_losses = separate_losses
         self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))
         self.target_qvalue_network = target_of(self.qvalue_network) if delay_qvalue else None
         self.delay_qvalue, self.fixed_alpha = delay_qvalue, fixed_alpha
-        start = torch.tensor(math.log(alpha_init), device=next(actor_network.parameters()).device)
+        weight = next(actor_network.parameters(), None)
+        start = torch.tensor(math.log(alpha_init), device=None if weight is None else weight.device)
         if fixed_alpha:
             self.register_buffer("log_alpha", start)
         else:
             self.log_alpha = nn.Parameter(start)
         self.log_alpha_bounds = tuple(None if x is None else math.log(x) for x in (min_alpha, max_alpha))
-        self.density = Density(actor_network)
         self.critics = [Lowered(net) for net in self.qvalue_network]
         delayed = self.target_qvalue_network or self.qvalue_network
         self.target_critics = [Lowered(net) for net in delayed]
@@ -152,6 +151,12 @@ class SACLoss(BootstrappedLoss):
         return self.alpha
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
+        if (key := self.tensor_keys.action) not in (read := self.critics[0].in_keys):
+            raise ArgumentError(
+                f"the qvalue_network of SACLoss does not read {show(key)}",
+                why=f"it reads {', '.join(map(show, read))}",
+                fix=f'Use ValueOperator(net, in_keys=["observation", "{show(key)}"]), or loss.set_keys(action=...)',
+            )
         columns, mask, weights = self.rows(columns, batch_dims)
         alpha = self.clamp_alpha_()
         with torch.no_grad():
@@ -234,8 +239,14 @@ def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple
 
 
 def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count: int) -> list[TensorDictModuleBase]:
-    if not isinstance(given, TensorDictModuleBase):
+    if isinstance(given, Sequence | nn.ModuleList) and len(given) and not isinstance(given, str):
         return list(given)
+    if not isinstance(given, TensorDictModuleBase):
+        raise ArgumentError(
+            "SACLoss needs a qvalue_network that works on tensordicts, or a list of them",
+            why="the list is empty" if isinstance(given, Sequence | nn.ModuleList) else f"got {type(given).__name__}",
+            fix='Wrap it: ValueOperator(net, in_keys=["observation", "action"])',
+        )
     if count < 1:
         raise ArgumentError("num_qvalue_nets must be at least 1", why=f"got {count}")
     nets = [given] + [copy.deepcopy(given) for _ in range(count - 1)]

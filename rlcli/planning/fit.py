@@ -1,18 +1,23 @@
-"""Where a run's bytes go (RAM, the disk, a GPU), what is free there, and the overrides that would make it fit."""
+"""What fits where, and what to choose: bytes in RAM, on the disk and a GPU, what each memory mode would take."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlcli.collectors.row_fields import RowSchema
 from rlcli.config.schemas import CollectConfig
-from rlcli.planning.plan import Place, Plan, at_once, held
-from rlcli.planning.tensors import BUFFER
+from rlcli.data.fields import Field
+from rlcli.data.storages.memmap import disk_need as rows_on_disk
+from rlcli.keys import Key, show
+from rlcli.learning.hooks import BUFFER
+from rlcli.planning.plan import Mode, Place, Plan, at_once, held
+from rlcli.planning.tensors import buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
 from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
@@ -20,7 +25,7 @@ from rlcli.report.ledger import LEARNER, ROLLOUT
 
 def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
     """RAM, the disk under the run folder, and every GPU that the run uses."""
-    found = [Place("RAM", plan.total, *free_memory())]
+    found = [Place("RAM", plan.total + plan.workers, *free_memory())]
     folder = _existing(Path(cfg.run.dir or "runs"))
     usage = shutil.disk_usage(folder)
     found.append(Place("disk", disk_need(cfg, plan), usage.free, usage.total))
@@ -36,7 +41,13 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
     if plan.verb == "collect":
         return math.ceil(plan.component("rollout") / max(plan.frames, 1) * cfg.total_frames)
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
-    return (cfg.run.keep + 1) * (kept + _in_memory(plan)) + held(plan.entries, "disk")
+    return (cfg.run.keep + 1) * (kept + _in_memory(plan)) + _files_of_rows(cfg, plan)
+
+
+def _files_of_rows(cfg: Any, plan: Plan) -> int:
+    """What a storage on disk reserves for its declared size, however many rows come."""
+    row = sum(entry.per_frame for entry in plan.entries if entry.component == BUFFER and entry.device == "disk")
+    return rows_on_disk(math.ceil(row), cfg.storage.max_size, batch=cfg.collector.frames_per_batch) if row else 0
 
 
 def _existing(path: Path) -> Path:
@@ -69,6 +80,9 @@ def _savings(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[str]:
     """One line for each part that could be smaller."""
     if place.name == "RAM" and _in_memory(plan):
         yield from _of_buffer(cfg, plan, over)
+    if place.name == "RAM" and plan.workers and cfg.env.workers > 1:
+        half = cfg.env.workers // 2
+        yield _line(f"env.workers={half}", plan.workers * (1 - half / cfg.env.workers), over)
     yield from _of_next_observations(cfg, plan, over)
     yield from _of_stages(cfg, plan, over)
     yield from _of_batches(cfg, plan, over)
@@ -136,3 +150,80 @@ def _scaled(size: int, nbytes: int, over: int) -> int:
 
 def _line(override: str, saved: float, over: int) -> str:
     return f"{override} saves {size(saved)}" + ("" if saved >= over else f", not enough alone: {size(over)} too much")
+
+
+# ---- ways to keep the next observation ------------------------------------------------------------------------------
+MODES = ("full", "exact", "compact", "delta")
+SMALL_SAVING = 0.05
+
+
+def modes_of(
+    cfg: CollectConfig, rows: RowSchema, estimates: Callable[[str], tuple[Mapping[Key, Field], bool]], given: int = 0
+) -> list[Mode]:
+    """The batch and the buffer, which begins with `given` rows, under every way to keep the next observation.
+
+    Parameters
+    ----------
+    estimates : callable
+        Mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
+    """
+    found = []
+    for name in MODES:
+        added, index = estimates(name)
+        entries = planned_batch(rows, name, added=added, index=index)
+        others = sum(field.width for field in {**rows.fields, **rows.copies, **added}.values()) * rows.frames
+        if name == "compact":
+            others -= sum(field.width for field in rows.copies.values()) * rows.frames
+        whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
+        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, given)))
+    full = found[0]
+    return [Mode(m.name, m.per_frame, m.next_obs, m.bytes, m.buffer, _against(rows, m, full)) for m in found]
+
+
+def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
+    """Why this mode is a bad choice for these rows."""
+    if mode.name == "full" or not rows.successors:
+        return ""
+    if (mode.buffer or mode.bytes) >= (full.buffer or full.bytes):
+        return "takes no less than full"
+    whole = [key for key in rows.successors if key in rows.stored("delta")]
+    if mode.name == "delta" and whole:
+        return f"saves nothing on {', '.join(map(show, whole))}"
+    saved = 1 - mode.per_frame / full.per_frame
+    if mode.name == "compact" and saved < SMALL_SAVING:
+        return f"saves {100 * saved:.0f} %: other keys dominate"
+    return ""
+
+
+def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> Iterator[str]:
+    """Where the chosen mode, one of `modes`, costs more than it saves."""
+    mode = cfg.memory.next_obs
+    note = next(m.note for m in modes if m.name == mode)
+    if note:
+        yield f"memory={mode} {note}; use memory={'exact' if mode == 'delta' else 'full'}"
+    width = sum(field.width for field in rows.successors.values())
+    limit = _limit(cfg)
+    if mode == "exact" and limit and not note:
+        ends = 1 / rows.steps + 1 / limit
+        if ends * (width + 4) + 4 >= width > 0:
+            yield (
+                f"memory=exact costs more than it saves here: episodes are at most {limit} steps long, so at least "
+                f"{100 / limit:.0f} % of the rows keep their next observation apart; use memory=full"
+            )
+        elif 1 / limit > 0.25:
+            share = f"{100 / limit:.0f} %"
+            yield f"memory=exact keeps at least {share} of the next observations: episodes end within {limit} steps"
+    if mode == "compact":
+        yield "memory=compact approximates the values of rows whose successor is not kept; memory=exact does not"
+
+
+def _limit(cfg: CollectConfig) -> int | None:
+    """The longest an episode can be, where that is known."""
+    limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
+    if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
+        from gymnasium.envs.registration import registry
+
+        spec = registry.get(cfg.env.id)
+        limits.append(None if spec is None else spec.max_episode_steps)
+    known = [limit for limit in limits if limit]
+    return min(known, default=None)

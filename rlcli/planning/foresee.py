@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import psutil
+
 from rlcli.collectors import Collector
 from rlcli.collectors.build import delta_of, devices, keeps_overflows
 from rlcli.collectors.options import next_steps
 from rlcli.collectors.row_fields import RowSchema, schema_of
-from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
+from rlcli.config.schemas import CollectConfig, EnvConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
+from rlcli.envs.build import build_env
 from rlcli.errors import in_words
 from rlcli.keys import Key, unravel
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.optimizer import optimizer_options
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.planning.fit import advice_for, places_of
-from rlcli.planning.modes import modes_of, warnings_for
-from rlcli.planning.network import layers
+from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.peaks import rows_at_once, stage_peak, update_peak
-from rlcli.planning.plan import Peak, Plan, at_peak
+from rlcli.planning.plan import Peak, Plan, at_peak, layers
 from rlcli.planning.tensors import (
     per_end,
     planned_batch,
     planned_buffer,
     planned_learner,
-    sample_entry,
-    shuffled_entry,
+    read_entry,
     spare_entry,
-    valid_entry,
     written_by,
 )
 from rlcli.processes.memory import process_memory
@@ -93,6 +93,26 @@ def working(learning: Learning) -> int:
     return WORKING_TO_COLLECT if learning.loss is None else WORKING
 
 
+def worker_bytes(cfg: EnvConfig) -> int:
+    """Of the processes that step the envs, and of what they are forked from: one is made, with one env, and looked at.
+
+    The other envs are counted where envs are.
+    """
+    if not cfg.workers:
+        return 0
+    here = psutil.Process()
+    before = set(here.children(recursive=True))
+    env = build_env(dataclasses.replace(cfg, num=1, workers=1))
+    try:
+        made = [child for child in here.children(recursive=True) if child not in before]
+        worker = next(child for child in made if not child.children())
+        parents = itertools.takewhile(lambda parent: parent != here, worker.parents())
+        shared = sum(parent.memory_info().rss for parent in parents)
+        return shared + cfg.workers * worker.memory_full_info().uss
+    finally:
+        env.close()
+
+
 def foresee(
     cfg: CollectConfig,
     verb: str,
@@ -115,10 +135,11 @@ def foresee(
     """
     rows, entries, peaks = _tensors(cfg, collector, learning, given)
     mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(_estimates, cfg, learning.estimator), given)
+    unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
         per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
-        modes=modes, warnings=warnings_for(cfg, rows, modes) + _unknown(peaks),
+        workers=worker_bytes(cfg.env), modes=modes, warnings=[*warnings_for(cfg, rows, modes), *unknown],
         networks=layers(learning.policy),
     )  # fmt: skip
     found = dataclasses.replace(found, places=places_of(cfg, found))
@@ -155,10 +176,6 @@ def _estimates(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[K
     return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
 
 
-def _unknown(peaks: list[Peak]) -> list[str]:
-    return [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
-
-
 def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
     """Entries of what is trained; the update's peak goes to `peaks`."""
     device, loss = _device(cfg, "train_device"), learning.loss
@@ -169,9 +186,11 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
     drawn = _draws(cfg)
     batch_size = cfg.sampler.batch_size if drawn else min(cfg.sampler.batch_size, rows.frames)
+    count = batch_size if drawn else rows.frames
     if learning.estimator is not None and learning.estimator.shifted:
-        entries.append(valid_entry(read, batch_size if drawn else rows.frames, device))
-    entries.append(sample_entry(read, batch_size, device) if drawn else shuffled_entry(read, rows.frames, device))
+        entries.append(read_entry("minibatches", "the rows that count", read, count, device))
+    copied = ("sample", "rows of an update") if drawn else ("minibatches", "a shuffled copy of what the loss reads")
+    entries.append(read_entry(*copied, read, count, device))
     peaks.append(_counted("update", batch_size, device, lambda: update_peak(loss, read, batch_size, device)))
     return entries
 

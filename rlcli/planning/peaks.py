@@ -20,7 +20,6 @@ from rlcli.collectors.row_fields import RowSchema
 from rlcli.data.fields import Field
 from rlcli.keys import Key
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value.network import SequenceValues
 from rlcli.planning.tensors import META, batch_without_memory, on_meta
 from rlcli.report.peaks import LiveBytes
 
@@ -117,7 +116,7 @@ def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False)
     size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
     if size is None:
         return whole
-    if _recurrent(estimator) and not flat:  # whole sequences
+    if estimator.recurrent and not flat:  # whole sequences
         size = max(1, size // rows.steps) * _slots(estimator, rows)
     return min(whole, size)
 
@@ -126,8 +125,4 @@ def _slots(estimator: ValueEstimator, rows: RowSchema) -> int:
     """Observations of one lane that go through the network in a row."""
     if estimator.shifted:
         return rows.steps + estimator.shifted_budget
-    return rows.steps + 1 if _recurrent(estimator) else rows.steps
-
-
-def _recurrent(estimator: ValueEstimator) -> bool:
-    return isinstance(estimator._net, SequenceValues)
+    return rows.steps + 1 if estimator.recurrent else rows.steps

@@ -1,14 +1,18 @@
 """What a run will need, before it runs: the ledger it will show, what its process holds beside it, and what fits where.
 
-Plain values only; `foresee` works them out and `view` prints them.
+Plain values, a policy's layers among them; `foresee` works them out and `view` prints them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from rlcli.planning.network import Layer
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+
+from rlcli.keys import show, unravel
 from rlcli.report.ledger import Entry
 
 
@@ -107,6 +111,8 @@ class Plan:
     peaks : sequence of Peak
     process : dict from part to bytes
         "after imports" and what is loaded and made after that; measured in this process.
+    workers : int
+        Bytes of the processes that step the envs, those of `process` apart.
     modes : sequence of Mode
     places : sequence of Place
     advice, warnings : sequence of str
@@ -125,6 +131,7 @@ class Plan:
     per_end: int
     peaks: Sequence[Peak]
     process: dict[str, int]
+    workers: int = 0
     modes: Sequence[Mode] = ()
     places: Sequence[Place] = ()
     advice: Sequence[str] = ()
@@ -170,3 +177,60 @@ def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
 def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
     """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
     return sum(process.values()) + held(entries) + at_once(peaks)
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a network.
+
+    Attributes
+    ----------
+    network : str
+        "actor" or "critic".
+    reads : str
+        The keys that a stage reads, at its first layer; "" at the others.
+    layer : str
+        Its class with what it was made with: `Linear(in_features=4, out_features=64, bias=True)`.
+    parameters : int
+        Its own; 0 where it is one that was listed before.
+    shared : bool
+        Whether it was listed before: a trunk that actor and critic have in common.
+    """
+
+    network: str
+    reads: str
+    layer: str
+    parameters: int
+    shared: bool = False
+
+
+def layers(policy: Any) -> list[Layer]:
+    """The layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
+    found: list[Layer] = []
+    seen: set[int] = set()
+    for name in ("actor", "critic"):
+        net = getattr(policy, name, None)
+        if net is not None:
+            found += _of(name, net, seen)
+    return found
+
+
+def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[Layer]:
+    reads = ""
+    for module in net.modules():
+        if isinstance(module, TensorDictModule):
+            reads = ", ".join(show(unravel(key)) for key in module.in_keys)
+        own = list(module.parameters(recurse=False))
+        if not own and (isinstance(module, TensorDictModuleBase) or next(module.children(), None) is not None):
+            continue
+        shared = id(module) in seen
+        seen.add(id(module))
+        yield Layer(
+            name,
+            reads,
+            f"{type(module).__name__}({module.extra_repr()})",
+            0 if shared else sum(p.numel() for p in own),
+            shared,
+        )
+        reads = ""

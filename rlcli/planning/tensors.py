@@ -9,31 +9,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcli.collectors.row_fields import RowSchema
-from rlcli.data.codes.code import choose
-from rlcli.data.codes.packing import CodedRows
 from rlcli.data.fields import Field
-from rlcli.data.index.markers import Markers
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show
 from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
+from rlcli.learning.hooks import BUFFER, PRIORITIES, priority_bytes
 from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import Claims, Entry, batch_entries, learner_entries
 
+if TYPE_CHECKING:
+    from rlcli.data.codes.packing import CodedRows
+
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
-BUFFER = "buffer"
 EPISODE = 100  # steps of an episode: what is not known before a run
 WORDS = 5  # 64-bit numbers of a run, and of a trajectory
 WIDE = 1024  # bytes of a uint8 row that is compressed
@@ -167,22 +167,10 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
     return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
 
 
-def shuffled_entry(fields: Mapping[Key, Field], frames: int, device: str) -> Entry:
-    """The copy of a batch that minibatches are views of, in the order of the epoch."""
-    nbytes = frames * sum(field.width for field in fields.values())
-    return Entry("minibatches", "a shuffled copy of what the loss reads", nbytes, device=device, peak=nbytes)
-
-
-def valid_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
-    """The copy of what the loss reads without the rows that masks leave out, where there are masks."""
-    nbytes = count * sum(field.width for field in fields.values())
-    return Entry("minibatches", "the rows that count", nbytes, device=device, peak=nbytes)
-
-
-def sample_entry(fields: Mapping[Key, Field], count: int, device: str) -> Entry:
-    """The rows of one update, drawn from a buffer."""
-    nbytes = count * sum(field.width for field in fields.values())
-    return Entry("sample", "rows of an update", nbytes, device=device, peak=nbytes)
+def read_entry(component: str, what: str, fields: Mapping[Key, Field], rows: int, device: str) -> Entry:
+    """A copy of what the loss reads of so many rows."""
+    nbytes = rows * sum(field.width for field in fields.values())
+    return Entry(component, what, nbytes, device=device, peak=nbytes)
 
 
 def spare_entry(rows: RowSchema, mode: str, device: str) -> Entry:
@@ -216,7 +204,11 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> list
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
-    return [*columns, Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about)]
+    columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
+    if cfg.sampler.kind == "prioritized":
+        nbytes = priority_bytes(storage.max_size)
+        columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
+    return columns
 
 
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
@@ -252,6 +244,10 @@ def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapp
 
     Whole numbers of which no bound is known are counted in full.
     """
+    from rlcli.data.codes.code import choose
+    from rlcli.data.codes.packing import CodedRows
+    from rlcli.data.index.markers import Markers
+
     if not cfg.storage.codes:
         return CodedRows(fields, ())
     examples = {

@@ -7,12 +7,12 @@ from typing import TextIO
 
 from rlcli.planning.plan import Plan, at_once
 from rlcli.report import figures
-from rlcli.report.tables import Table, key_cell, page, shape_cell
+from rlcli.report.figures import Table, key_cell, page, shape_cell
 
 
 def show_plan(plan: Plan, stream: TextIO | None = None, width: int | None = None) -> None:
     """Print a plan."""
-    console = page(stream, width, piped=110)
+    console = page(stream, width, piped=100)
     console.print(_title(plan), style="bold")
     for table in _tables(plan):
         console.print()
@@ -59,6 +59,8 @@ def _tables(plan: Plan) -> Iterator[Table]:
         process.add(f"{peak.stage} for a moment, {figures.count(peak.rows)} rows{where}", held)
     process.add("= stages together", figures.size(at_once(plan.peaks)))
     process.add("= RAM", figures.size(plan.total), strong=True)
+    if plan.workers:
+        process.add("worker processes, beside it", figures.size(plan.workers))
     yield process
     places = Table(["fits?", "needs", "free", "of", ""])
     for place in plan.places:

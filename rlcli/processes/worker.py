@@ -2,8 +2,8 @@
 
 | start method | made by | shares with its siblings |
 |---|---|---|
-| `forkserver` | the nursery, by a fork | what is imported there before (no torch) |
-| `spawn` | the nursery, as a new Python | nothing |
+| `forkserver` | the fork server, by a fork | what is imported there before (no torch) |
+| `spawn` | the fork server, as a new Python | nothing |
 | `fork` | this process, by a fork | all that this process holds, torch too; its threads do not come along |
 """
 
@@ -22,12 +22,11 @@ import time
 from collections.abc import Sequence
 
 from rlcli.errors import ArgumentError, ResourceError
-from rlcli.processes.birth import die_with, ignore_terminal, live, surroundings
 from rlcli.processes.channel import Channel, packed
-from rlcli.processes.nursery import HEAD, MADE, STATUS
+from rlcli.processes.fork_server import HEAD, MADE, STATUS, die_with, ignore_terminal, live, surroundings
 
 METHODS = ("forkserver", "spawn", "fork")
-UNKNOWN = 255  # the status of a worker whose nursery was killed with it
+UNKNOWN = 255  # the status of a worker whose fork server was killed with it
 
 
 class Worker:
@@ -39,7 +38,7 @@ class Worker:
         A function of a `Channel`, `module:name`.
     start_method : {"forkserver", "spawn", "fork"}
     preload : sequence of str
-        Modules that the nursery imports before it forks.
+        Modules that the fork server imports before it forks.
 
     Attributes
     ----------
@@ -60,7 +59,7 @@ class Worker:
                 self.pid = _forked(target, mine, theirs)
             else:
                 anew = start_method == "spawn"
-                self.pid, self._status = _nursed(target, theirs, anew, () if anew else preload)
+                self.pid, self._status = _served(target, theirs, anew, () if anew else preload)
         except BaseException:
             mine.close()
             raise
@@ -152,9 +151,9 @@ def _forked(target: str, mine: socket.socket, theirs: socket.socket) -> int:
     return pid
 
 
-# ---- by the nursery --------------------------------------------------------------------------------------------------
-class _Nursery:
-    """The nursery of this process, started when it is first needed."""
+# ---- by the fork server ---------------------------------------------------------------------------------------------
+class _ForkServer:
+    """The fork server of this process, started when it is first needed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -164,7 +163,7 @@ class _Nursery:
     def ask(self, request: bytes, fds: list[int]) -> int:
         """The pid of a new worker."""
         with self.lock:
-            for _ in range(2):  # somebody may have killed the nursery
+            for _ in range(2):  # somebody may have killed the fork server
                 control = self._there()
                 try:
                     self.asked += 1
@@ -180,7 +179,7 @@ class _Nursery:
         raise ResourceError("no worker process can be started", why="the process that forks them ended at once")
 
     def end(self) -> None:
-        """Let the nursery go, and with it its workers; the next request starts another."""
+        """Let the fork server go, and with it its workers; the next request starts another."""
         if self.control is not None and self.owner == os.getpid():
             self.control.close()
             self.process.kill()
@@ -193,7 +192,7 @@ class _Nursery:
             self.owner = os.getpid()
             program = (
                 f"import sys; sys.path[:] = {sys.path!r}\n"
-                f"from rlcli.processes.nursery import main; main({theirs.fileno()})"
+                f"from rlcli.processes.fork_server import main; main({theirs.fileno()})"
             )
             command = [*_python(), program]
             self.process = subprocess.Popen(
@@ -203,9 +202,9 @@ class _Nursery:
         return self.control
 
 
-_nursery = _Nursery()
-atexit.register(_nursery.end)  # after the crews have been ended: those are registered later
-os.register_at_fork(after_in_child=_nursery.__init__)  # type: ignore[misc]
+_server = _ForkServer()
+atexit.register(_server.end)  # after the crews have been ended: those are registered later
+os.register_at_fork(after_in_child=_server.__init__)  # type: ignore[misc]
 
 
 def _streams() -> list[int]:
@@ -222,13 +221,13 @@ def _python() -> list[str]:
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c"]  # type: ignore[attr-defined]
 
 
-def _nursed(target: str, theirs: socket.socket, anew: bool, preload: Sequence[str]) -> tuple[int, int]:
+def _served(target: str, theirs: socket.socket, anew: bool, preload: Sequence[str]) -> tuple[int, int]:
     mine, status = os.pipe()
     request = {
         "target": target, "anew": anew, "preload": list(preload), "python": _python(), "surroundings": surroundings(),
     }  # fmt: skip
     try:
-        return _nursery.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine
+        return _server.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine
     except BaseException:
         os.close(mine)
         raise

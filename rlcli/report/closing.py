@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.config.run_files import SUMMARY
+from rlcli.config.run_files import SUMMARY, write_whole
 from rlcli.errors import ResourceError
 from rlcli.report import figures
 from rlcli.report.clock import COMPILE
-from rlcli.report.episodes import WINDOW
-from rlcli.report.tables import Table, key_cell, shape_cell, wrapped
-from rlcli.report.whole_file import write_whole
+from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
+from rlcli.report.tally import WINDOW
 
 if TYPE_CHECKING:  # reading a summary must not wait for rich
     from rich.console import RenderableType
@@ -42,7 +41,7 @@ _TERMS = {
     "dropped": "rows that `value.shifted_budget` had no room for",
     "saved": "bytes that rows take less than rows that are stored whole",
     "value estimates": "what estimating values held for a moment, at its largest",
-    "planned": "what `rlcli plan` foretold of the line above",
+    "planned": "what `rlcli plan` predicted for the line above",
     "other": "time that no stage claims",
 }
 
@@ -76,7 +75,7 @@ def to_markdown(summary: Mapping) -> str:
         parts += [f"## {title}\n", *table.to_markdown(), ""]
     held = "\n".join(parts)
     parts += ["## Terms\n", *(f"- {term}: {meaning}" for term, meaning in _TERMS.items() if term in held), ""]
-    sections = (("Resumed", _resumed(summary)), ("Warnings", _warnings(summary)), ("Next", _commands(summary)))
+    sections = (("Resumed", _resumed(summary)), ("Warnings", _warnings(summary)), ("Next", summary["commands"].items()))
     for heading, lines in sections:
         if lines:
             parts.append(f"## {heading}\n")
@@ -92,7 +91,8 @@ def to_terminal(summary: Mapping) -> RenderableType:
     lines = [Text(_title(summary), style="bold")]
     lines += [Text(f"resumed {text}") for _, text in _resumed(summary)]
     lines += [Text(f"! {text}", style="yellow") for _, text in _warnings(summary)]
-    lines += [Text.assemble((f"{label:<{_LABELS}}", "cyan"), text, overflow="fold") for label, text in _ending(summary)]
+    ending = (*_results(summary), *_next(summary))
+    lines += [Text.assemble((f"{label:<{_LABELS}}", "cyan"), text, overflow="fold") for label, text in ending]
     return Text("\n").join(lines)
 
 
@@ -103,12 +103,6 @@ def to_text(summary: Mapping) -> str:
     lines += [wrapped(f"! {text}") for _, text in _warnings(summary)]
     lines += [wrapped(f"{label:<{_LABELS}}{text}", _LABELS) for label, text in _results(summary)]
     return "\n".join([*lines, *(f"{label:<{_LABELS}}{text}" for label, text in _next(summary))])
-
-
-def _ending(summary: Mapping) -> Iterator[tuple[str, str]]:
-    """Labelled lines: the result, what it took, and last what to type next."""
-    yield from _results(summary)
-    yield from _next(summary)
 
 
 def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
@@ -129,7 +123,7 @@ def _next(summary: Mapping) -> Iterator[tuple[str, str]]:
     """The report, and what to type next."""
     if summary.get("run"):
         yield "report", f"{summary['run']}/report.md"
-    yield from _commands(summary)
+    yield from summary["commands"].items()
 
 
 def _played(played: Mapping) -> str:
@@ -163,7 +157,7 @@ def _pace(spent: Mapping) -> str:
 
 def _memory(ledger: Mapping) -> str:
     process = ledger["process"]
-    text = f"process {figures.size(process['peak'])} at its peak"
+    text = f"process {figures.size(process['peak'])} at its {'sampled ' if process.get('sampled') else ''}peak"
     if planned := process.get("planned"):
         text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
     saved = ledger["saved"]
@@ -253,7 +247,8 @@ def _memory_table(ledger: Mapping) -> Table:
     stage, process = ledger.get("value_stage", {}), ledger["process"]
     for label, nbytes in figures.stage_rows(stage.get("planned"), stage.get("measured")):
         table.add(label, "", "", "", "", figures.size(nbytes))
-    table.add("process RSS", "", "", "", figures.size(process["now"]), figures.size(process["peak"]))
+    label = "process RSS, sampled" if process.get("sampled") else "process RSS"
+    table.add(label, "", "", "", figures.size(process["now"]), figures.size(process["peak"]))
     if planned := process.get("planned"):
         table.add(figures.plan_said(planned, process["peak"]), "", "", "", "", figures.size(planned))
     return table
@@ -290,7 +285,3 @@ def _resumed(summary: Mapping) -> list[tuple[str, str]]:
         (r["when"], f"at {figures.count(r['frames'])} frames{' by force' if r['forced'] else ''}: {r['said']}")
         for r in summary.get("resumed", [])
     ]
-
-
-def _commands(summary: Mapping) -> list[tuple[str, str]]:
-    return list(summary["commands"].items())

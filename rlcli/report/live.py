@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rlcli.report import closing, figures
 from rlcli.report.memory import MemoryRow
-from rlcli.report.snapshot import Snapshot
+from rlcli.report.snapshot import Snapshot, View
 
 GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours
@@ -157,10 +157,10 @@ class _Terminal(Console):
         raise BrokenPipeError
 
 
-class LiveView:
+class LiveView(View):
     """Draws snapshots on a terminal, at most `per_second`; between them `due` is one clock reading.
 
-    What the program prints meanwhile scrolls by above the view.
+    What the program prints meanwhile scrolls by above the view, whose footer holds the warnings.
     """
 
     redraws = True
@@ -190,9 +190,6 @@ class LiveView:
     def say(self, text: str) -> None:
         with self._hang_up_is_quiet():
             self.console.print(text)
-
-    def warn(self, text: str) -> None:
-        """Nothing: the footer holds the warnings."""
 
     def close(self, snapshot: Snapshot | None = None) -> None:
         if snapshot is not None:

@@ -12,10 +12,9 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.keys import Key, show, under_next
-from rlcli.processes.memory import process_memory
 from rlcli.report import figures
 from rlcli.report.ledger import ROLLOUT, Entry, Ledger, counted
-from rlcli.report.peaks import DevicePeaks, LargestPeak
+from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
@@ -74,6 +73,7 @@ class Memory:
     ledger : Ledger
     values : LargestPeak
         Of the value stage.
+    process : ProcessPeak
     expected : Expected or None
         What the plan said.
     """
@@ -84,7 +84,8 @@ class Memory:
         self.expected: Expected | None = None
         self._watched: Watched | None = None
         self._peaks: DevicePeaks | None = None
-        self._process = (0, 0)
+        self.process = ProcessPeak()
+        self._new = False  # whether the ledger was read since the last record
 
     def watch(self, watched: Watched) -> DevicePeaks | None:
         """Count a learner too; on CUDA, what follows its device's peaks stage by stage."""
@@ -95,12 +96,13 @@ class Memory:
 
     def ask_process(self) -> None:
         """Take what the process holds."""
-        self._process = process_memory()
+        self.process.read()
 
     def read(self, batch: TensorDictBase, others: Iterable[Entry] = ()) -> None:
         """Take the present state: of a batch, the learner, `others` and the process."""
         modules, optimizer = (self._watched.modules, self._watched.optimizer) if self._watched else (None, None)
         self.ledger.read(counted(batch, self.obs_keys, modules=modules, optimizer=optimizer, others=others))
+        self._new = True
         self.ask_process()
 
     def rows(self) -> list[MemoryRow]:
@@ -110,26 +112,30 @@ class Memory:
             self.ledger,
             self.obs_keys,
             next_obs=self.next_obs,
-            process=self._process,
+            process=(self.process.now, self.process.peak),
+            sampled=self.process.sampled,
             devices=self._devices(),
             planned=expected.total if expected else None,
             stage=(expected.values if expected else None, self.values.bytes),
         )
 
     def record(self) -> dict[str, int]:
-        """For a line of metrics.jsonl."""
+        """For a line of metrics.jsonl: the ledger only where it was read since the line before."""
+        if not self._new:
+            self.ask_process()
+        ledger, self._new = self.ledger if self._new else Ledger(), False
         planned = None if self.expected is None else self.expected.values
         stage = {"value_stage": self.values.bytes, "value_stage_planned": planned}
         return {
-            **{name: self.ledger.component(name).bytes for name in self.ledger.components()},
-            "saved": self.ledger.saved,
-            "rss": self._process[0],
+            **{name: ledger.component(name).bytes for name in ledger.components()},
+            **({"saved": ledger.saved} if ledger.entries else {}),
+            "rss": self.process.now,
             **{name: nbytes for name, nbytes in stage.items() if nbytes is not None},
         }
 
     def summary(self) -> dict:
         """For the summary: every entry, sums by component, the process, and what the plan said of it."""
-        expected, ledger, process = self.expected, self.ledger, self._process
+        expected, ledger, process = self.expected, self.ledger, self.process
         planned = {} if expected is None else {"planned": expected.total, "imported": expected.imported}
         stage = {"planned": None if expected is None else expected.values, "measured": self.values.bytes}
         by_stage = {} if self._peaks is None else self._peaks.by_stage
@@ -146,7 +152,7 @@ class Memory:
             },
             "saved": ledger.saved,
             **({"value_stage": stage} if any(x is not None for x in stage.values()) else {}),
-            "process": {"now": process[0], "peak": process[1]} | planned,
+            "process": {"now": process.now, "peak": process.peak, "sampled": process.sampled} | planned,
             "devices": self._devices() | {f"  {name}": peak for name, peak in by_stage.items()},
         }
 
@@ -160,6 +166,7 @@ def memory_rows(
     *,
     next_obs: str = "",
     process: tuple[int, int] | None = None,
+    sampled: bool = False,
     devices: Mapping[str, int] | None = None,
     planned: int | None = None,
     stage: tuple[int | None, int | None] = (None, None),
@@ -175,6 +182,8 @@ def memory_rows(
         The mode's name, shown beside "next.obs".
     process : (int, int), optional
         Resident bytes now and at the peak.
+    sampled : bool
+        Whether that peak is only the largest of some readings.
     devices : mapping from device to bytes, optional
         The most each has held.
     planned : int, optional
@@ -203,7 +212,7 @@ def memory_rows(
         rows.append(MemoryRow(device, None, peak))
     rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(*stage)]
     if process is not None:
-        rows.append(MemoryRow("process RSS", *process))
+        rows.append(MemoryRow("process RSS, sampled" if sampled else "process RSS", *process))
         if planned and process[1]:
             rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))
     return rows

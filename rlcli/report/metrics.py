@@ -1,7 +1,8 @@
-"""metrics.jsonl: one JSON object an iteration, handed to the system at once; TensorBoard beside it.
+"""metrics.jsonl: one JSON object an iteration, handed to the system at once; TensorBoard's events beside it.
 
 The file is valid JSON line by line whatever the figures are (NaN and inf become null), loses at most its last
-line in a crash, and is cut back to the checkpoint's frame count when a run resumes.
+line in a crash, and is cut back to the checkpoint's frame count when a run resumes. Of events, all figures of an
+iteration are one record: a tenth of the cost of one each.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from rlcli.config import registry
 from rlcli.config.installed import install
 from rlcli.config.parts import choices
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
-from rlcli.report.events import EventsWriter, Figures
 
 FRAMES = "frames"
 _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learning"
@@ -27,7 +29,76 @@ _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learni
     "rows": ("boundary_rows", "approximated", "dropped"),
     "throughput": ("frames_per_second", "seconds", "iteration"),
 }
+
+
+@runtime_checkable
+class Figures(Protocol):
+    """What takes a run's figures beside `metrics.jsonl`."""
+
+    def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None: ...
+
+    def settings(self, settings: Mapping[str, object]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 Logger = Callable[[Path, int | None], Figures]
+
+
+class EventsWriter:
+    """Appends scalars to a new events file in `folder`. Needs the package `tensorboard`.
+
+    Parameters
+    ----------
+    folder : Path
+    resume_at : int, optional
+        Earlier files' figures past this many frames are hidden: the resumed run writes them anew.
+
+    Raises
+    ------
+    ResourceError
+        The folder's name is no text.
+    """
+
+    def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        try:
+            self._writer = EventFileWriter(str(folder))
+        except UnicodeEncodeError:
+            raise ResourceError(
+                "TensorBoard writes only where names are UTF-8",
+                where=str(folder),
+                fix="Rename the folder, or use logger=none (for a run that is resumed: logger.kind=none).",
+            ) from None
+        if resume_at is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._add(resume_at + 1, session_log=start)
+
+    def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None:
+        """One record at `frames` with every (name, value)."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
+        self._add(frames, summary=self._summary(value=values))
+
+    def settings(self, settings: Mapping[str, object]) -> None:
+        """The settings of the run, by key; a value that is no number, bool or text is spelled."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        plain = {key: x if isinstance(x, bool | int | float | str) else str(x) for key, x in settings.items()}
+        self._add(0, summary=hparams_pb(plain))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, **content: object) -> None:
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))
 
 
 class MetricsWriter:

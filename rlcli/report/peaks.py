@@ -1,7 +1,7 @@
-"""What code holds for a moment on top of what stays: counted operation by operation, or asked of a CUDA allocator.
+"""What is held for a moment on top of what stays: counted operation by operation, or asked of who gave the memory.
 
 `LiveBytes` counts what a block of code makes, on the meta device too: that is how a peak is known before a run.
-`LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device.
+`LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device, `ProcessPeak` a whole run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from rlcli.processes.memory import process_memory
 
 GIVEN_BACK = 32 << 20  # glibc's largest threshold for blocks that are mapped on their own
 
@@ -161,3 +163,40 @@ class DevicePeaks:
     def peak(self) -> int:
         """The most over all stages, in bytes."""
         return max(self.by_stage.values(), default=0)
+
+
+class ProcessPeak:
+    """Resident bytes of this process from here on, however much it held before: it may have had other runs.
+
+    The system keeps one high-water mark a process. Where it cannot be lowered and was not passed since, the peak is the
+    largest of the readings.
+
+    Attributes
+    ----------
+    now, peak : int
+        As of the last reading.
+    sampled : bool
+        Whether the peak is only that of the readings.
+    """
+
+    def __init__(self) -> None:
+        self.now, self._mark = process_memory()
+        self.peak, self.sampled = self.now, True
+
+    @classmethod
+    def of_a_run(cls) -> ProcessPeak:
+        """One for which the system's mark is lowered to what is held now, where that may be."""
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:  # another system, or a kernel or container that refuses it
+            return cls()
+        found = cls()
+        found._mark, found.sampled = 0, False
+        return found
+
+    def read(self) -> None:
+        """Ask the system."""
+        self.now, mark = process_memory()
+        self.sampled = self.sampled and mark <= self._mark
+        self.peak = max(self.peak, self.now if self.sampled else mark)

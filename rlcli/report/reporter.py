@@ -25,14 +25,13 @@ from rlcli.keys import DONE, OBSERVATION, REWARD, Key
 from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Spent
 from rlcli.report.compiling import Compiling
-from rlcli.report.episodes import EpisodeStats
 from rlcli.report.ledger import Entry
 from rlcli.report.memory import Expected, Memory, Watched
 from rlcli.report.metrics import Logger, MetricsWriter, plain
 from rlcli.report.peaks import LargestPeak
-from rlcli.report.snapshot import Snapshot, shown
-from rlcli.report.tally import Figure, Tally, ValueRows
-from rlcli.report.view import View, open_view
+from rlcli.report.snapshot import Snapshot, View, shown
+from rlcli.report.tally import EpisodeStats, Figure, Tally, ValueRows
+from rlcli.report.view import open_view
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 

@@ -1,4 +1,4 @@
-"""What a view shows at one moment, in plain values: the live view and the plain line both spell it."""
+"""What a view shows at one moment, in plain values, and what every view can do with it."""
 
 from __future__ import annotations
 
@@ -93,3 +93,30 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
         if name in learned:
             found.setdefault(short, float(learned[name]))
     return found
+
+
+class View:
+    """What the reporter asks of a view; it asks `due` first, so that nothing is gathered in vain.
+
+    This one shows nothing (`console: off`). `redraws` says whether a state is drawn over the last one, and so may be
+    shown at any time.
+    """
+
+    redraws = False
+
+    def due(self) -> bool:
+        return False
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+    def say(self, text: str) -> None:
+        """One line that stays: a checkpoint, a derived value."""
+
+    def warn(self, text: str) -> None:
+        """A warning seen for the first time; a view whose snapshots show warnings need not repeat it."""
+
+    def close(self, snapshot: Snapshot | None = None) -> None:
+        """Show the last state and give the terminal back."""
+
+    def report(self, summary: Mapping) -> None:
+        """Print the closing report; after `close`."""

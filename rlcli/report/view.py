@@ -1,65 +1,138 @@
-"""Which view a run gets, and what every view can do: live on a terminal, plain lines in a pipe, or none."""
+"""What a run shows while it goes on: a view for a terminal (`live`), plain lines for pipes and schedulers, or none.
+
+Plain lines are ASCII without escape codes, at most `WIDTH` columns, one an interval; now and then the rest of what the
+live view shows follows.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Protocol, TextIO
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
 
 from rlcli.errors import ConfigError
-from rlcli.report.snapshot import Snapshot
+from rlcli.report import closing, figures
+from rlcli.report.clock import Spent
+from rlcli.report.figures import WIDTH, wrapped
+from rlcli.report.memory import MemoryRow
+from rlcli.report.snapshot import Snapshot, View
 
 VIEWS = ("auto", "live", "plain", "off")
+DETAILS_EVERY = 10  # lines
+_FIRST = ("kl", "explained variance", "q value", "evaluation return")  # learning figures of every line
 
 
-class View(Protocol):
-    """What the reporter asks of a view; it asks `due` first, so that nothing is gathered in vain.
+def line(snapshot: Snapshot) -> str:
+    """How far the run is and how it goes; groups two spaces apart."""
+    groups = [
+        f"{100 * snapshot.fraction:3.0f}%",
+        f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)}",
+        f"{figures.rate(snapshot.spent.pace)} frames/s",
+        f"return {figures.number(snapshot.mean_return)}",
+        f"length {figures.number(snapshot.mean_length)}",
+        *(f"{name} {figures.number(snapshot.learning[name])}" for name in _FIRST if name in snapshot.learning),
+    ]
+    eta = f"  eta {figures.duration(snapshot.eta)}"
+    while len("  ".join(groups)) + len(eta) > WIDTH:
+        groups.pop()
+    return "  ".join(groups) + eta
 
-    `redraws` says whether a state is drawn over the last one, and so may be shown at any time.
+
+def details(snapshot: Snapshot) -> list[str]:
+    """Where the seconds and the bytes went, and the learning figures that `line` leaves out."""
+    spent = snapshot.spent
+    learning = [
+        f"best {figures.number(snapshot.best)}",
+        f"episodes {figures.count(snapshot.episodes)}",
+        *(f"{name} {figures.number(x)}" for name, x in snapshot.learning.items() if name not in _FIRST),
+    ]
+    if snapshot.boundary is not None:
+        learning.append(f"boundary rows {100 * snapshot.boundary:.1f}%")
+        learning.append(f"approximated values {figures.count(snapshot.approximated)}")
+    if snapshot.dropped is not None:
+        learning.append(f"dropped rows {figures.count(snapshot.dropped)}")
+    memory: list[str] = []
+    for row in snapshot.memory:
+        if row.label.startswith(" "):  # about the row before
+            memory[-1] += f" {_memory(row).lstrip()}"
+        else:
+            memory.append(_memory(row))
+    stages = [_stage(spent, name, seconds) for name, seconds in spent.stages().items()]
+    groups = {"time": [figures.duration(snapshot.elapsed), *stages], "memory": memory, "learning": learning}
+    return [text for label, parts in groups.items() if parts for text in _packed(label, parts)]
+
+
+def _packed(label: str, parts: list[str]) -> list[str]:
+    lines = [f"      {label:<10}{parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) > WIDTH:
+            lines.append(f"{'':<16}{part}")
+        else:
+            lines[-1] += f"  {part}"
+    return lines
+
+
+def _stage(spent: Spent, name: str, seconds: float) -> str:
+    text = f"{name} {figures.share(seconds, spent.seconds)}%"
+    parts = " ".join(f"{part} {figures.share(s, spent.seconds)}" for part, s in spent.parts(name).items())
+    return f"{text} ({parts})" if parts else text
+
+
+def _memory(row: MemoryRow) -> str:
+    text = f"{row.label} {figures.size(row.now if row.now is not None else row.peak)}"
+    if row.now is not None and row.peak is not None:
+        text += f" peak {figures.size(row.peak)}"
+    if row.saved and row.saved > 0:
+        text += f" saved {figures.size(row.saved)}"
+    return text
+
+
+class PlainView(View):
+    """Writes a line when one is due: every 2 s at first, then every 60th of the time gone.
+
+    They are never more than a minute apart. A log stays short enough to read: about 260 lines in the first
+    hour, 60 in each later one, and with every tenth of them the details.
     """
 
-    redraws: bool
-
-    def due(self) -> bool: ...
-
-    def show(self, snapshot: Snapshot) -> None: ...
-
-    def say(self, text: str) -> None:
-        """One line that stays: a checkpoint, a derived value."""
-
-    def warn(self, text: str) -> None:
-        """A warning seen for the first time; a view whose snapshots show warnings need not repeat it."""
-
-    def close(self, snapshot: Snapshot | None = None) -> None:
-        """Show the last state and give the terminal back."""
-
-    def report(self, summary: Mapping) -> None:
-        """Print the closing report; after `close`."""
-
-
-class NoView:
-    """`console: off`."""
-
-    redraws = False
+    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        self._stream: TextIO | None = stream
+        self._now = now
+        self._began = now()
+        self._next = self._began
+        self._last: Snapshot | None = None
+        self._lines = 0
 
     def due(self) -> bool:
-        return False
+        return self._now() >= self._next
 
     def show(self, snapshot: Snapshot) -> None:
-        pass
+        now = self._now()
+        self._next = now + min(max(2.0, (now - self._began) / 60), 60.0)
+        self._last = snapshot
+        self._lines += 1
+        self.say("\n".join([line(snapshot), *([] if self._lines % DETAILS_EVERY else details(snapshot))]))
 
     def say(self, text: str) -> None:
-        pass
+        if self._stream is None:
+            return
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
+        except OSError:  # the reader has gone (`| head`) or its disk is full: the run goes on, metrics.jsonl has it all
+            self._stream = None
 
     def warn(self, text: str) -> None:
-        pass
-
-    def close(self, snapshot: Snapshot | None = None) -> None:
-        pass
+        self.say(wrapped(f"warning: {text}"))
 
     def report(self, summary: Mapping) -> None:
-        pass
+        self.say(closing.to_text(summary))
+
+    def close(self, snapshot: Snapshot | None = None) -> None:
+        if snapshot is not None and (self._last is None or self._last.frames != snapshot.frames):
+            self.show(snapshot)
 
 
 def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
@@ -84,14 +157,10 @@ def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
     """Build the view that `console` means on this stream (`sys.stdout` by default)."""
     stream = sys.stdout if stream is None else stream
     if stream is None:  # a program without a console
-        return NoView()
+        return View()
     kind = chosen(console, stream)
     if kind == "live":
         from rlcli.report.live import LiveView
 
         return LiveView(stream)
-    if kind == "plain":
-        from rlcli.report.plain import PlainView
-
-        return PlainView(stream)
-    return NoView()
+    return PlainView(stream) if kind == "plain" else View()

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 from rlcli.data.files.checkpoints import BUFFER, FOLDERS, STATE, TENSORS, gone, read_manifest, read_state
 from rlcli.data.files.disk import Disk, Stamp
-from rlcli.data.files.rows import LiveRows, RowFiles
+from rlcli.data.files.row_files import LiveRows, RowFiles
 from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
-from rlcli.runs.commands import start_command
-from rlcli.runs.folder import CHECKPOINTS, Run
+from rlcli.runs.folder import CHECKPOINTS, Run, start_command
 
 
 class Checkpoint(NamedTuple):

@@ -10,6 +10,7 @@ runs/train/ppo_exact/2031-05-06_14-03-59_s1/
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -25,16 +26,16 @@ from typing import Any
 
 from rlcli.config import registry
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
-from rlcli.config.run_files import CONFIG, RUN, SUMMARY, read_run_file, saved_frames
+from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.report.metrics import read_metrics
-from rlcli.report.whole_file import write_whole
 from rlcli.runs.lock import LOCK, read_holder
 from rlcli.runs.provenance import git_state, versions
 
 ROOT = "runs"
 DIFF, METRICS = "git.diff", "metrics.jsonl"
 BUFFER = "buffer"
+_EVENTS = "events.out."
 
 
 @dataclass(frozen=True)
@@ -256,21 +257,32 @@ def _take_away(made: list[Path], folder: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def taken_back(run: Run) -> Iterator[None]:
-    """A run that ends in an error before anything came of it leaves no folder behind."""
+def taken_back(run: Run, *, given: bool) -> Iterator[None]:
+    """A run that ends in an error before anything came of it leaves nothing behind.
+
+    A folder that was there before the run (`given`) stays, and what is in it that no run makes.
+    """
     try:
         yield
     except Exception:
-        if not any(_came_of(run, path) for path in run.path.rglob("*")):
-            shutil.rmtree(run.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the error that ended the run is the one to report
+            if not any(_came_of(run, path) for path in run.path.rglob("*")):
+                for path in filter(_made_by_runs, run.path.iterdir()) if given else [run.path]:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
         raise
 
 
 def _came_of(run: Run, path: Path) -> bool:
     """Whether a file is more than what is there before the first batch: our own, a logger's, a buffer's empty rows."""
     first = path.relative_to(run.path).parts[0]
-    before = first in (CONFIG, RUN, DIFF, LOCK, BUFFER) or first.startswith("events.out.")
+    before = first in (CONFIG, RUN, DIFF, LOCK, BUFFER) or first.startswith(_EVENTS)
     return not before and path.is_file() and path.stat().st_size > 0
+
+
+def _made_by_runs(path: Path) -> bool:
+    """Whether something in a run folder is called as what is there before the first batch."""
+    names = (CONFIG, RUN, DIFF, LOCK, BUFFER, CHECKPOINTS, METRICS, SEGMENTS)
+    return path.name in names or path.name.startswith(_EVENTS)
 
 
 def _claim_new(path: Path) -> Path:
@@ -312,3 +324,47 @@ def _occupied(path: Path) -> ResourceError:
 
 def _as_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip(".-")[:100] or "default"
+
+
+# ---- what to type next ------------------------------------------------------------------------------------------
+def resume_command(run: Run) -> str:
+    """What continues a run, typed in this directory: `rlcli resume runs/train/...`."""
+    return run_command("resume", run)
+
+
+def run_command(verb: str, run: Run) -> str:
+    """A verb on a run, typed in this directory, with the packages that the run's own names come from."""
+    path = run.path.absolute()
+    here = Path.cwd()
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
+    # without them the run's own env or policy has no name; they need not have been named in a command
+    for package in dict.fromkeys([*packages_of(run), *registry.imported]):
+        words += ["--import", package]
+    return shlex.join(words)
+
+
+def start_command(run: Run) -> str:
+    """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`."""
+    words = [word for word in run.info.get("overrides", []) if not word.startswith("run.dir=")]
+    for flag in ("--import", "--recipe-dir"):
+        words += [word for value in _values(run, flag) for word in (flag, value)]
+    return shlex.join(["rlcli", str(run.info.get("verb")), *words])
+
+
+def with_command(fix: str | None, text: str, run: Run) -> str:
+    """A fix, and the resume command after it."""
+    before = f"{fix.rstrip('.')}. " if fix else ""
+    return f"{before}{text}: {resume_command(run)}"
+
+
+def packages_of(run: Run) -> list[str]:
+    """The user's own packages that a run was made with."""
+    return list(dict.fromkeys([*map(str, run.info.get("packages", [])), *_values(run, "--import")]))
+
+
+def _values(run: Run, flag: str) -> list[str]:
+    """What a flag was given on the run's command line."""
+    given = [str(word) for word in run.info.get("command", [])]
+    apart = [value for name, value in itertools.pairwise(given) if name == flag]
+    return [*apart, *(word.partition("=")[2] for word in given if word.startswith(f"{flag}="))]

@@ -53,11 +53,7 @@ _SETTINGS = r"^core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eo
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Versions of Python, the platform and the installed packages; absent packages are left out."""
-    found = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-    }
+    found = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
     return found | _installed(packages)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+ACCELERATORS = ("cuda", "mps", "xpu")  # kinds that have random streams of their own
+
 
 def seed(number: int) -> None:
     """Start all of them from one number."""
@@ -25,26 +27,41 @@ def seed(number: int) -> None:
 
 
 def state() -> dict[str, Any]:
-    """Where they stand: plain values and arrays, without pickle."""
+    """Where they stand: plain values and arrays, without pickle; of accelerators, the streams of those in use."""
     version, words, gauss = random.getstate()
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     return {
         "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "cuda": list(on_gpu),
+        **{kind: _on(kind) for kind in ACCELERATORS},
     }
 
 
 def restore(saved: Mapping[str, Any]) -> None:
-    """Go on where `state` was taken; streams of GPUs that are not here are left out."""
+    """Go on where `state` was taken; streams of accelerators that are not here are left out."""
     python = saved["python"]
     random.setstate((int(python["version"]), tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(saved["numpy"])
     torch.set_rng_state(saved["torch"])
-    if saved["cuda"] and torch.cuda.is_available():
-        for index, words in enumerate(saved["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(words, index)
+    for kind in ACCELERATORS:
+        streams = saved.get(kind, ())
+        if streams and _is_here(kind):
+            for index, words in enumerate(streams[: getattr(torch, kind).device_count()]):
+                getattr(torch, kind).set_rng_state(words, f"{kind}:{index}")
+
+
+def _on(kind: str) -> list[torch.Tensor]:
+    """The stream of each device of a kind; none where nothing was computed on them."""
+    module = getattr(torch, kind)
+    if not _is_here(kind):
+        return []
+    if kind == "mps":  # one device, and nobody says whether it was used
+        return [module.get_rng_state()]
+    return list(module.get_rng_state_all()) if module.is_initialized() else []
+
+
+def _is_here(kind: str) -> bool:
+    return torch.backends.mps.is_available() if kind == "mps" else getattr(torch, kind).is_available()
 
 
 @contextlib.contextmanager

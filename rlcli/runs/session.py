@@ -7,29 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rlcli.collectors import Collector
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
 from rlcli.config.schemas import CollectConfig
-from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import encode
 from rlcli.errors import DamagedDataError, EnvError, NumericsError, ResourceError, RlcliError, StoppedSafely
 from rlcli.keys import Key
-from rlcli.report.events import Figures
+from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
-from rlcli.runs.commands import resume_command, with_command
-from rlcli.runs.folder import CHECKPOINTS, Run, create, taken_back
+from rlcli.runs.folder import CHECKPOINTS, Run, create, resume_command, taken_back, with_command
 from rlcli.runs.lock import RunLock
 from rlcli.runs.signals import StopSignals
+
+if TYPE_CHECKING:
+    from rlcli.collectors import Collector
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
 EVIDENCE = "not_finite.safetensors"
@@ -39,12 +41,13 @@ REPLAY_LOST = "{} open episodes could not be brought back and count as truncated
 
 @contextlib.contextmanager
 def begun(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
-    """A new run's folder, locked, and the signals that stop it; the folder is taken back where nothing came of it."""
+    """A new run's folder, locked, and the signals that stop it; what is made is taken back if nothing comes of it."""
+    given = cfg.run.dir is not None and os.path.exists(cfg.run.dir)
     with own_descriptors(), StopSignals() as stop:
         run = create(
             to_dict(cfg), verb=verb, recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
-        with taken_back(run), RunLock(run.path), kept_in(run.path):
+        with taken_back(run, given=given), RunLock(run.path), kept_in(run.path):
             yield run, stop
 
 
@@ -183,6 +186,8 @@ class Saver:
     stop : StopSignals
         Looked at after every batch.
     reporter : Reporter
+    buffer : ReplayBuffer, optional
+        Saved as "buffer", its rows in files of their own.
     """
 
     def __init__(
@@ -196,7 +201,9 @@ class Saver:
         keep: int,
         stop: StopSignals,
         reporter: Reporter,
+        buffer: ReplayBuffer | None = None,
     ) -> None:
+        self.buffer = buffer
         self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
         self.config, self.versions = config, versions
         self.stop, self.reporter = stop, reporter
@@ -234,10 +241,9 @@ class Saver:
             self.reporter.flush()
             state, ring = {}, None
             for name, part in self.parts.items():
-                if isinstance(part, ReplayBuffer):
-                    state[name], ring = part.state_and_ring()
-                else:
-                    state[name] = dict(part.state_dict())
+                state[name] = dict(part.state_dict())
+            if self.buffer is not None:
+                state["buffer"], ring = self.buffer.state_and_ring()
             state["random"] = random_streams.state()
             checkpoint.save(
                 self.run.path / CHECKPOINTS, state, number=frames, keep=self.keep,

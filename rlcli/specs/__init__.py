@@ -5,10 +5,9 @@ eight envs. `Composite` is the tensordict of specs. Specs draw, check and projec
 and store nothing.
 """
 
-from rlcli.specs.base import TensorSpec
+from rlcli.specs.base import Bounded, TensorSpec, Unbounded
 from rlcli.specs.composite import Composite
 from rlcli.specs.discrete import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
-from rlcli.specs.numbers import Bounded, Unbounded
 
 __all__ = [
     "Binary",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import Key, as_tuple, show, unravel
-from rlcli.specs.base import Device, TensorSpec, _shape
+from rlcli.specs.base import Device, TensorSpec, as_shape
 
 
 class Composite(TensorSpec):
@@ -74,7 +74,7 @@ class Composite(TensorSpec):
 
     def __getitem__(self, key):
         if not _is_key(key):
-            return self._reshaped(lambda x: x[key])
+            return self.reshaped(lambda x: x[key])
         spec = self.get(key)
         if spec is None:
             names = ", ".join(show(k) for k in self.keys(True, True))
@@ -155,21 +155,21 @@ class Composite(TensorSpec):
 
     # -- shapes and copies -------------------------------------------------------------------------
     def expand(self, *shape) -> Composite:
-        shape, old = _shape(shape), len(self.shape)
+        shape, old = as_shape(shape), len(self.shape)
         return self._mapped(lambda s: s.expand(*shape, *s.shape[old:]), shape)
 
     def squeeze(self, dim: int) -> Composite:
         dim = dim % len(self.shape)
-        return self._reshaped(lambda x: x.squeeze(dim))
+        return self.reshaped(lambda x: x.squeeze(dim))
 
     def unsqueeze(self, dim: int) -> Composite:
         dim = dim % (len(self.shape) + 1)
-        return self._reshaped(lambda x: x.unsqueeze(dim))
+        return self.reshaped(lambda x: x.unsqueeze(dim))
 
-    def _reshaped(self, change) -> Composite:
+    def reshaped(self, change) -> Composite:
         # changes name their dims from the left, so that one change fits entries of every rank
         batch = change(torch.empty(self.shape, device="meta")).shape
-        return self._mapped(lambda s: s._reshaped(change), batch)
+        return self._mapped(lambda s: s.reshaped(change), batch)
 
     def to(self, target: torch.device | str | torch.dtype) -> Composite:
         if isinstance(target, torch.dtype):

@@ -19,8 +19,6 @@ class Categorical(TensorSpec):
     ----------
     n : int
     shape : sequence of int, default ()
-    dtype : torch.dtype, default torch.int64
-    device : torch.device or str, optional
     """
 
     def __init__(self, n: int, shape=(), dtype: torch.dtype = torch.int64, device: Device = None) -> None:
@@ -64,8 +62,6 @@ class OneHot(TensorSpec):
     n : int
     shape : sequence of int, default (n,)
         Ends in `n`.
-    dtype : torch.dtype, default torch.int64
-    device : torch.device or str, optional
     """
 
     event_dims = 1
@@ -105,8 +101,6 @@ class MultiCategorical(TensorSpec):
     nvec : sequence of int
     shape : sequence of int, default (len(nvec),)
         Ends in `len(nvec)`.
-    dtype : torch.dtype, default torch.int64
-    device : torch.device or str, optional
     """
 
     event_dims = 1
@@ -151,8 +145,6 @@ class MultiOneHot(TensorSpec):
     nvec : sequence of int
     shape : sequence of int, default (sum(nvec),)
         Ends in `sum(nvec)`.
-    dtype : torch.dtype, default torch.int64
-    device : torch.device or str, optional
     """
 
     event_dims = 1
@@ -193,8 +185,6 @@ class Binary(TensorSpec):
     n : int, optional
         By default the last size of `shape`.
     shape : sequence of int, default (n,)
-    dtype : torch.dtype, default torch.bool
-    device : torch.device or str, optional
     """
 
     def __init__(

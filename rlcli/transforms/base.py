@@ -3,7 +3,7 @@
 The *TensorDict face* (`_step`, `_reset`, `forward`, `inv`) works anywhere. The *column face* (`bind`,
 `batch_pass`) does the same inside the collector, on numpy rows and whole columns, without a tensordict; both
 give the same bits. A transform without a column face is still right, only slower: with all that lie below it, it is
-stepped as `TransformedEnv` steps it. `faces.py` decides where a column face runs.
+stepped as `TransformedEnv` steps it. `choose_faces` decides where a column face runs.
 
 Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 """
@@ -11,7 +11,7 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, IS_INIT, NEXT, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import NEXT, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec, Unbounded
+from rlcli.transforms.stored_rows import BufferRows
 
 Schema = Mapping[Any, tuple[tuple[int, ...], np.dtype]]
 Rows = Mapping[Any, Sequence[np.ndarray]]
@@ -36,49 +37,6 @@ OTHER_METHODS = {
     "adopt", "check_later", "transform_fake_tensordict", "bind_buffer", "reads_anew", "sampled", "has_columns",
     "own_methods", "reads", "writes", "recalls", "plan", "batch_pass",
 }  # fmt: skip
-
-
-class BufferIndex(Protocol):
-    """Which rows of a buffer follow each other, as transforms ask."""
-
-    def successors(self, rows: np.ndarray) -> np.ndarray:
-        """The row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
-
-    def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
-
-
-class BufferRows(Protocol):
-    """The stored rows of a buffer, as transforms see them; a `Ring` of `rlcli.data` is one."""
-
-    @property
-    def index(self) -> BufferIndex: ...
-    @property
-    def fields(self) -> Collection[Key]:
-        """The keys of a row; the same object while they are the same."""
-
-    @property
-    def sparse_keys(self) -> Sequence[Key]:
-        """Keys beside those, of which few rows hold something."""
-
-    def read(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> TensorDictBase:
-        """A new batch ``[N]`` of live rows int64 ``[N]``."""
-
-    def columns(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> dict[Key, Tensor]:
-        """The same as columns ``[N, *F]``."""
-
-    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
-        """Tell trajectories apart by these keys."""
-
-
-@runtime_checkable
-class GatheredRows(Protocol):
-    """A column that is put together when it is read, as `next_obs=exact` keeps next observations."""
-
-    nbytes_held: int
-
-    def full(self) -> Tensor:
-        """It as a plain tensor."""
 
 
 class RowOp:
@@ -387,35 +345,6 @@ def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBa
     """The lanes that restart, bool `[*B, 1]`; `None` for all of them."""
     mask = reset_tensordict.get(RESET, None)
     return tensordict.get(RESET, None) if mask is None and tensordict is not None else mask
-
-
-def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:
-    """bool `[*B]`: rows that the row below in time, of the last of these dims, continues; the last row is none.
-
-    Parameters
-    ----------
-    tensordict : TensorDict ``[*B]``
-        Whose `is_init` and padding mask are looked at, where it has them.
-    done, ids, count : Tensor ``[*B, ...]``, optional
-        End flags, trajectory ids and step counts: one value a row.
-    """
-    shape = tensordict.shape
-    first, real = tensordict.get(IS_INIT, None), tensordict.get(COLLECTOR_MASK, None)
-    known = next((x for x in (done, ids, count) if x is not None), None)
-    found = torch.ones(shape, dtype=torch.bool, device=tensordict.device if known is None else known.device)
-    here, below = found[..., :-1], (..., slice(1, None))
-    if done is not None:
-        here &= ~done.reshape(shape)[..., :-1].bool()
-    if ids is not None:
-        here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
-    if count is not None:
-        here &= count.reshape(shape)[below] == count.reshape(shape)[..., :-1] + 1
-    if first is not None:
-        here &= ~first.reshape(shape)[below].bool()
-    if real is not None:  # rows of a padded slice that repeat its last one
-        here &= real.reshape(shape)[below]
-    found[..., -1:] = False
-    return found
 
 
 def put(cols: Columns, key: Key, value: np.ndarray) -> None:

@@ -1,14 +1,27 @@
-"""Transforms one after the other. `inv` runs backwards: what left last comes back first."""
+"""Transforms one after the other, and which of them run inside the collector's loop, on which rows.
+
+A transform is worth a call per step only if something in the loop (the policy, the env, a later transform that runs
+there) uses what it writes; otherwise one vectorised pass after the loop gives the same bits for almost nothing.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
+import numpy as np
 from torch import nn
 
-from rlcli.transforms.base import Transform, is_ours
+from rlcli.errors import ArgumentError
+from rlcli.keys import DONE, NEXT, TERMINATED, TRUNCATED, Key, as_tuple, show
+from rlcli.transforms.base import RAW, RowOp, Rows, Schema, Transform, is_ours
+
+FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads them
+
+Kind = tuple[tuple[int, ...], np.dtype]
 
 
 def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
@@ -22,8 +35,19 @@ def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
     return found
 
 
+def _one_by_one(name: str) -> Any:
+    """A method that hands its argument to that of each transform, and what one gives to the next."""
+
+    def method(self: Compose, value: Any) -> Any:
+        for transform in self:
+            value = getattr(transform, name)(value)
+        return value
+
+    return method
+
+
 class Compose(Transform):
-    """Apply `transforms` in order.
+    """Apply `transforms` in order. `inv` runs backwards: what left last comes back first.
 
     Parameters
     ----------
@@ -70,11 +94,6 @@ class Compose(Transform):
         """It has none: its parts have. One that is not taken as its parts is stepped on tensordicts."""
         return False
 
-    def forward(self, tensordict):
-        for transform in self:
-            tensordict = transform(tensordict)
-        return tensordict
-
     def _step(self, tensordict, next_tensordict):
         for transform in self:
             next_tensordict = transform._step(tensordict, next_tensordict)
@@ -94,11 +113,6 @@ class Compose(Transform):
         for transform in self:
             transform.promoted(tensordict, following)
 
-    def transform_fake_tensordict(self, tensordict):
-        for transform in self:
-            tensordict = transform.transform_fake_tensordict(tensordict)
-        return tensordict
-
     def bind_buffer(self, ring):
         for transform in self:
             transform.bind_buffer(ring)
@@ -108,30 +122,13 @@ class Compose(Transform):
             tensordict = transform.sampled(tensordict, rows)
         return tensordict
 
-    def transform_observation_spec(self, spec):
-        for transform in self:
-            spec = transform.transform_observation_spec(spec)
-        return spec
-
-    def transform_reward_spec(self, spec):
-        for transform in self:
-            spec = transform.transform_reward_spec(spec)
-        return spec
-
-    def transform_state_spec(self, spec):
-        for transform in self:
-            spec = transform.transform_state_spec(spec)
-        return spec
-
-    def transform_action_spec(self, spec):
-        for transform in self:
-            spec = transform.transform_action_spec(spec)
-        return spec
-
-    def transform_done_spec(self, spec):
-        for transform in self:
-            spec = transform.transform_done_spec(spec)
-        return spec
+    forward = _one_by_one("__call__")
+    transform_fake_tensordict = _one_by_one("transform_fake_tensordict")
+    transform_observation_spec = _one_by_one("transform_observation_spec")
+    transform_reward_spec = _one_by_one("transform_reward_spec")
+    transform_state_spec = _one_by_one("transform_state_spec")
+    transform_action_spec = _one_by_one("transform_action_spec")
+    transform_done_spec = _one_by_one("transform_done_spec")
 
 
 _FREE = {"__init__", "__repr__", "extra_repr"}
@@ -145,3 +142,130 @@ def parts_of(transform: Transform) -> list[Transform]:
     own = {name for part in (transform, *kinds) for name in vars(part)} - _FREE
     ours = [getattr(Compose, name, None) for name in own]
     return [transform] if any(callable(x) or isinstance(x, property) for x in ours) else list(transform)
+
+
+# ---- in the loop, or after it ----------------------------------------------------------------------------------------
+@dataclass
+class Faces:
+    """The plan that `choose_faces` made.
+
+    Attributes
+    ----------
+    inside : list of Transform
+        Run in the loop, in this order.
+    after : list of Transform
+        Have their `batch_pass` called after the loop, in this order, with the final done flags in the
+        columns.
+    rows : dict of key to (shape, dtype)
+        Every key that needs T + 1 rows: what the env writes, what the transforms inside add, and, as
+        `("_raw", key)`, what a key was before a transform changed its shape or dtype. All of them are
+        carried from row T to the next batch's row 0; a raw key needs no column.
+    columns : dict of key to (shape, dtype)
+        Root keys that the transforms of `after` add as whole columns.
+    env_keys : dict of key to key
+        Where the env writes each of its keys: `key` itself or `("_raw", *key)`.
+    needs : set of keys
+        What the transforms inside read; with `("next", "reward")` among them the loop must fill reward rows.
+    """
+
+    inside: list[Transform]
+    after: list[Transform]
+    rows: dict[Any, Kind]
+    columns: dict[Any, Kind]
+    env_keys: dict[Any, Any]
+    needs: set[Any]
+    _views: list[dict[Any, Any]]
+
+    def bind(self, rows: Rows, n: int) -> list[RowOp]:
+        """The row ops on one batch buffer, in order; see `Transform.bind` for `rows` and `n`."""
+        ops = []
+        for transform, names in zip(self.inside, self._views, strict=True):
+            beside = {key: row for key, row in rows.items() if as_tuple(key)[0] != RAW}
+            view = beside | {seen: rows[name] for seen, name in names.items()}
+            op = transform.bind(view, n)
+            if op is not None:  # else it does nothing to steps
+                ops.append(op)
+        return ops
+
+
+def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, live: Iterable[Key]) -> Faces:
+    """Sort transforms into those that run in the loop and those that run after it.
+
+    Parameters
+    ----------
+    transforms : Transform, or iterable of Transform in order of application
+    schema : mapping of key to (shape, dtype)
+        One env's observation keys, and `("next", "reward")`.
+    live : iterable of keys
+        What the policy and the env read in the loop.
+    """
+    transforms = list(Compose(transforms) if isinstance(transforms, Transform) else transforms)
+    schemas: list[dict[Any, Kind]] = []
+    now: dict[Any, Kind] = dict(schema)
+    for transform in transforms:
+        schemas.append(dict(now))
+        now.update(transform.plan(now))
+
+    read: set[Any] = set(live)
+    written: set[Any] = set()
+    needs: set[Any] = set()
+    inside = []
+    for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
+        reads, writes = set(transform.reads(before)) - FLAGS, set(transform.writes(before))
+        # A pass after the loop also sees what later transforms in the loop made of a key, so it must not be
+        # one that reads or writes such a key itself.
+        needed = writes & read or (reads | writes) & written
+        if transform.ends_episodes or needed or not transform.has_batch_pass:
+            _check_face(transform, needed)
+            inside.append(transform)
+            read |= reads
+            needs |= reads
+            written |= writes
+    inside.reverse()
+    after = [transform for transform in transforms if transform not in inside]
+    return _with_names(inside, after, schema, needs)
+
+
+def _check_face(transform: Transform, needed: Any) -> None:
+    if transform.batch_only and needed:
+        keys = ", ".join(sorted(show(key) for key in needed))
+        raise ArgumentError(
+            f"{type(transform).__name__} works on whole batches, but {keys} is used while collecting",
+            fix="Put the transform that reads it before this one, or let the policy not read it.",
+        )
+
+
+def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Any, Kind], needs: set[Any]) -> Faces:
+    """Name the rows of every version of a key: `("_raw", *key)`, `("_raw", *key, "1")`, ..., `key`, in words."""
+    roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
+    versions: dict[Any, list[Kind]] = {key: [kind] for key, kind in roots.items()}
+    seen: list[dict[Any, int]] = []  # for each transform, the version of each key after it
+    changed: list[set[Any]] = []
+    recalled: set[Any] = set()  # keys whose newest version must not be written again
+    for transform in inside:
+        now = {**schema, **{key: kinds[-1] for key, kinds in versions.items()}}
+        plan = transform.plan(now)
+        plan |= {key: now[key] for key in transform.writes(now) if key in recalled and key not in plan}
+        changed.append({key for key in plan if key in versions})
+        for key, kind in plan.items():
+            versions.setdefault(key, []).append(kind)
+        seen.append({key: len(kinds) - 1 for key, kinds in versions.items()})
+        recalled = recalled - set(plan) | set(transform.recalls())
+
+    def name(key: Any, version: int) -> Any:
+        if version == len(versions[key]) - 1:
+            return key
+        return (RAW, *as_tuple(key), str(version)) if version else (RAW, *as_tuple(key))
+
+    views = []
+    for after_it, new in zip(seen, changed, strict=True):
+        view = {key: name(key, version) for key, version in after_it.items()}
+        view |= {(RAW, key): name(key, after_it[key] - 1) for key in new}
+        views.append(view)
+    rows = {name(key, i): kind for key, kinds in versions.items() for i, kind in enumerate(kinds)}
+    now = {**schema, **{key: kinds[-1] for key, kinds in versions.items()}}
+    columns: dict[Any, Kind] = {}
+    for transform in after:
+        columns.update(transform.plan({**now, **columns}))
+    env_keys = {key: name(key, 0) for key in schema if key in versions}
+    return Faces(inside, after, rows, columns, env_keys, needs, views)

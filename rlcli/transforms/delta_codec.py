@@ -6,7 +6,8 @@ int8                (next - obs) / scale, a scale for each row  floats; never ov
 int16               next - obs, exactly                         int32 and int64
 ```
 A row that its code cannot hold may be marked instead: the code's lowest value, or a scale of -1, stands in the place of
-its difference, and the next observation itself is kept elsewhere.
+its difference, and the next observation itself is kept elsewhere. No difference is written as that value, so a marked
+row whose next observation is not at hand is known, and refused.
 A codec knows nothing of batches, envs or buffers. What it wrote tells by its dtypes how it is to be read.
 """
 
@@ -20,7 +21,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next
 
 DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
@@ -105,17 +106,39 @@ def _lowest(code: torch.dtype) -> float:
     return torch.finfo(code).min if code.is_floating_point else torch.iinfo(code).min
 
 
-def decode(obs: Tensor, coded: Coded, kept: Tensor | None = None) -> Tensor:
-    """The next observation `[*B, *F]`, in the dtype of `obs`; marked rows read `kept` `[*B, *F]`."""
-    if kept is not None:
-        where, after = marked(coded), decode(obs, coded)
-        return torch.where(where, kept, after) if bool(where.any()) else after
+def decode(obs: Tensor, coded: Coded) -> Tensor:
+    """The next observation `[*B, *F]`, in the dtype of `obs`; of marked rows, nothing that means anything."""
     delta = coded.delta.to(obs.dtype)
     if coded.scale is not None:
         dims = delta.ndim - coded.scale.ndim
         scale = coded.scale.reshape(*coded.scale.shape[:-1], *[1] * (dims + 1)).to(obs.dtype)
         delta = delta * scale
     return obs + delta
+
+
+def read(key: Key, obs: Tensor, coded: Coded, kept: Tensor | None) -> Tensor:
+    """The next observation `[*B, *F]` from what is kept of it; marked rows read `kept` `[*B, *F]`.
+
+    Raises
+    ------
+    MissingKeyError
+        There are marked rows and no `kept`, or the scales of int8 are missing.
+    """
+    if coded.delta.dtype is torch.int8 and coded.scale is None:
+        raise _part_missing(key, scale_key(key), "it is int8, which means nothing without its scales")
+    where, after = marked(coded), decode(obs, coded)
+    if not bool(where.any()):
+        return after
+    if kept is None:
+        raise _part_missing(key, kept_key(key), "some of its rows are marked as kept there whole")
+    return torch.where(where, kept, after)
+
+
+def _part_missing(key: Key, part: Key, why: str) -> MissingKeyError:
+    return MissingKeyError(
+        f"{show(delta_key(key))} cannot be read without {show(part)}",
+        why=why, fix=f"Keep {show(part)} (keep_keys) as well.",
+    )  # fmt: skip
 
 
 def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: float) -> float:
@@ -203,7 +226,7 @@ def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
             f"{'.'.join(delta_key(key))} is the difference to an observation that the batch does not hold",
             fix=f"Keep {'.'.join(as_tuple(key))} (keep_keys) as well.",
         )
-    return decode(obs, Coded(delta, batch.get(scale_key(key), None)), batch.get(kept_key(key), None))
+    return read(key, obs, Coded(delta, batch.get(scale_key(key), None)), batch.get(kept_key(key), None))
 
 
 def next_or_rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:

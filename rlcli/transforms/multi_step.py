@@ -32,8 +32,9 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.transforms.base import BufferRows, Transform, goes_on
-from rlcli.transforms.delta_codec import DELTA, KEPT, SCALE, Coded, decode, delta_key, kept_key, scale_key
+from rlcli.transforms.base import Transform
+from rlcli.transforms.delta_codec import DELTA, KEPT, SCALE, Coded, delta_key, kept_key, read, scale_key
+from rlcli.transforms.stored_rows import BufferRows, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
 CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of a slice
@@ -236,5 +237,5 @@ def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]
     """Columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
     for key in coded:
         scale, kept = last.pop(scale_key(key), None), last.pop(kept_key(key), None)
-        last[under_next(key)] = decode(last.pop(key), Coded(last.pop(delta_key(key)), scale), kept)
+        last[under_next(key)] = read(key, last.pop(key), Coded(last.pop(delta_key(key)), scale), kept)
     return last

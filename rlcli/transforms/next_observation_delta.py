@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
-from rlcli.transforms.base import GatheredRows, Transform
+from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
     DELTA,
     FLOAT_CODES,
@@ -39,6 +39,7 @@ from rlcli.transforms.delta_codec import (
     saves,
     scale_key,
 )
+from rlcli.transforms.stored_rows import GatheredRows
 
 PARTS = (DELTA, SCALE, KEPT)
 ON_OVERFLOW = ("raise", "keep")
@@ -211,9 +212,9 @@ class NextObservationDelta(Transform):
         worst, rows = error.max() if error.numel() else error.new_zeros(()), obs.shape[:batch_dims].numel()
         exact, kept = not obs.dtype.is_floating_point, None
         inexact = bool(worst != 0) if exact else not bool(torch.isfinite(worst))
+        inexact = inexact or bool(marked(coded).any())  # who reads it takes it for a row that was kept
         if self.on_overflow == "keep":
             kept = torch.zeros(obs.shape[:batch_dims], dtype=torch.bool, device=obs.device)
-            inexact = inexact or bool(marked(coded).any())
         if inexact and kept is None:
             _refuse(key, obs, after, coded.delta.dtype)
         elif inexact:
@@ -370,6 +371,8 @@ def _refuse(key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> NoReturn
     limit = torch.finfo(code).max if code.is_floating_point else torch.iinfo(torch.int16).max
     if code is torch.int8:
         limit = torch.finfo(torch.float32).max
+    elif code.is_floating_point and change <= limit:  # down to the lowest, which marks rows that are kept
+        limit = -float(torch.nextafter(torch.tensor(-limit, dtype=code), torch.zeros((), dtype=code)))
     wider = "memory.delta_dtype=bfloat16 or int8, or " if code is torch.float16 else ""
     kind = str(code).removeprefix("torch.")
     raise NumericsError(

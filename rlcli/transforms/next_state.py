@@ -18,8 +18,9 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, OBSERVATION, TRAJ_IDS, Key, show, under_next
-from rlcli.specs.numbers import fill_for
-from rlcli.transforms.base import BufferRows, Transform, goes_on
+from rlcli.specs.base import fill_for
+from rlcli.transforms.base import Transform
+from rlcli.transforms.stored_rows import BufferRows, goes_on
 
 SOURCES = ("storage", "sample")
 

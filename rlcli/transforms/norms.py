@@ -11,6 +11,7 @@ is not subtracted: that would change which policy is best.  Rewards keep their s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -66,7 +67,30 @@ class RunningMoments:
         self.deviation = state["deviation"].cpu().numpy().copy()
 
 
-class RunningNorm(Transform):
+class _Learning(Transform):
+    """A transform that learns from what passes through it, until it is frozen; its parts are saved by name."""
+
+    frozen = False
+
+    def freeze(self, frozen: bool = True) -> Self:
+        """Stop counting and refreshing (for evaluation), or go on; returns itself."""
+        self.frozen = frozen
+        return self
+
+    def _parts(self) -> dict[str, Any]:
+        """What it has learned: each has `state()` and `load(state)`."""
+        raise NotImplementedError
+
+    def get_extra_state(self):
+        return {f"{name}/{field}": x for name, part in self._parts().items() for field, x in part.state().items()}
+
+    def set_extra_state(self, state):
+        for name, part in self._parts().items():
+            prefix = f"{name}/"
+            part.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+
+class RunningNorm(_Learning):
     """`clip((x - mean) / sqrt(var + epsilon))`, float32, elementwise over all envs.
 
     Parameters
@@ -93,14 +117,8 @@ class RunningNorm(Transform):
     ) -> None:
         super().__init__(in_keys, out_keys)
         self.clip, self.epsilon, self.refresh_each_step = float(clip), epsilon, refresh_each_step
-        self.frozen = False
         self.tallies = [_Tally() for _ in self.in_keys]
         self.refresh()
-
-    def freeze(self, frozen: bool = True) -> RunningNorm:
-        """Stop counting and refreshing (for evaluation), or go on; returns itself."""
-        self.frozen = frozen
-        return self
 
     def adopt(self, state):
         self.load_state_dict(state)
@@ -154,15 +172,8 @@ class RunningNorm(Transform):
     def bind(self, rows, n):
         return _Rows(self, self._row_pairs(rows))
 
-    # -- state ---------------------------------------------------------------------------------------------
-    def get_extra_state(self):
-        named = zip(self.in_keys, self.tallies, strict=True)
-        return {f"{spell(key)}/{name}": v for key, tally in named for name, v in tally.state().items()}
-
-    def set_extra_state(self, state):
-        for key, tally in zip(self.in_keys, self.tallies, strict=True):
-            prefix = f"{spell(key)}/"
-            tally.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    def _parts(self):
+        return {spell(key): tally for key, tally in zip(self.in_keys, self.tallies, strict=True)}
 
 
 class _Tally:
@@ -258,7 +269,7 @@ class _Rows(RowOp):
             self.transform.refresh()
 
 
-class RewardNorm(Transform):
+class RewardNorm(_Learning):
     """`clip(reward / sqrt(var(R) + epsilon))`, with the return R = gamma R + reward, 0 at episode starts.
 
     In a collector the whole batch is counted first and then scaled, once; step by step elsewhere.
@@ -277,14 +288,8 @@ class RewardNorm(Transform):
     def __init__(self, gamma: float = 0.99, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__(in_keys=["reward"])
         self.gamma, self.clip, self.epsilon = float(gamma), float(clip), float(epsilon)
-        self.frozen = False
         self.moments = RunningMoments()
         self.returns = Carry(np.float64)
-
-    def freeze(self, frozen: bool = True) -> RewardNorm:
-        """Stop counting (for evaluation), or go on; returns itself."""
-        self.frozen = frozen
-        return self
 
     def adopt(self, state):
         self.load_state_dict(state)
@@ -333,11 +338,5 @@ class RewardNorm(Transform):
         self.returns.keep(np.where(done[:, -1], 0, held))
         return returns
 
-    def get_extra_state(self):
-        named = {"moments": self.moments.state(), "returns": self.returns.state()}
-        return {f"{part}/{name}": value for part, state in named.items() for name, value in state.items()}
-
-    def set_extra_state(self, state):
-        for part in (self.moments, self.returns):
-            prefix = "moments/" if part is self.moments else "returns/"
-            part.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    def _parts(self):
+        return {"moments": self.moments, "returns": self.returns}

@@ -5,7 +5,7 @@ import torch
 
 from rlcli import bench
 from rlcli.bench import extend
-from rlcli.bench.buffer_rows import LENGTH, image_rows, numbers_of, seven_keys, small_rows
+from rlcli.bench.buffer_loops import LENGTH, image_rows, numbers_of, seven_keys, small_rows
 from rlcli.bench.harness import Figure
 from rlcli.data import TensorDictReplayBuffer
 from rlcli.errors import ConfigError, NumericsError
@@ -59,7 +59,7 @@ def test_slices_that_are_not_consecutive_are_an_error(monkeypatch):
 
 def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
     for name in ("torchrl", "cpprb"):
-        monkeypatch.setattr(f"rlcli.bench.peers.buffers.{name}", lambda *a, **k: None)
+        monkeypatch.setattr(f"rlcli.bench.peers.{name}_buffer", lambda *a, **k: None)
     result = bench.measure("extend", [*EXTEND, "memmap=false"]).as_dict()
     assert [side["name"] for side in result["sides"]][:3] == ["by hand", "rlcli", "rlcli, exact"]
     assert sum("not installed" in note for note in result["notes"]) == 2

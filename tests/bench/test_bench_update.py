@@ -24,13 +24,13 @@ def test_all_sides_end_with_the_same_weights(action):
 
 
 def test_a_side_that_does_something_else_is_an_error(monkeypatch):
-    monkeypatch.setattr("rlcli.learning.step.Step.__call__", lambda self, figures: {})
+    monkeypatch.setattr("rlcli.learning.optimizer.Step.__call__", lambda self, figures: {})
     with pytest.raises(NumericsError, match="does not do the same update"):
         bench.measure("update", [*SMALL, "peers=False"])
 
 
 def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
-    monkeypatch.setattr("rlcli.bench.peers.torchrl_learning.update", lambda *a, **k: None)
+    monkeypatch.setattr("rlcli.bench.update.torchrl_update", lambda *a, **k: None)
     result = bench.measure("update", SMALL).as_dict()
     assert "torchrl" not in [side["name"] for side in result["sides"]]
     assert "not installed" in result["notes"][0]

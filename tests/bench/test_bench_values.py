@@ -22,7 +22,7 @@ def test_gae_measures_every_shape_against_both_functions():
 
 def test_gae_does_not_time_a_side_that_is_wrong(monkeypatch):
     wrong = {"torchrl, loop": lambda gamma, lmbda, *columns: gae.generalized_advantage_estimate(gamma, 0.5, *columns)}
-    monkeypatch.setattr(gae.torchrl_learning, "estimates", lambda: wrong)
+    monkeypatch.setattr(gae, "torchrl_estimates", lambda: wrong)
     with pytest.raises(NumericsError, match="not the reference's"):
         bench.measure("gae", ["scale=64"])
 

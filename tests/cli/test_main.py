@@ -1,5 +1,6 @@
 """Verbs, flags, exit codes and what is printed when something is wrong."""
 
+import re
 import signal
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from rlcli import errors
 from rlcli.cli import main as main_module
+from rlcli.config.resolved import from_dict
 
 HEAVY = ("torch", "tensordict", "hydra", "omegaconf", "rich", "numpy", "numba", "gymnasium")
 
@@ -51,8 +53,8 @@ def test_help_lists_every_verb(rlcli):
 
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_help_of_a_verb_shows_every_key_with_its_meaning(rlcli, verb):
+    from rlcli.config.option import leaves
     from rlcli.config.schemas import VERBS
-    from rlcli.config.tree import leaves
     from rlcli.config.unread import read_with
 
     code, out, _ = rlcli(f"{verb} --help")
@@ -77,10 +79,13 @@ def test_help_says_with_which_choices_an_option_is_read_and_leaves_out_what_a_ve
     assert "run.keep" not in page and "policy.dueling" not in page and "memory.fill_value" in page
 
 
-@pytest.mark.parametrize("verb", ["resume", "eval", "ls", "cp", "show", "doctor", "completion"])
+@pytest.mark.parametrize(
+    "verb", ["plan", "resume", "eval", "inspect", "verify", "ls", "cp", "show", "doctor", "bench", "help", "completion"]
+)
 def test_the_other_verbs_have_help(rlcli, verb):
     code, out, _ = rlcli(f"{verb} --help")
-    assert code == 0 and out.startswith(f"usage: rlcli {verb}")
+    assert code == 0 and out.startswith(f"usage: rlcli {'VERB' if verb == 'help' else verb}")
+    assert max(map(len, out.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,7 @@ def test_the_other_verbs_have_help(rlcli, verb):
         ("env.num=3", "rlcli train env.num=3"),
         ("train --mutlirun", "--mutlirun"),
         ("train --mutlirun", "did you mean --multirun?"),
-        ("train --seed 3", "rlcli has no flag --seed; write seed=3"),
+        ("train --seed 3", "there is no flag --seed; write seed=3"),
         ("train -s 3 --env-id CartPole-v1", "no flag --env-id; write env.id=CartPole-v1"),
         ("plan train --total-timesteps=1e6", "no flag --total-timesteps; write total_frames=1e6"),
         ("show train --n-steps 16 --n-envs 4", "write collector.frames_per_batch=64"),
@@ -106,6 +111,8 @@ def test_the_other_verbs_have_help(rlcli, verb):
         ("eval . --episodes 0", ">= 1"),
         ("eval . --episodes many", "--episodes"),
         ("cp", "a recipe and a file"),
+        ("verify --forse RUN", "there is no flag --forse"),
+        ("ls --hepl", "there is no flag --hepl (did you mean --help?)"),
         ("cp ppo_exat x.yaml", "did you mean ppo_exact?"),
         ("ls recipies", "did you mean recipes?"),
         ("completion tcsh", "bash, zsh, fish"),
@@ -115,6 +122,25 @@ def test_a_wrong_command_is_one_sentence_and_exit_code_2(rlcli, line, words):
     code, out, err = rlcli(line)
     assert (code, out) == (2, "")
     assert words in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("verb", ["train", "collect", "plan", "show", "resume"])
+def test_a_flag_that_is_suggested_is_one_that_the_verb_has(rlcli, verb, monkeypatch):
+    """Of every flag that any verb has, mistyped: what is suggested is in the verb's own help or said to be a key."""
+    has = set(re.findall(r"--[a-z][a-z-]+", rlcli(f"{verb} --help")[1])) | {"--help", "--debug", "--import"}
+    has |= {"--recipe-dir"}
+    for flag in ("--multirun", "--resolve", "--package", "--force", "--why", "--faces", "--json", "--debug"):
+        if verb == "resume":
+            with pytest.raises(errors.ConfigError) as refused:
+                from_dict("train", {}, [f"{flag}e"])
+            err = str(refused.value)
+        else:
+            code, _, err = rlcli(f"{verb} {flag}e")
+            assert code == 2
+        suggested = re.findall(r"did you mean (.*?)\?", err)
+        assert {word for word in " ".join(suggested).split() if word.startswith("--")} <= has, err
+        if flag in has:
+            assert flag in " ".join(suggested).split(), err
 
 
 @pytest.mark.parametrize(
@@ -171,8 +197,6 @@ def test_a_reader_that_goes_away_is_no_error(process):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_table_of_verbs_names_modules_that_exist():
-    from importlib.util import find_spec
-
-    for module, _ in main_module.VERBS.values():
-        assert find_spec(f"rlcli.cli.{module}")
+def test_the_table_of_verbs_names_functions_that_exist():
+    for verb in main_module.VERBS:
+        assert callable(main_module.runner(verb))

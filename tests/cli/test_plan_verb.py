@@ -10,7 +10,7 @@ from rlcli.cli.completion import candidates
 def test_a_plan_is_printed_and_nothing_is_written(rlcli, tmp_path):
     code, out, _ = rlcli("plan train recipe=ppo_exact logger=none")
     assert code == 0 and "= RAM" in out and "exact *" in out and "compact" in out and "every episode that ends" in out
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs").exists() and max(map(len, out.splitlines())) <= 100
 
 
 def test_json_holds_the_same(rlcli):

@@ -11,9 +11,9 @@ import yaml
 
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates
+from rlcli.config.option import choices, leaves
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
-from rlcli.config.tree import choices, leaves
 
 
 def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):

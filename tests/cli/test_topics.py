@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.cli.topics import PAGES, topics
+from rlcli.cli.help import PAGES, topics
 
 
 @pytest.mark.parametrize("words", ["help", "help help"])

@@ -11,8 +11,7 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector, devices
-from rlcli.collectors.copies import on_device
-from rlcli.collectors.devices import one_device, place, resolve, sync_function
+from rlcli.collectors.devices import on_device, one_device, place, resolve, sync_function
 from rlcli.collectors.weights import matched, wait, write
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError

@@ -16,8 +16,8 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector
+from rlcli.collectors.finish import TrajectoryPool
 from rlcli.collectors.options import Delivery, Stepping, divided
-from rlcli.collectors.trajectory_ids import TrajectoryPool
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 

@@ -15,7 +15,7 @@ from rlcli.collectors.trajectories import Cutter, Piece, end_to_end, joined
 from rlcli.data import full_next_obs
 from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import Rows
-from rlcli.data.split_trajectories import padded
+from rlcli.data.splitting import padded
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED

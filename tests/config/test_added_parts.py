@@ -9,7 +9,7 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.config import registry
 from rlcli.config.compose import configure
-from rlcli.config.tree import leaves
+from rlcli.config.option import leaves
 from rlcli.config.unread import read_with, unread
 from rlcli.errors import ConfigError
 

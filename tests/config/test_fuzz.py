@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlcli.config.compose import configure
 from rlcli.config.guard import parse_yaml
+from rlcli.config.option import branches, leaves
 from rlcli.config.schemas import Config
-from rlcli.config.tree import branches, leaves
 from rlcli.errors import ConfigError
 
 WORDS = st.one_of(

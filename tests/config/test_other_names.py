@@ -5,9 +5,9 @@ import re
 import pytest
 
 from rlcli.config.compose import configure
+from rlcli.config.option import find, groups, leaves
 from rlcli.config.other_names import NAMES, UNLIKE, facts_of, instead
 from rlcli.config.schemas import VERBS, Config
-from rlcli.config.tree import find, groups, leaves
 from rlcli.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def test_every_name_of_what_is_no_key_is_answered_with_what_there_is(name, verb)
         ("wandb=true", "unknown key 'wandb'; metrics are in the run folder's metrics.jsonl"),
         ("wandb.project=x", "and as TensorBoard events with logger=tensorboard"),
         ("logger=wandb", "unknown logger 'wandb'; metrics are in the run folder's metrics.jsonl"),
-        ("--track", "rlcli has no flag --track; metrics are in"),
+        ("--track", "there is no flag --track; metrics are in"),
         ("verbose=0", "write console=off"),
         ("verbose=1", "write console=plain"),
         ("progress_bar=true", "write console=live"),

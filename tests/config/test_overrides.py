@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.config.compose import configure, plan
+from rlcli.config.option import leaves
 from rlcli.config.overrides import check_overrides, expand, listed
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
-from rlcli.config.tree import leaves
 from rlcli.errors import ConfigError
 
 
@@ -68,6 +68,36 @@ def test_all_mistakes_are_told_at_once_those_between_options_too():
     assert text.startswith("5 problems") and text.count("\n  - ") == 5
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["policy=nope", "policy.hidden=[3]", "policy.path=x"],
+        ["storage=nope", "storage.max_size=3"],
+        ["storage=nope", "loss=dqn", "sampler=random"],
+        ["loss=nope", "loss.tau=0.1"],
+        ["loss=nope", "loss.kwargs.a=1"],
+        ["sampler=nope", "sampler.slice_len=3"],
+        ["env=nope", "env.atari.noop_max=3"],
+        ["memory=nope", "memory.delta_dtype=int8"],
+        ["memory.next_obs=nope", "memory.delta_dtype=int8"],
+        ["optim=nope", "optim.momentum=0.3"],
+        ["value=nope", "value.lmbda=0.5"],
+        ["recipe=nope", "loss.tau=0.1", "sampler=random"],
+        ["value.average=flase", "value.average_over=batch"],
+        ["collector.frames_per_batch=64k", "sampler.batch_size=4096"],
+        ["env.num=many", "env.workers=12"],
+    ],
+)
+def test_what_cannot_be_used_is_the_only_problem_not_what_its_default_would_have_to_do_with_the_rest(words):
+    text = complaints(*words)
+    assert "\n" not in text and words[0].partition("=")[2] in text
+
+
+def test_a_choice_that_there_is_not_hides_no_problem_of_another_key():
+    text = complaints("storage=nope", "loss=dqn", "env.id=CartPol-v1", "env.num=0", "policy=random")
+    assert text.startswith("4 problems")
+
+
 def test_memory_exact_with_another_next_obs_says_that_they_contradict():
     assert "memory=exact and memory.next_obs=compact contradict" in complaints(
         "memory=exact", "memory.next_obs=compact"
@@ -112,6 +142,27 @@ def test_numbers_for_next_obs_are_refused_in_a_sweep_too():
 def test_next_obs_alone_is_the_preset_of_that_name(mode):
     memory = configure("train", ["recipe=ppo_full", f"memory.next_obs={mode}"]).memory
     assert (memory.kind, memory.next_obs) == (mode, mode)
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_mapping_meets_the_checks_that_its_single_options_meet(plus):
+    for words in (["env.atari={noop_max:3}"], ["env.atari={noop_max:30}"], ["env={atari:3}"], ["env.atari={noop:3}"],
+                  ["run={keep:1}"], ["weights={swap:never}"], ["weights={swap:3,swop:4}"]):  # fmt: skip
+        assert complaints(plus + words[0])
+    assert "env.atari.noop_max has no meaning with env=gym" in complaints(plus + "env.atari={noop_max:30}")
+    assert "run.keep is 1" in complaints(plus + "run={keep:1}")
+    pong = ["env=atari", "env.id=ALE/Pong-v5"]
+    assert configure("train", [*pong, plus + "env.atari={noop_max:3e0,screen_size:42}"]) == configure(
+        "train", [*pong, "env.atari.noop_max=3", "env.atari.screen_size=42"]
+    )
+    assert configure("train", [plus + "run={keep:3,dir:runs/x}"]).run.keep == 3
+
+
+def test_a_sweep_over_mappings_meets_them_too():
+    words = ["env.atari={noop_max:3e0},{noop_max:4}"]
+    assert plan("train", ["env=atari", "env.id=ALE/Pong-v5", *words], multirun=True).sweep
+    with pytest.raises(ConfigError, match=r"env\.atari\.noop_max has no meaning with env=gym"):
+        plan("train", words, multirun=True)
 
 
 def test_arguments_of_the_env_need_no_plus():

@@ -4,9 +4,9 @@ import pytest
 
 from rlcli.config import guard, registry
 from rlcli.config.compose import configure, plan
+from rlcli.config.option import groups, leaves
 from rlcli.config.recipes import find_recipes, shipped
 from rlcli.config.schemas import Config
-from rlcli.config.tree import groups, leaves
 from rlcli.errors import ConfigError
 
 SHIPPED = find_recipes()

@@ -48,6 +48,18 @@ def test_overrides_change_what_was_saved():
     assert (cfg.total_frames, cfg.env.kwargs, cfg.run.dir, cfg.threads) == (1000, {"a": 1}, None, 2)
 
 
+def test_a_mapping_of_keys_changes_those_that_it_names():
+    saved = through_json(Config())
+    cfg = from_dict("train", saved, ["run={keep:4}", "env.atari={noop_max:3}"])
+    assert (cfg.run.keep, cfg.run.eval_episodes, cfg.env.atari.noop_max) == (4, 20, 3)
+
+
+@pytest.mark.parametrize("word", ["recipe=ppo_pong", "optim=sgd", "optim={lr:1}", "env=atari"])
+def test_what_was_chosen_when_the_run_began_is_not_said_to_be_open_to_change(word):
+    with pytest.raises(ConfigError, match=r"was chosen when the run began .* now; leave it out, or start a new run"):
+        from_dict("train", through_json(Config()), [word])
+
+
 @pytest.mark.parametrize("choice", ["auto", "live", "plain", "off"])
 def test_a_group_that_is_nothing_but_its_choice_is_chosen_anew_by_its_name(choice):
     for word in (f"console={choice}", f"console.kind={choice}"):

@@ -7,10 +7,10 @@ import pytest
 
 from rlcli.config import registry
 from rlcli.config.compose import configure
+from rlcli.config.option import leaves
 from rlcli.config.parts import CHOICES
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS, CollectConfig, Config
-from rlcli.config.tree import leaves
 from rlcli.config.unread import read_with, unread
 from rlcli.errors import ConfigError
 
@@ -146,7 +146,8 @@ def test_parts_use_options_that_there_are_and_options_are_read_with_values_that_
     assert CHOICES["verb"].keys() == VERBS.keys()
     for leaf in leaves(Config).values():
         for key, wanted in leaf.option.when.items():
-            assert wanted and isinstance(wanted, tuple) and "." in key
+            assert wanted or leaf.key == "weights.swap"  # collectors that publish while they collect are not in a run
+            assert isinstance(wanted, tuple) and "." in key
             assert all(leaves(Config)[key].option.accepts(value) for value in wanted), leaf.key
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from rlcli.config.option import leaves
+from rlcli.config.parts import CHOICES
 from rlcli.config.registry import wrapper_call
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
-from rlcli.config.tree import leaves
 from rlcli.config.validate import validate
 
 
@@ -73,6 +74,7 @@ def test_the_defaults_have_no_problem():
         ({"optim__lr": 0.0}, ("optim.lr is 0.0", "> 0")),
         ({"optim__betas": [0.9]}, ("pair",)),
         ({"optim__momentum": 0.9}, ("optim.momentum", "optim=adam")),
+        ({"policy__kind": "checkpoint", "policy__path": "."}, ("policy=checkpoint acts", "use rlcli collect")),
         ({"env__id": "CartPol-v1"}, ("unknown env id 'CartPol-v1'", "did you mean CartPole-v1")),
         ({"env__num": 0}, ("env.num is 0", ">= 1")),
         ({"env__wrappers": ["ClipActon"]}, ("unknown wrapper 'ClipActon'", "ClipAction")),
@@ -207,3 +209,11 @@ def test_triton_is_refused_where_torch_is_a_cpu_build(monkeypatch):
 )
 def test_workers_that_nothing_would_start_are_refused(values, sentence):
     assert any(sentence in text for text in texts(changed(**values)))
+
+
+def test_a_part_of_ours_that_reads_its_kwargs_may_have_some(monkeypatch):
+    with_some = changed(loss__kwargs={"a": 1})
+    assert sum("loss.kwargs" in text for text in texts(with_some)) == 1
+    ours = CHOICES["loss"]
+    monkeypatch.setitem(ours, "ppo_clip", ours["ppo_clip"]._replace(uses=(*ours["ppo_clip"].uses, "loss.kwargs")))
+    assert not [text for text in texts(with_some) if "loss.kwargs" in text]

@@ -293,6 +293,17 @@ def test_an_id_stands_for_its_env():
     assert torch.equal(by_id.reset()["observation"], by_maker.reset()["observation"])
 
 
+def test_neighbouring_seeds_of_envs_stepped_one_by_one_have_none_in_common():
+    env = SerialEnv(4, transformed()[0])
+    given = []
+    for seed in range(50):
+        env.set_seed(seed)
+        given += [inner.seeded_with for inner in env.envs]
+    assert len(set(given)) == 200
+    env.set_seed(7)
+    assert given[28:32] == [inner.seeded_with for inner in env.envs]
+
+
 @pytest.mark.parametrize("seed", ["x", None, float("nan"), float("inf"), [1]])
 def test_a_seed_that_is_no_number_is_refused(seed):
     with pytest.raises(ArgumentError, match="a seed is a whole number"):

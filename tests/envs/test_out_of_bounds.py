@@ -15,9 +15,8 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.bounds import Bounds
+from rlcli.lanes.bounds import Bounds, Interval
 from rlcli.lanes.engines import engine_of
-from rlcli.lanes.intervals import Interval
 from rlcli.specs import Bounded, Composite, MultiCategorical, OneHot
 from rlcli.transforms import FrameStack, RunningNorm
 

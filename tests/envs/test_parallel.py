@@ -26,8 +26,8 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.lanes.gym_lanes import GymLanes
+from rlcli.lanes.lanes import reward_column
 from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.outcome import reward_column
 from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.transforms import RewardSum, RunningNorm
 

@@ -14,7 +14,7 @@ from rlcli.data.files import dumps
 from rlcli.data.files.disk import Disk
 from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
-from rlcli.data.stored.verify import check_files
+from rlcli.data.stored.place import check_files
 
 STEPS = 20
 

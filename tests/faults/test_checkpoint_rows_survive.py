@@ -12,7 +12,7 @@ from rings import STEPS, batch, equal, live, quiet, reference
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.files.disk import Disk
-from rlcli.data.files.rows import SavedRows
+from rlcli.data.files.row_files import SavedRows
 from rlcli.errors import DamagedDataError
 from rlcli.runs import checkpoint
 

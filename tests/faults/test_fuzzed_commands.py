@@ -13,10 +13,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlcli.config import compose
+from rlcli.config.option import Leaf, choices, groups, leaves
 from rlcli.config.other_names import NAMES
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
-from rlcli.config.tree import Leaf, choices, groups, leaves
 from rlcli.config.unread import read_with
 from rlcli.errors import ConfigError
 

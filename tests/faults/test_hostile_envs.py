@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from answers import is_a_sentence
 
-import rlcli.jobs.collect  # noqa: F401  # patched by its name
 from rlcli.collectors import answers as answers_in_time
 from rlcli.data import open_segments
 from rlcli.runs.folder import open_run
@@ -132,7 +130,7 @@ def test_the_good_checkpoint_before_a_fault_stays(hostile):
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_a_run_that_its_env_ended_goes_on_with_the_printed_command_to_the_same_end(hostile, verb, monkeypatch):
     """The env dies of old age, so every session ends in an error, a little later."""
-    monkeypatch.setattr(sys.modules["rlcli.jobs.collect"], "COMMIT_EVERY", 0.0)
+    monkeypatch.setattr("rlcli.jobs.collection.COMMIT_EVERY", 0.0)
     size = ["collector.frames_per_batch=32"]
     size += ["run.checkpoint_every=32", "sampler.batch_size=32"] * (verb == "train")
     assert hostile(verb, "env.id=good", "run.dir=whole", *size).code == 0

@@ -25,7 +25,7 @@ from disks import run_and_die
 from rlcli.cli.main import main
 from rlcli.data import open_segments
 from rlcli.jobs.learner import Learner
-from rlcli.learning.step import Step
+from rlcli.learning.optimizer import Step
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import open_run
 

@@ -20,6 +20,7 @@ from tensordict import TensorDict
 
 from rlcli.data import ReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
+from rlcli.data.storages.memmap import disk_need
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 
 BATCHES = 9  # 36 steps into a ring of 20
@@ -244,6 +245,31 @@ def test_a_declared_size_that_does_not_fit_is_refused_before_the_first_row(small
     assert not (small / "rows").exists() or not list((small / "rows").glob("rows-*"))
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("capacity", "width"), [(64, 8), (1000, 3), (5000, 4096)])
+def test_the_bytes_that_are_asked_for_are_enough_for_all_files_of_a_ring_that_goes_round(
+    tmp_path, kept, capacity, width
+):
+    class Asked(CountingDisk):
+        needed = most = 0
+
+        def require(self, folder, needed):
+            self.needed = needed
+
+        def reserve_file(self, path, size):
+            super().reserve_file(path, size)
+            self.most = max(self.most, storage.nbytes + size)
+
+    storage = LazyMemmapStorage(capacity, scratch_dir=tmp_path / "rows" if kept else None, commit_seconds=0.0)
+    storage.disk = disk = Asked()
+    rb, part = ReplayBuffer(storage=storage), capacity // 8
+    for i in range(20):
+        rb.extend(TensorDict({"obs": torch.full((part, width), i, dtype=torch.uint8)}, [part]))
+    assert disk.needed == disk_need(width, capacity, kept=kept)
+    assert capacity * width < disk.most <= disk_need(width, capacity, kept=kept, batch=part)
+    rb.close()
+
+
 def test_a_really_full_disk_refuses_rows_and_keeps_those_it_has(small):
     ring = begin(small / "rows")
     for i in range(6):
@@ -354,16 +380,39 @@ def test_killed_while_all_rows_are_given_up_the_folder_can_be_gone_on_with(tmp_p
         assert wrong(folder) == [], text
 
 
-def test_a_ring_whose_files_cannot_be_taken_away_is_empty_and_says_what_lies_there(tmp_path):
-    ring = begin(tmp_path / "rows", disk := RefusingDisk(0, errno.EROFS, "remove"))
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_ring_whose_files_cannot_be_taken_away_is_empty_and_goes_on_when_they_can(tmp_path, number, error):
+    ring = begin(tmp_path / "rows", disk := RefusingDisk(0, error, "remove"))
+    for i in range(6):
+        ring.extend(batch(i))
+    for times in range(2):
+        disk.n = (number if not times else 1) + sum(call == "remove" for call, _ in disk.calls)
+        with pytest.raises(ResourceError, match=r"Read-only|disk is full"):
+            ring.extend(batch(0)) if times else ring.clear(fields=True)
+        assert not len(ring) and not ring.fields
+        if not times and number < 4:  # the folder is this ring's still
+            with pytest.raises(ResourceError, match="another process is writing"):
+                begin(tmp_path / "rows")
     for i in range(3):
         ring.extend(batch(i))
-    disk.n = 1 + sum(call == "remove" for call, _ in disk.calls)
-    with pytest.raises(ResourceError, match="Read-only"):
-        ring.clear(fields=True)
-    assert not len(ring) and not ring.fields
-    with pytest.raises(ResourceError, match="holds rows already"):
+    assert equal(live(ring), reference(3, "exact"))
+    ring.storage.close(ring.content)
+    assert wrong(tmp_path / "rows") == [] and equal(live(begin(tmp_path / "rows")), reference(3, "exact"))
+
+
+def test_a_first_write_that_is_refused_leaves_nothing_in_the_way_of_the_next(tmp_path):
+    begin(tmp_path / "counted", counted := CountingDisk()).extend(batch(0))
+    calls = counted.calls[: 1 + [call for call, _ in counted.calls].index("sync_folder")]
+    assert [call for call, _ in calls] == ["mkdir", "open", "write", "write", "sync", "sync_folder"]
+    for n, (kind, _) in enumerate(calls, 1):
+        ring = begin(tmp_path / str(n), RefusingDisk(n, errno.ENOSPC))
+        with pytest.raises(ResourceError, match="the disk is full"):
+            ring.extend(batch(0))
         ring.extend(batch(0))
+        assert equal(live(ring), reference(1, "exact")), kind
+        ring.storage.close(ring.content)
+        assert wrong(tmp_path / str(n)) == [], kind
 
 
 def test_a_file_that_cannot_be_mapped_is_taken_away_and_the_ring_goes_on(tmp_path, monkeypatch):
@@ -414,10 +463,10 @@ def whole(tmp_path_factory):
 def counted_bytes(folder):
     """(file, byte) of everything that a checksum covers: all but rows that are dead or not yet written."""
     from rlcli.data.storages.row_journal import JOURNAL, Committed, state_name
-    from rlcli.data.storages.segment import Layout, name_of
+    from rlcli.data.storages.segment import SegmentLayout, name_of
 
     said = Committed(folder / JOURNAL)
-    layout = Layout.of(said.fields, said.header["segment_rows"])
+    layout = SegmentLayout.of(said.fields, said.header["segment_rows"])
     out = [(JOURNAL, at) for at in range((folder / JOURNAL).stat().st_size)]
     number = said.state[0]
     out += [(state_name(number), at) for at in range((folder / state_name(number)).stat().st_size)]

@@ -88,7 +88,7 @@ def test_one_trajectory_is_shown_step_by_step(frames):
     assert (found.detail["end"] != "open") == ended[longest]
     steps = [row["step"] for row in found.rows]
     assert steps[:5] == [0, 1, 2, 3, 4] and steps[-1] == len(seen[longest]) - 1 and len(set(steps)) == len(steps)
-    with pytest.raises(ArgumentError, match="no trajectory 99999"):
+    with pytest.raises(ArgumentError, match=f"no trajectory 99999 .* To count them: rlcli inspect {path}"):
         rlcli.inspect(path, trajectory=99999)
 
 

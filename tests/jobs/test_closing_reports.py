@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 import rlcli
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
-from rlcli.errors import EnvError, ResourceError
+from rlcli.errors import ConfigError, EnvError, ResourceError
 from rlcli.jobs import collect, train
-from rlcli.report import closing
+from rlcli.processes.memory import process_memory
+from rlcli.report import closing, peaks, reporter
 from rlcli.runs.folder import open_run
+from rlcli.runs.session import begun
 
 WORDS = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "run.dir=r"]
 
@@ -87,3 +92,72 @@ def test_passes_that_a_loss_cannot_weigh_are_warned_of(tmp_path, epochs, warned)
     ]
     run = rlcli.train([*overrides, "console=off", "logger=none", "run.eval_episodes=0", f"run.dir={tmp_path / 'run'}"])
     assert any("ratio of policies" in warning["text"] for warning in run.summary["warnings"]) is warned
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+@pytest.mark.parametrize("given", [False, True], ids=["new folder", "the user's folder"])
+def test_a_run_that_could_not_begin_takes_back_what_it_made_and_no_more(verb, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mine" / "r"
+    if given:
+        folder.mkdir(parents=True)
+    words = ["console=off", f"run.dir={folder}", "env.kwargs={no_such_argument: 1}"]
+    with pytest.raises(ConfigError, match="no_such_argument"):
+        (rlcli.train if verb == "train" else rlcli.collect)(words)
+    assert list(tmp_path.glob("mine/r/*")) == [] and folder.exists() == given
+
+
+def test_an_empty_file_of_somebody_else_stays_in_a_folder_that_was_given(tmp_path):
+    (tmp_path / "r").mkdir()
+    cfg = configure("train", [f"run.dir={tmp_path / 'r'}"])
+    with pytest.raises(ResourceError, match="no room"), begun(cfg, "train", []) as (run, _):
+        (run.path / ".keep").touch()
+        raise ResourceError("no room")
+    assert [path.name for path in run.path.iterdir()] == [".keep"]
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+SHORT = [*WORDS[:3], "sampler.batch_size=64", "run.eval_episodes=0", "logger=none"]
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["lowered", "refused"])
+def test_a_run_reports_its_own_peak_whatever_its_process_held_before(refused, tmp_path, monkeypatch, capsys):
+    """A sweep's jobs share a process, and so do two calls of `rlcli.train`."""
+    if refused:
+
+        def refuse(path, mode):
+            raise PermissionError(13, path)
+
+        monkeypatch.setattr(peaks, "open", refuse, raising=False)
+    rlcli.train([*SHORT, f"run.dir={tmp_path / 'first'}"])
+    before = np.ones(400 << 17)  # 400 MiB
+    held = process_memory()[1]
+    del before
+    run = rlcli.train([*SHORT, "console=plain", f"run.dir={tmp_path / 'run'}"])
+    memory = run.summary["memory"]["process"]
+    assert memory["now"] <= memory["peak"] < held - (200 << 20)
+    assert memory["sampled"] is refused
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert ("process RSS, sampled" in report, "at its sampled peak" in capsys.readouterr().out) == (refused, refused)
+
+
+def test_a_peak_that_passes_the_mark_is_known_though_the_mark_cannot_be_lowered(monkeypatch):
+    readings = iter([(5, 9), (6, 9), (4, 12), (4, 12)])
+    monkeypatch.setattr(peaks, "process_memory", lambda: next(readings))
+    found = peaks.ProcessPeak()
+    assert (found.peak, found.sampled) == (5, True)
+    found.read()
+    assert (found.peak, found.sampled) == (6, True)
+    for _ in range(2):
+        found.read()
+        assert (found.now, found.peak, found.sampled) == (4, 12, False)
+
+
+def test_no_line_of_the_metrics_repeats_what_was_measured_for_another(tmp_path, monkeypatch):
+    """The ledger is read once a second; a line between two readings has what the process holds, and no more."""
+    monkeypatch.setattr(reporter, "LEDGER_EVERY", 1e9)
+    count = itertools.count(1)
+    monkeypatch.setattr(peaks, "process_memory", lambda: (next(count),) * 2)
+    lines = [line["memory"] for line in rlcli.train([*SHORT, f"run.dir={tmp_path / 'run'}"]).metrics()]
+    assert len({line["rss"] for line in lines}) == len(lines) == 4
+    assert ["rollout" in line and "saved" in line for line in lines] == [True, False, False, True]

@@ -11,7 +11,7 @@ from rlcli.data import open_segments, verify_segments
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.jobs import collect
-from rlcli.jobs.load import config_of, restored_policy
+from rlcli.jobs.trained_run import config_of, restored_policy
 from rlcli.runs import checkpoint
 
 SMALL = ["total_frames=3000", "collector.frames_per_batch=512", "console=off", "env.num=3"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from rlcli.algorithms import algorithm, algorithm_of
@@ -12,7 +10,7 @@ from rlcli.collectors.build import build_collector
 from rlcli.config.compose import configure
 from rlcli.data import open_buffer
 from rlcli.envs.build import build_env
-from rlcli.jobs import collect
+from rlcli.jobs import collect, collection
 from rlcli.keys import REWARD
 
 SHORT = ["total_frames=1024", "collector.frames_per_batch=256", "run.eval_episodes=0", "console=off"]
@@ -41,7 +39,7 @@ class Watch:
 def watched(monkeypatch):
     """The collector of the next run is watched."""
     watch = Watch()
-    for job in (algorithm, sys.modules["rlcli.jobs.collect"]):
+    for job in (algorithm, collection):
         monkeypatch.setattr(job, "build_collector", lambda *given: watch(build_collector(*given)))
     return watch
 

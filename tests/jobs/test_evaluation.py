@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -15,9 +17,9 @@ from rlcli.envs import GymEnv, SerialEnv
 from rlcli.envs.build import build_env, evaluation_lanes
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.jobs import collect, evaluate, learner
-from rlcli.jobs.load import config_of, restored_policy
+from rlcli.jobs.trained_run import config_of, restored_policy
 from rlcli.keys import OBSERVATION
-from rlcli.learning import evaluation
+from rlcli.learning import evaluation, video
 from rlcli.learning.evaluation import evaluate as play
 from rlcli.runs import checkpoint
 from rlcli.transforms import RewardScaling, RunningNorm, Transform
@@ -256,3 +258,22 @@ def test_a_run_and_rlcli_eval_cut_episodes_off_alike(run):
     again = evaluate("a", episodes=4)
     assert played["lengths"] == again.lengths.tolist() == [64] * 4 and played["returns"] == again.returns.tolist()
     assert evaluate("a", episodes=1, max_steps=10).lengths.tolist() == [10]
+
+
+def _picture(env):
+    """A picture of the state that needs no package that draws."""
+    return np.resize(np.ascontiguousarray(env.state, np.float64).view(np.uint8), (32, 32, 3))
+
+
+@pytest.mark.parametrize("longest", [5, 1000])
+def test_a_film_that_ends_before_its_episode_says_so(run, monkeypatch, longest):
+    imageio = pytest.importorskip("imageio.v3")
+    monkeypatch.setattr(video, "LONGEST", longest)
+    monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleEnv.render", _picture)
+    run("run.dir=r", *BRIEF)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        evaluate("r", episodes=1, video="film.gif")
+    said = [str(warning.message) for warning in caught if "film.gif" in str(warning.message)]
+    assert said == (["film.gif ends after 5 steps, before the episode that it shows"] if longest == 5 else [])
+    frames = len(imageio.imread("film.gif", index=None))
+    assert frames <= 5 if longest == 5 else frames > 5  # equal pictures share one

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from rlcli import verify
+from rlcli.config.compose import configure
+from rlcli.config.resolved import from_dict, to_dict
 from rlcli.errors import ConfigError, StoppedSafely
 from rlcli.jobs import load, resume
 from rlcli.runs import checkpoint
@@ -146,3 +150,33 @@ def test_a_run_goes_on_with_other_workers(short_run, task):
     with stop_after(2):
         resume("cut", ["env.workers=null"])
     same(final_state(resume("cut", ["env.workers=3", "env.start_method=spawn"])), whole)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("{g: 9.0}", "{render_mode: rgb_array}"),
+        ("{a: {x: 1, y: [1, 2]}, b: 2}", "{a: {y: [3], z: 4}, c: 5}"),
+        ("{a: 1}", "{}"),
+        ("{a: 1}", "{a: {b: 2}}"),
+        ("{a: {b: 2}}", "{a: 1}"),
+    ],
+)
+def test_a_mapping_is_merged_at_resume_as_it_is_when_a_run_begins(first, then):
+    words = [f"env.kwargs={first}", f"env.kwargs={then}"]
+    begun = configure("train", words[:1])
+    composed = configure("train", [words[0], *(f"env.kwargs.{key}={text}" for key, text in _entries(then))])
+    assert from_dict("train", to_dict(begun), words[1:]) == composed
+
+
+def _entries(mapping: str) -> list[tuple[str, str]]:
+    """The entries of a mapping as they are typed one by one: the same to Hydra as the mapping after a recipe's."""
+    node = OmegaConf.create(f"x: {mapping}").x
+    return [(key, json.dumps(OmegaConf.to_container(node)[key]).replace('"', "")) for key in node]
+
+
+def test_a_resumed_run_keeps_the_arguments_of_its_env_that_are_not_changed(short_run):
+    words = ["env.id=Pendulum-v1", "total_frames=512"]
+    short_run("run.dir=r", "env.kwargs={g: 9.0}", *words)
+    run = resume("r", ["env.kwargs={render_mode: rgb_array}", "total_frames=1024"], force=True)
+    assert run.config["env"]["kwargs"] == {"g": 9.0, "render_mode": "rgb_array"} and run.summary["frames"] == 1024

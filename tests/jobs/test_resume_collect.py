@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -20,12 +19,11 @@ from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
 from rlcli.data.files.disk import Disk
 from rlcli.errors import DamagedDataError, StoppedSafely
-from rlcli.jobs import collect, resume
+from rlcli.jobs import collect, collection, resume
 from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED
 from rlcli.report.reporter import Reporter
 from rlcli.runs.folder import open_run
 
-JOB = sys.modules["rlcli.jobs.collect"]  # the package has a function of that name
 SIZE = ["total_frames=1500", "collector.frames_per_batch=120", "env.num=3", "console=off", "logger=none"]
 TASKS = {
     "random": ["policy=random"],
@@ -41,7 +39,7 @@ TASKS = {
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(JOB, "COMMIT_EVERY", 0.0)
+    monkeypatch.setattr(collection, "COMMIT_EVERY", 0.0)
 
 
 def start(folder: str, *words: str):

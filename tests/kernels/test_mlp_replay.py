@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlcli.kernels.mlp import Recent, Replay, layers_of, on_rows
-from rlcli.kernels.mlp.replay import SIZES
+from rlcli.kernels.mlp import SIZES, Recent, Replay, layers_of, on_rows
 
 
 def stack(activation, bias=True, dtype=torch.float32):
@@ -103,6 +102,26 @@ def test_wide_layers_agree_with_autograd_to_rounding(activation, rows):
     got = replay.backward(grad.clone(), inputs=True)
     for p, w in zip([*(p.grad for p in net.parameters()), got], [*wanted, x.grad], strict=True):
         assert (p - w).abs().max() <= 1e-5 * (1 + w.abs().max())
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid])
+@pytest.mark.parametrize("hidden", [16, 160])
+@pytest.mark.parametrize("place", ["input", "weight"])
+def test_nan_goes_where_it_goes_in_the_module(activation, hidden, place):
+    net = nn.Sequential(
+        nn.Linear(160, hidden), activation(), nn.Linear(hidden, hidden), activation(), nn.Linear(hidden, 2)
+    )
+    x = torch.randn(6, 160)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    with torch.no_grad():
+        (x[2] if place == "input" else net[2].weight[3])[0] = float("nan")
+    replay = Replay(layers_of(net))
+    got, want = replay.forward(x), net(x)
+    assert torch.equal(got.isnan(), want.isnan()) and want.isnan().any()
+    replay.backward(torch.ones(6, 2))
+    for p, grad in zip(net.parameters(), torch.autograd.grad(want.sum(), list(net.parameters())), strict=True):
+        assert torch.equal(p.grad.isnan(), grad.isnan())
 
 
 def test_the_gradient_of_the_inputs_can_be_had_alone():

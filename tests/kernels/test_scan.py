@@ -105,6 +105,22 @@ def test_what_lies_behind_a_cut_may_be_nan():
         assert torch.equal(clean, gae(poisoned, terminated, done, value, next_value, 0.99, 0.95, backend)[0][:, :10])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nan_behind_a_cut_reaches_no_gradient_before_it(backend):
+    reward, terminated, done, value, next_value = batch(1, (4, 20, 1), torch.float64)
+    done[:, 9] = True
+    rates = [torch.rand(reward.shape, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    found = []
+    for bad in (0.0, float("nan")):
+        poisoned = reward.clone()
+        poisoned[:, 10:] += bad
+        inputs = [x.clone().requires_grad_() for x in (poisoned, value, next_value)]
+        accumulated, _ = scan(inputs[0], terminated, done, *inputs[1:], *rates, backend=backend)
+        found.append(torch.autograd.grad(accumulated[:, :10].sum(), [*inputs, *rates]))
+    for clean, got in zip(*found, strict=True):
+        assert torch.equal(clean[:, :10], got[:, :10])
+
+
 def test_any_dimension_can_be_time():
     x = batch(5, (3, 7, 2), torch.float64)
     expected, _ = gae(*x, 0.99, 0.95)

@@ -84,6 +84,26 @@ def test_what_lies_behind_a_cut_may_be_nan(kernels, monkeypatch):
     assert torch.equal(clean, got)
 
 
+@pytest.mark.parametrize("block", [(1024, 4096), (4, 8)], ids=["one block", "carries"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("decay", [0.0, 0.9, "some are 0"])
+@pytest.mark.parametrize("seed", range(6))
+def test_nan_and_infinity_reach_what_they_reach_in_the_reference(kernels, monkeypatch, seed, decay, dtype, block):
+    monkeypatch.setattr(kernels, "STEPS", block[0])
+    monkeypatch.setattr(kernels, "ROWS", block[1])
+    g = torch.Generator().manual_seed(seed)
+    x = [y.cpu() for y in batch(seed, (3, 21, 1), dtype)]
+    for i, bad in ((0, float("nan")), (3, float("nan")), (4, float("inf"))):
+        x[i] = x[i].masked_fill(torch.rand(x[i].shape, generator=g) < 0.08, bad)
+    if decay == "some are 0":
+        decay = torch.rand(x[0].shape, generator=g, dtype=dtype)
+        decay = decay.masked_fill(torch.rand(decay.shape, generator=g) < 0.3, 0.0).to(DEVICE)
+    x = [y.to(DEVICE) for y in x]
+    for got, want in zip(scan(*x, 0.97, decay, backend="triton"), expected(x, 0.97, decay, 1.0), strict=True):
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+        assert close(got.nan_to_num(0, 0, 0), want.nan_to_num(0, 0, 0), dtype)
+
+
 def test_gradients_are_those_of_the_reference(kernels):
     x = batch(5, (3, 6, 1), torch.float64)
     rates = [torch.rand(3, 6, 1, dtype=torch.float64, device=DEVICE) for _ in range(3)]

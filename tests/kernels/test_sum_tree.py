@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.kernels.sum_tree import reference
+from rlcli.kernels import sum_tree as reference
 from rlcli.kernels.sum_tree.tree import SumTree
 
 

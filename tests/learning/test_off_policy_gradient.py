@@ -8,11 +8,10 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.errors import MissingKeyError
-from rlcli.learning.closed.dqn import ClosedDQN
-from rlcli.learning.closed.sac import ClosedSAC
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
+from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC
 from rlcli.learning.loops import OffPolicy
 from rlcli.learning.update import Update
 from rlcli.modules import (
@@ -239,3 +238,94 @@ def test_a_loop_tells_the_buffer_of_no_row_that_pads():
     loop = OffPolicy(SimpleNamespace(replay_buffer=buffer, frames=1), Update(loss), 1)
     loop.learn(SimpleNamespace(raw=torch.zeros(1)), 0.0)
     assert list(told) == list(range(0, N, 2)) and min(told.values()) > 0
+
+
+def by(choice, batch, generator=None):
+    """The figures and the gradient that a choice gives now."""
+    if generator is not None:
+        generator.manual_seed(5)
+    figures = choice.of(batch)(batch)
+    return float(figures["loss"]), choice.flat.grad.clone()
+
+
+def swap(net):
+    torch.manual_seed(9)
+    net[0] = nn.Linear(net[0].in_features, net[0].out_features)
+
+
+def spoil(loss):
+    general = loss.terms
+    loss.terms = lambda *given: {k: 3 * x if k in loss.loss_keys else x for k, x in general(*given).items()}
+
+
+CHANGES = {
+    "a forward hook": lambda loss, net: net[0].register_forward_hook(lambda _, __, out: 0.5 * out),
+    "a pre-hook": lambda loss, net: net[-1].register_forward_pre_hook(lambda _, given: (given[0] + 1,)),
+    "a backward hook": lambda loss, net: net[-1].register_full_backward_hook(lambda _, grads, __: (2 * grads[0],)),
+    "a hook on a weight": lambda loss, net: net[0].weight.register_hook(lambda grad: -grad),
+    "another layer": lambda loss, net: swap(net),
+    "another forward": lambda loss, net: setattr(net[0], "forward", lambda x, f=net[0].forward: 2 * f(x)),
+    "another loss_function": lambda loss, net: setattr(loss, "loss_function", "l1"),
+    "another reduction": lambda loss, net: setattr(loss, "reduction", "sum"),
+    "another gamma": lambda loss, net: setattr(loss, "gamma", 0.5),
+    "another method": lambda loss, net: spoil(loss),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+def test_a_change_after_the_first_update_counts_as_it_does_for_autograd(kind, change):
+    generator = None
+    if kind == "dqn":
+        actor = build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]
+        loss, net = DQNLoss(actor, loss_function="l2"), actor.module[0].module
+        batch = columns(torch.randint(3, (N,)))
+    else:
+        spec = Bounded(-1.0, 1.0, (2,))
+        actor, critics = build_soft_actor_critic(OBSERVED, spec, hidden=(8,), generator=0)
+        generator = torch.Generator()
+        loss = SACLoss(actor, list(critics), loss_function="l2", generator=generator)
+        net, batch = critics[0].module.mlp, columns(torch.rand(N, 2) * 2 - 1)
+    flat = FlatParameters(loss)
+    fast, slow = GradientChoice(loss, flat), GradientChoice(loss, flat, "autograd")
+    before = by(fast, batch, generator)
+    assert not isinstance(fast.of(batch), Autograd)
+    change(loss, net)
+    (figure, grad), (expected, wanted) = by(fast, batch, generator), by(slow, batch, generator)
+    assert figure == pytest.approx(expected, rel=2e-5) and (grad - wanted).abs().max() <= 2e-5 * (
+        1 + wanted.abs().max()
+    )
+    assert (grad - before[1]).abs().max() > 1e-3  # it makes a difference
+
+
+def test_bounds_of_a_log_scale_are_those_of_now():
+    actor, critics = build_soft_actor_critic(OBSERVED, Bounded(-1.0, 1.0, (2,)), hidden=(8,), generator=0)
+    loss = SACLoss(actor, list(critics), generator=torch.Generator())
+    batch, flat = columns(torch.rand(N, 2) * 2 - 1), FlatParameters(loss)
+    closed = GradientChoice(loss, flat).of(batch)
+    actor[0].module[1].module.low = -0.1
+    loss.generator.manual_seed(1)
+    found = float(closed(batch)["loss"])
+    loss.generator.manual_seed(1)
+    assert found == pytest.approx(float(Autograd(loss, flat)(batch)["loss"]), rel=1e-5)
+
+
+def test_a_weight_that_is_frozen_later_is_told_of():
+    actor = build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]
+    loss, batch = DQNLoss(actor), columns(torch.randint(3, (N,)))
+    choice = GradientChoice(loss, FlatParameters(loss))
+    choice.of(batch)
+    actor.module[0].module[0].weight.requires_grad_(False)
+    with pytest.raises(ArgumentError, match="trainable parameters changed"):
+        choice.of(batch)
+
+
+def test_a_key_that_is_renamed_after_the_first_update_is_read():
+    actor = build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]
+    loss, batch = DQNLoss(actor), columns(torch.randint(3, (N,)))
+    update = Update(loss)
+    update.begin()
+    update.on(update.read(batch))
+    loss.set_keys(priority_weight="importance")
+    update.begin()
+    assert "importance" in update.read({**batch, "importance": torch.rand(N)})

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.learning.schedules import Linear
+from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import build_q_actor, build_soft_actor_critic
 from rlcli.objectives import DQNLoss, HardUpdate, SACLoss, SoftUpdate

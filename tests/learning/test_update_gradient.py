@@ -11,12 +11,12 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.errors import ArgumentError
-from rlcli.learning.closed.ppo import ByAutograd, Replayed, closed_ppo
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
-from rlcli.learning.schedules import Linear
+from rlcli.learning.gradient_ppo import ByAutograd, Replayed, closed_ppo
+from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
-from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
+from rlcli.modules import MLP, Categorical, ProbabilisticActor, ValueOperator
 from rlcli.modules.values import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
@@ -202,3 +202,46 @@ def test_a_critic_of_several_numbers_a_row_is_refused_as_the_general_way_does():
     for gradient in (closed_ppo(wide, flat, columns), Autograd(wide, flat)):
         with pytest.raises(ArgumentError, match="state_value does not hold one number"):
             gradient(columns)
+
+
+CHANGES = {
+    "a forward hook": lambda loss, net: net[0].register_forward_hook(lambda _, __, out: 0.5 * out),
+    "a hook on a tensordict module": lambda loss, net: loss.actor_network.module[0].register_forward_hook(
+        lambda _, __, td: td.set("logits", 3 * td["logits"])
+    ),
+    "another net": lambda loss, net: setattr(loss.actor_network.module[0], "module", MLP(4, 3, (16, 16))),
+    "another layer of the critic": lambda loss, net: loss.critic_network.module.__setitem__(0, nn.Linear(4, 16)),
+    "another loss_critic_type": lambda loss, net: setattr(loss, "loss_critic_type", "l1"),
+    "another reduction": lambda loss, net: setattr(loss, "reduction", "sum"),
+    "a clipped value": lambda loss, net: setattr(loss, "clip_value", 0.01),
+    "another surrogate": lambda loss, net: setattr(
+        loss, "surrogate", lambda ratio, advantage, mask: {"loss_objective": -ratio.mean(), "clip_fraction": ratio[0]}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_after_the_first_batch_counts_as_in_a_loss_that_is_made_after_it(change):
+    torch.manual_seed(1)
+    loss = ClipPPOLoss(make_actor(), make_critic(), clip_value=None)
+    columns = columns_for(loss) | {"state_value": torch.randn(64, 1)}
+    update = Update(loss, optimizer="sgd", batch_size=64, epochs=1)
+    first = update.gradient.of(columns)
+    assert not isinstance(first, Autograd)
+    before = first(columns)["loss"]
+    change(loss, loss.actor_network.module[0].module)
+    if "surrogate" in vars(loss):
+        fresh = loss
+    else:
+        twin = copy.deepcopy(loss)
+        fresh = ClipPPOLoss(
+            twin.actor_network, twin.critic_network, loss_critic_type=loss.loss_critic_type, clip_value=loss.clip_value,
+            reduction=loss.reduction,
+        )  # fmt: skip
+    figures = update.gradient.of(columns)(columns)
+    grad = update.flat.grad.clone()
+    expected = Autograd(fresh, update.flat if fresh is loss else FlatParameters(fresh))
+    wanted = {k: float(x) for k, x in expected(columns).items()}
+    assert {k: float(x) for k, x in figures.items()} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert (grad - expected.flat.grad).abs().max() <= 1e-5 * (1 + grad.abs().max())
+    assert before != pytest.approx(wanted["loss"], rel=1e-4)  # it makes a difference

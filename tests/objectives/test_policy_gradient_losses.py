@@ -18,6 +18,7 @@ from rlcli.objectives import (
     SACLoss,
     ValueEstimators,
 )
+from rlcli.objectives.networks import Known, Lowered
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace
 from rlcli.objectives.value.estimators import make_estimator
 
@@ -124,7 +125,7 @@ def test_separate_losses_keep_the_critic_out_of_shared_parameters_wherever_they_
     td = ready(actor, critic)
     loss = LOSSES[kind](actor, critic, separate_losses=True)
     if general and kind != "kl":  # that one needs a family
-        loss.density.family, loss.density.stages, loss.critic.stages = None, (), None
+        loss.density.known, loss.critic = Known, Lowered(critic, lambda net: None)
     out = loss(td)
     out[loss.critic_term].backward(retain_graph=True)
     assert trunk[0].weight.grad is None and critic.module[1].weight.grad.any()
@@ -351,3 +352,38 @@ def test_a_users_subclass_of_an_estimator_is_built_as_ours_are(base, monkeypatch
     made = make_estimator("own", make_critic(), make_actor(), options)
     assert type(made) is kind and made.average
     assert made.lmbda == 0.8 if base is GAE else made.actor_network is not None
+
+
+PLAIN, NAMED = nn.Linear(4, 2), TensorDictModule(nn.Linear(4, 2), ["observation"], ["loc"])
+CRITIC = ValueOperator(nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        *((lambda kind=kind: kind(PLAIN, CRITIC), "no action distribution: Linear") for kind in LOSSES.values()),
+        *((lambda kind=kind: kind(NAMED, CRITIC), "no action distribution: Tens") for kind in LOSSES.values()),
+        *((lambda kind=kind: kind(make_actor(), PLAIN), "work on tensordicts: Linear") for kind in LOSSES.values()),
+        (lambda: SACLoss(PLAIN, CRITIC), "no action distribution: Linear has no get_dist"),
+        (lambda: SACLoss(nn.Tanh(), CRITIC), "no action distribution: Tanh has no get_dist"),
+        (lambda: SACLoss(NAMED.forward, CRITIC), "no action distribution: method"),
+        (lambda: SACLoss(None, CRITIC), "no action distribution: NoneType"),
+        (lambda: SACLoss(make_actor("tanh_normal"), PLAIN), "needs a qvalue_network that works on .* got Linear"),
+        (lambda: SACLoss(make_actor("tanh_normal"), [PLAIN]), "work on tensordicts: Linear has no in_keys"),
+        (lambda: SACLoss(make_actor("tanh_normal"), None), "needs a qvalue_network .* got NoneType"),
+        (lambda: SACLoss(make_actor("tanh_normal"), []), "needs a qvalue_network .* the list is empty"),
+        (lambda: DQNLoss(None, action_space="one_hot"), "needs a network of action values: got NoneType"),
+        (lambda: DQNLoss(PLAIN), "the action space is not known"),
+    ],
+)
+def test_a_network_that_a_loss_cannot_use_is_refused_in_a_sentence(make, sentence):
+    with pytest.raises(ArgumentError, match=sentence):
+        make()
+
+
+def test_networks_that_read_or_write_other_keys_are_told_of_where_they_are_used():
+    td = make_actor()(rollout(make_actor(), (2, 5)))
+    with pytest.raises(ArgumentError, match=r"SACLoss does not read action: it reads observation\. Use .*set_keys"):
+        SACLoss(make_actor("tanh_normal"), CRITIC, target_entropy=-1.0)(td)
+    with pytest.raises(ArgumentError, match=r"DQNLoss does not write action_value: it writes loc\. Use .*set_keys"):
+        DQNLoss(NAMED, action_space="one_hot")(td)

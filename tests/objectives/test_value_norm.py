@@ -5,11 +5,14 @@ import copy
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from rlcli.errors import ArgumentError
+from rlcli.modules import ValueOperator, build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE, PopArt, ValueNorm
+from rlcli.specs import Categorical, Composite, Unbounded
 
 
 def test_equal_weights_give_the_moments_of_all_targets():
@@ -69,6 +72,61 @@ def test_what_cannot_be_rescaled_is_refused():
         PopArt(nn.Linear(3, 1, bias=False))
     with pytest.raises(ArgumentError, match="decay"):
         ValueNorm(decay=0.0)
+
+
+class BodyLast(nn.Module):
+    """A critic that makes its head before its body."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(8, 1), nn.Linear(4, 8)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+TIED = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        ValueOperator(BodyLast()),
+        BodyLast(),
+        nn.Sequential(nn.Linear(4, 1), nn.Softplus()),
+        nn.Sequential(TIED, nn.Tanh(), TIED),
+        TensorDictSequential(
+            ValueOperator(nn.Linear(4, 1)),
+            TensorDictModule(nn.Softplus(), ["state_value"], ["state_value"]),
+            TensorDictModule(nn.Linear(4, 8), ["observation"], ["hidden"]),
+        ),
+    ],
+)
+def test_a_layer_that_may_not_write_the_value_is_not_rescaled(network):
+    with pytest.raises(ArgumentError, match=r"nothing in .* says that one writes the value"):
+        PopArt(network)
+    told = next(module for module in network.modules() if isinstance(module, nn.Linear))
+    assert PopArt(network, layer=told).layer is told
+    with pytest.raises(ArgumentError, match="none of the network's"):
+        PopArt(network, layer=nn.Linear(8, 1))
+
+
+def test_the_layer_that_writes_the_value_is_found_wherever_it_was_made():
+    head, body = nn.Linear(8, 1), nn.Linear(4, 8)
+    critic = TensorDictSequential(
+        TensorDictModule(body, ["observation"], ["hidden"]),
+        ValueOperator(nn.Sequential(nn.Tanh(), nn.Sequential(head)), ["hidden"]),
+        TensorDictModule(nn.Linear(8, 3), ["hidden"], ["other"]),
+    )
+    assert PopArt(critic).layer is head
+    spec = Composite({"a": Unbounded((3,)), "b": Unbounded((2,))})
+    built = build_actor_critic(spec, Categorical(2), hidden=(8,)).critic
+    assert PopArt(built).layer is built.module.mlp[-1]
+
+
+def test_without_a_network_there_is_nothing_to_rescale():
+    with pytest.raises(ArgumentError, match="needs a value network"):
+        PopArt(None)
 
 
 @pytest.mark.parametrize("kind", [ValueNorm, PopArt])

@@ -3,16 +3,21 @@
 import dataclasses
 import re
 import threading
+import tracemalloc
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 import rlcli
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
+from rlcli.data.samplers import PrioritizedSampler
+from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
+from rlcli.learning.hooks import priority_bytes
 from rlcli.planning.fit import advice_for
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
@@ -281,3 +286,66 @@ def test_a_learner_that_cannot_be_copied_is_planned_all_the_same():
     assert entries == expected
     held = sum(p.nbytes for p in plain)
     assert {entry.key: entry.bytes for entry in entries}.items() >= {"parameters": held, "gradients": held}.items()
+
+
+def test_the_disk_that_a_storage_in_files_asks_for_is_foretold(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("rlcli.data.files.disk.Disk.require", lambda self, folder, needed: asked.append(needed))
+    overrides = ["recipe=dqn_cartpole", "storage=memmap", "storage.max_size=1_000_000", *SMALL["dqn_cartpole"]]
+    disk = next(place for place in rlcli.plan([*overrides, *UNTRIED]).places if place.name == "disk")
+    rlcli.train([*overrides, *UNTRIED, f"run.dir={tmp_path / 'run'}"])
+    assert 16_000_000 < asked[0] <= disk.need < 1.2 * asked[0]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 64, 65, 1000, 4097])
+def test_priorities_are_counted_as_a_sampler_holds_them(rows):
+    tracemalloc.start()
+    try:
+        sampler = PrioritizedSampler(rows, 0.6, 0.4, seed=0)
+        held = sum(trace.size for trace in tracemalloc.take_snapshot().traces if trace.size >= 128)
+    finally:
+        tracemalloc.stop()
+    assert sampler.max_capacity == rows
+    assert priority_bytes(rows) <= held <= priority_bytes(rows) + 4096  # beside it: some hundred bytes of other objects
+
+
+def test_the_priorities_of_a_run_are_in_its_plan_and_in_its_ledger(tmp_path):
+    overrides = [
+        "recipe=dqn_cartpole",
+        "sampler=prioritized",
+        "storage.max_size=5000",
+        *SMALL["dqn_cartpole"],
+        *UNTRIED,
+    ]
+    planned = rlcli.plan(overrides)
+    run = rlcli.train([*overrides, f"run.dir={tmp_path / 'run'}"])
+    for entries in (planned.as_dict()["entries"], run.summary["memory"]["entries"]):
+        assert [e["bytes"] for e in entries if e["key"] == "priorities"] == [priority_bytes(5000)]
+    plain = rlcli.plan([*overrides, "sampler=random"])
+    assert planned.component("buffer") - plain.component("buffer") == priority_bytes(5000)
+
+
+def worker_processes():
+    return set(psutil.Process().children(recursive=True))
+
+
+def test_worker_processes_are_counted_as_they_are_measured():
+    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
+    planned = rlcli.plan(overrides)
+    before = worker_processes()
+    env = build_env(configure("train", overrides).env)
+    try:
+        env.rollout(4)
+        made = worker_processes() - before
+        workers = [process for process in made if not process.children()]
+        assert len(workers) == 3
+        forked_from = {process.parent() for process in workers} - {psutil.Process()}
+        held = sum(p.memory_full_info().uss for p in workers) + sum(p.memory_info().rss for p in forked_from)
+    finally:
+        env.close()
+    assert planned.workers == pytest.approx(held, rel=0.2)
+    ram = next(place for place in planned.places if place.name == "RAM")
+    assert ram.need == planned.total + planned.workers
+    assert rlcli.plan(overrides[:2]).workers == 0
+    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.workers // 2)])
+    assert advice_for(configure("train", overrides), tight)[0].startswith("env.workers=1 saves ")

@@ -63,7 +63,7 @@ def ask(workers: Crew, *order):
     return workers.order(1, packed(order))
 
 
-def nursery_of(workers: Crew) -> int:
+def server_of(workers: Crew) -> int:
     return int(Path(f"/proc/{workers.workers[0].pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -149,7 +149,7 @@ def test_a_worker_that_does_not_end_is_killed():
 
 
 def test_a_worker_prints_where_its_parent_does_now(capfd):
-    for text in ("one", "two"):  # the same nursery makes both
+    for text in ("one", "two"):  # the same server makes both
         workers = crew(1)
         ask(workers, "print", text)
         assert capfd.readouterr().out == f"{text}\n"
@@ -181,8 +181,8 @@ def test_an_answer_that_nobody_waited_for_is_passed_over():
 def test_a_worker_knows_neither_torch_nor_this_main(method):
     import torch  # noqa: F401  # is here
 
-    others = crew(1)  # of a nursery that may have imported what an earlier test's workers needed
-    os.kill(nursery_of(others), signal.SIGKILL)
+    others = crew(1)  # of a server that may have imported what an earlier test's workers needed
+    os.kill(server_of(others), signal.SIGKILL)
     others.close()
     workers = crew(1, method)
     assert {"torch", "tensordict", "hydra", "rich", "gymnasium"}.isdisjoint(ask(workers, "modules")[0])
@@ -278,12 +278,12 @@ def test_sigterm_to_all_leaves_it_to_the_parent_what_happens(tmp_path):
     parent.communicate()
 
 
-def test_a_killed_nursery_takes_its_workers_with_it_and_another_is_started():
+def test_a_killed_fork_server_takes_its_workers_with_it_and_another_is_started():
     workers = crew(2)
     ask(workers, "hello")
-    nursery = nursery_of(workers)
-    assert nursery != os.getpid()
-    os.kill(nursery, signal.SIGKILL)
+    server = server_of(workers)
+    assert server != os.getpid()
+    os.kill(server, signal.SIGKILL)
     with pytest.raises(Lost, match="nobody knows how"):
         ask(workers, "sleep", 60)  # the kernel kills them soon, not at once
     workers.close()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.report.episodes import EpisodeStats, boundary_rows
+from rlcli.report.tally import EpisodeStats, boundary_rows
 
 
 def by_hand(reward: np.ndarray, done: np.ndarray) -> list[tuple[int, int, float, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from rlcli.report.tables import WIDTH, Table, key_cell, page, shape_cell, wrapped
+from rlcli.report.figures import WIDTH, Table, key_cell, page, shape_cell, wrapped
 
 
 def a_table() -> Table:

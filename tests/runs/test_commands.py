@@ -9,8 +9,7 @@ import pytest
 
 from rlcli.config import registry
 from rlcli.config.run_files import RUN
-from rlcli.runs.commands import resume_command, run_command
-from rlcli.runs.folder import Run
+from rlcli.runs.folder import Run, resume_command, run_command
 
 
 @pytest.fixture(autouse=True)

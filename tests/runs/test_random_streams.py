@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
 from rlcli.runs import checkpoint, random_streams
@@ -46,6 +47,52 @@ def test_what_is_drawn_aside_moves_nothing():
     with random_streams.kept():
         draw(), draw()
     assert draw() == expected
+
+
+class Accelerator:
+    """Stands in for `torch.cuda`, `torch.mps` or `torch.xpu`: two devices, or one, with a stream each."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.used = kind, True
+        self.streams = [torch.Generator().manual_seed(k) for k in range(1 if kind == "mps" else 2)]
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.used
+
+    def device_count(self) -> int:
+        return len(self.streams)
+
+    def get_rng_state(self, device: str | None = None):
+        return self.streams[0 if device is None else torch.device(device).index].get_state()
+
+    def get_rng_state_all(self):
+        return [stream.get_state() for stream in self.streams]
+
+    def set_rng_state(self, words, device: str) -> None:
+        assert torch.device(device).type == self.kind
+        self.streams[torch.device(device).index].set_state(words)
+
+    def draw(self) -> list[float]:
+        return [float(torch.rand((), generator=stream)) for stream in self.streams]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_the_streams_of_an_accelerator_are_brought_back_too(kind, tmp_path, monkeypatch):
+    theirs = Accelerator(kind)
+    monkeypatch.setattr(torch, kind, theirs)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
+    checkpoint.save(tmp_path, {"random": random_streams.state()}, number=0)
+    saved = checkpoint.load_latest(tmp_path).state["random"]
+    expected = theirs.draw()
+    random_streams.restore(saved)
+    assert theirs.draw() == expected
+    del saved[kind]  # of a version that knew of fewer
+    random_streams.restore(saved)
+    theirs.used = False
+    assert kind == "mps" or random_streams.state()[kind] == []
 
 
 def test_what_is_imported_for_a_console_moves_no_stream():

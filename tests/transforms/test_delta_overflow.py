@@ -18,8 +18,9 @@ from rlcli.data.next_obs import concat, move, pack, unpack
 from rlcli.data.samplers import SliceSampler
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.envs.transforms import MultiStepTransform, NextObservationDelta
-from rlcli.errors import ArgumentError, NumericsError
+from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.objectives.value import GAE
+from rlcli.transforms.delta_codec import rebuilt
 
 KEPT = ("next", "delta_kept", "observation")
 NEXT_OBS = ("next", "observation")
@@ -287,3 +288,43 @@ def test_n_steps_ahead_may_be_a_kept_row(first):
         n_step(full.clone())[NEXT_OBS],
         n_step(full.clone())[NEXT_OBS].abs().amax(-1) > 65504,
     )
+
+
+# ---- what is missing beside a difference --------------------------------------------------------------------------
+@pytest.mark.parametrize("code", list(JUMPS))
+@pytest.mark.parametrize("reader", ["buffer side", "n steps", "values"])
+def test_marked_rows_whose_kept_next_observation_is_missing_are_not_read(code, reader):
+    full, _ = jumping(0, 4, 25, code=code)
+    coded = NextObservationDelta(delta_dtype=code, on_overflow="keep").compress(full)
+    bare = coded.exclude(KEPT)
+    read = {
+        "buffer side": NextObservationDelta(delta_dtype=code),
+        "n steps": MultiStepTransform(n_steps=2, gamma=0.9),
+        "values": lambda td: rebuilt(td, "observation"),
+    }[reader]
+    read(coded.clone())
+    with pytest.raises(MissingKeyError, match=r"cannot be read without next\.delta_kept\.observation"):
+        read(bare)
+
+
+def test_int8_without_its_scales_is_not_read():
+    full, _ = jumping(0, 4, 25, often=0.0)
+    delta = NextObservationDelta(delta_dtype=torch.int8)
+    with pytest.raises(MissingKeyError, match=r"cannot be read without next\.delta_scale\.observation"):
+        delta(delta.compress(full).exclude(("next", "delta_scale")))
+
+
+@pytest.mark.parametrize(
+    ("obs", "after", "sentence"),
+    [
+        (torch.tensor([[65504.0]]), torch.tensor([[0.0]]), r"by 65504, more than float16 can hold \(65472\)"),
+        (torch.tensor([[32768]]), torch.tensor([[0]]), r"by 32768, more than int16 can hold \(32767\)"),
+    ],
+)
+def test_no_difference_is_written_that_looks_like_the_mark(obs, after, sentence):
+    td = TensorDict({"observation": obs, "next": {"observation": after, **flags(1)}}, batch_size=[1])
+    with pytest.raises(NumericsError, match=sentence):
+        NextObservationDelta().compress(td)
+    td["observation"], td["next", "observation"] = after, obs - 1  # as far the other way is no mark
+    delta = NextObservationDelta()
+    delta(delta.compress(td))

@@ -2,15 +2,14 @@
 
 | file | what it runs |
 |---|---|
-| `random` | no policy: uniform actions of the action space |
+| `program` | no policy: uniform actions of the action space |
 | `lowered` | an actor taken apart into stages: `replay` (addmm over the weights), `call` (any module), `sample` |
 | `tensordict_policy` | any callable on a tensordict, as it is |
 | `lower` | decides between the last two |
 """
 
 from rlcli.collectors.programs.lower import lower
-from rlcli.collectors.programs.program import Bound, Program, Setting, holding
-from rlcli.collectors.programs.random import RandomProgram
+from rlcli.collectors.programs.program import Bound, Program, RandomProgram, Setting, holding
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 
 __all__ = ["Bound", "Program", "RandomProgram", "Setting", "TensorDictProgram", "holding", "lower"]

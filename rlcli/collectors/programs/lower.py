@@ -6,7 +6,9 @@ probe differs from the module's: an unusual policy costs its own time, never its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import copy
+import types
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -17,7 +19,7 @@ from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, set_in
 from torch import nn
 
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.copies import twin, twin_of_callable
+from rlcli.collectors.devices import NOT_COPIED
 from rlcli.collectors.programs.called import call
 from rlcli.collectors.programs.lowered import Draw, LoweredProgram
 from rlcli.collectors.programs.program import Program, Setting
@@ -26,8 +28,8 @@ from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, Key, show, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, family_of, param_keys
-from rlcli.modules.distributions.e_greedy import EGreedyFamily
-from rlcli.modules.distributions.multi_categorical import MultiCategoricalFamily, MultiOneHotFamily
+from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOneHotFamily
+from rlcli.modules.exploration import EGreedyFamily
 from rlcli.modules.stages import Parts, Stage, ValueParts, take_apart, take_apart_values
 
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
@@ -245,3 +247,60 @@ def _same_log_prob(program: LoweredProgram, example: TensorDictBase, params: lis
     if log_prob.numel() != expected.numel() or expected.dtype != torch.float32:
         return False
     return torch.allclose(log_prob.float().reshape(expected.shape), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+# ---- copies to try things on -----------------------------------------------------------------------------------------
+# With state and parameters of their own, since a call may write to either. Functions keep state too, in what they close
+# over (hooks that count, lambdas inside of modules): it is copied with them.
+def twin(policy: Any) -> nn.Module | None:
+    """A copy of a module, or None: it is no module, or holds what cannot be copied."""
+    if not isinstance(policy, nn.Module):
+        return None
+    memo: dict[int, Any] = {}
+    try:
+        for function in _closures(policy):
+            memo[id(function)] = _copied(function, memo)
+        return copy.deepcopy(policy, memo)
+    except NOT_COPIED:
+        return None
+
+
+def twin_of_callable(policy: Any) -> Any:
+    """A copy of an object, or of a function with what it closes over and the data of its module that it names; or None.
+
+    Functions of its module that it calls are the same ones: what those keep beside is shared.
+    """
+    try:
+        if not isinstance(policy, types.FunctionType):
+            return copy.deepcopy(policy)
+        memo: dict[int, Any] = {}
+        named = {name: policy.__globals__[name] for name in _names(policy.__code__) if name in policy.__globals__}
+        data = {name: copy.deepcopy(x, memo) for name, x in named.items() if not isinstance(x, types.ModuleType)}
+        return _copied(policy, memo, policy.__globals__ | data)
+    except NOT_COPIED:
+        return None
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """What a function, and those that it defines, may look up in their module."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {*code.co_names}.union(*inner)
+
+
+def _closures(policy: nn.Module) -> Iterator[types.FunctionType]:
+    """Functions that the policy's modules hold: hooks, and attributes such as the function of a TensorDictModule."""
+    for module in policy.modules():
+        for value in [*vars(module).values()]:
+            held = value.values() if isinstance(value, dict) else [value]
+            yield from (f for f in held if isinstance(f, types.FunctionType) and f.__closure__)
+
+
+def _copied(
+    function: types.FunctionType, memo: dict[int, Any], names: dict[str, Any] | None = None
+) -> types.FunctionType:
+    cells = tuple(types.CellType(copy.deepcopy(cell.cell_contents, memo)) for cell in function.__closure__ or ())
+    names = function.__globals__ if names is None else names
+    defaults = copy.deepcopy(function.__defaults__, memo)
+    new = types.FunctionType(function.__code__, names, function.__name__, defaults, cells)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new

@@ -1,11 +1,20 @@
-"""What the collector's loop asks of a policy."""
+"""What the collector's loop asks of a policy, and two things beside: no policy, and the random stream of unknown ones.
+
+A policy or an env on tensordicts may draw from torch's global stream. While a batch is collected that stream is
+replaced by the collector's own (`TorchStream`), and put back afterwards: what is drawn depends on the collector's seed,
+and drawing it disturbs nobody. A collector in the background draws from the global stream with the others: there is one
+for all threads, and putting it back would give them the same numbers again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
@@ -13,7 +22,8 @@ from tensordict.nn import InteractionType
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import Placement
 from rlcli.envs.late_columns import LateColumns
-from rlcli.keys import Key
+from rlcli.errors import ArgumentError
+from rlcli.keys import ACTION, Key, show
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
 from rlcli.lanes.noise import Noise
@@ -130,3 +140,129 @@ class _Holding(Bound):
         action = self.bound.act(t)
         self.written = self.bound.written
         return action
+
+
+# ---- no policy -------------------------------------------------------------------------------------------------------
+class RandomProgram(Program):
+    """No policy: uniform actions of the action space.
+
+    Parameters
+    ----------
+    actions : ActionFormat
+    log_prob_key : key, optional
+        Where to write the log-density of the uniform law, float32; None leaves it out.
+    log_prob_shape : tuple of int
+        Of one log-density, as the policy writes its own: `()`, or the action's shape for one a dim.
+    """
+
+    def __init__(
+        self, actions: ActionFormat, log_prob_key: Key | None = None, log_prob_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.actions, self.log_prob_key, self.log_prob_shape = actions, log_prob_key, log_prob_shape
+        self.reads = set()
+        self.live: Schema = {}
+        self.once: Schema = {ACTION: actions.stored}
+        if log_prob_key is not None:
+            self.once[log_prob_key] = (log_prob_shape, np.dtype(np.float32))
+
+    def bind(self, columns: Columns, lanes: int) -> Bound:
+        return _BoundRandom(self, columns, lanes)
+
+
+class _BoundRandom(Bound):
+    def __init__(self, program: RandomProgram, columns: Columns, lanes: int) -> None:
+        self.actions, self.lanes = program.actions, lanes
+        self.action = columns.data.get(ACTION)
+        self.key, self.shape = program.log_prob_key, program.log_prob_shape
+        self.log_prob = None if self.key is None else columns.data.get(self.key)
+        self.first = 0
+
+    def begin(self, noise, first, last) -> None:
+        each = bool(self.shape) and self.shape == self.actions.shape
+        shape = self.actions.shape
+        uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
+        drawn, density = self.actions.from_uniform(uniform, each=each)  # [steps, N, *] both
+        if self.action is not None:
+            column = self.action[:, first:last]
+            across = drawn.swapaxes(0, 1)  # [N, steps, *]
+            if self.actions.encoded:
+                self.actions.encode(across, column)
+            else:
+                column[...] = across
+        if self.log_prob is not None and self.key is not None:
+            if not each and math.prod(self.shape) != 1:
+                raise ArgumentError(
+                    f"the first frames' random actions have no {show(self.key)} like the policy's",
+                    why=f"the policy writes {self.shape} numbers a step for an action of shape {self.actions.shape}",
+                    fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
+                )
+            self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
+        self.first = first
+        self.rows = list(drawn)
+
+    def act(self, t: int):
+        return self.rows[t - self.first]
+
+
+# ---- the stream of what is called ----------------------------------------------------------------------------------
+class TorchStream:
+    """One stream for all lanes of a process.
+
+    Parameters
+    ----------
+    seed : int
+        What `torch.manual_seed` would be given.
+    device : torch.device, optional
+        The policy's; on CUDA its stream is kept too.
+    """
+
+    def __init__(self, seed: int, device: torch.device | None) -> None:
+        self.seed = seed
+        self._device = device
+        self._cuda = [device] if device is not None and device.type == "cuda" else []
+        self.shared = False  # whether another thread may draw from the global stream meanwhile
+        self._state: list[torch.Tensor] | None = None
+        self._entered = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """It is the global stream; not where that is shared, whose other users it would take back in time."""
+        if self.shared or self._entered:
+            yield
+            return
+        with torch.random.fork_rng(self._cuda):
+            self._put()
+            self._entered = True
+            try:
+                yield
+            finally:
+                self._entered = False
+                self._state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda)]
+
+    def reseed(self, seed: int) -> None:
+        """Begin anew."""
+        self.seed, self._state = seed, None
+
+    def _put(self) -> None:
+        if self._state is None:
+            self._seed(self.seed % 2**63)
+            return
+        torch.set_rng_state(self._state[0])
+        for device, state in zip(self._cuda, self._state[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    def _seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would reseed every GPU too
+        if self._cuda:
+            with torch.cuda.device(self._device):
+                torch.cuda.manual_seed(seed)
+        elif self._device is not None and self._device.type != "cpu":
+            torch.get_device_module(self._device).manual_seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands; empty before its first use."""
+        return {} if self._state is None else {"torch": self._state[0], "cuda": self._state[1:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there; where nothing is said, from the seed."""
+        self._state = [state["torch"], *state["cuda"]] if state else None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlcli.data.buffer.prefetch import Prefetcher, Sampled
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
+from rlcli.data.buffer.saving import no_copy, shallow
 from rlcli.data.buffer.tensordict_buffer import INDEX, TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
@@ -52,8 +53,8 @@ class ReplayBufferEnsemble:
     transform : callable, optional
         Of whole samples.
     prefetch : int, optional
-        Samples that a thread makes ahead. Those that are not handed out are drawn again, but from members with a
-        `prefetch` of their own.
+        Samples that a thread makes ahead; those that are not handed out are drawn again. What members were told to
+        make ahead by threads of their own is then left to this one.
     seed : int, optional
         Of the choice of members.
 
@@ -230,7 +231,7 @@ class ReplayBufferEnsemble:
 
     def _position(self) -> tuple[np.ndarray, list[Any]]:
         """Where the draws of members, and from them, stand."""
-        return self.random.state.copy(), [None if b._ahead is not None else b._position() for b in self.buffers]
+        return self.random.state.copy(), [buffer._position() for buffer in self.buffers]
 
     def _undraw(self, sampled: Sampled) -> None:
         """Nobody gets this sample, nor one that was drawn after it."""
@@ -247,7 +248,7 @@ class ReplayBufferEnsemble:
         buffer = self.buffers[member]
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
-        return buffer._next(size)
+        return buffer._next(size) if self._ahead is None else buffer._draw(size)
 
     def _told(self, member: int, part: Any) -> Any:
         """A sample of a member that says which one it is of."""
@@ -337,6 +338,12 @@ class ReplayBufferEnsemble:
             ahead.close()
         for buffer in self.buffers:
             buffer.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise no_copy("an ensemble of buffers")
+
+    def __copy__(self) -> Any:
+        return shallow(self)
 
     def __enter__(self) -> ReplayBufferEnsemble:
         return self

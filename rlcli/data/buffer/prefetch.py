@@ -55,6 +55,7 @@ class Prefetcher(Generic[Item]):
     make : callable
         From a batch size to an item.
     depth : int
+        0 makes none: what was `put_back` is handed out, and then each item is made when it is asked for.
     undo : callable, optional
         Told the oldest of the items that are thrown away, when nothing is being made: what was used up for it and for
         those after it was not.
@@ -78,6 +79,8 @@ class Prefetcher(Generic[Item]):
             self.drop()
             self.size = size
         self._fill()
+        if not self._waiting:
+            return self._make(size)
         try:
             item = self._waiting.popleft().result()
         except BaseException:

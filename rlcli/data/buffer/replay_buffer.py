@@ -9,7 +9,6 @@ drawn is their affair.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.data.buffer.gate import Gate, SharedGate
-from rlcli.data.buffer.objects import ObjectRing, items_of
-from rlcli.data.buffer.parts import as_batch, made, ring_of
+from rlcli.data.buffer.given import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.prefetch import Prefetcher, Sampled
-from rlcli.data.buffer.rows import rows_at
-from rlcli.data.buffer.saving import SavedParts
+from rlcli.data.buffer.saving import SavedParts, no_copy, shallow
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import nested
 from rlcli.data.files.dumps import resume
@@ -33,6 +30,7 @@ from rlcli.data.samplers import Draw, RandomSampler, Sampler
 from rlcli.data.samplers.sampler import is_ours, need_live, need_size
 from rlcli.data.shared import RegionWriter, SharedRing, refuse_write_side
 from rlcli.data.storages import ListStorage, Storage
+from rlcli.data.storages.list_storage import ObjectRing, items_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
@@ -57,7 +55,8 @@ class ReplayBuffer:
         From what the storage gives for some rows to a sample.
     prefetch : int, optional
         Samples that a thread makes ahead. They do not see what is written after they were made, and how many those
-        are depends on the thread: runs with writes between samples are not the same bit for bit.
+        are depends on the thread: runs with writes between samples are not the same bit for bit. A state holds them,
+        and a buffer that takes it over hands them out first, whatever its own `prefetch`.
     pin_memory : bool
         Samples lie in pinned memory, from which copies to a GPU need not wait.
     device : torch device, optional
@@ -102,7 +101,8 @@ class ReplayBuffer:
         self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
         self.storage = self.ring.storage
         self.storage.bind(self.ring)
-        self.sampler.bind(self.ring)
+        with self.ring.asking("sampler"):
+            self.sampler.bind(self.ring)
         self._trusted = is_ours(self.sampler)
         if generator is not None:
             self.sampler.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
@@ -125,7 +125,8 @@ class ReplayBuffer:
     def extend(self, batch: Any) -> Tensor:
         """Store a batch ``[*, T]``, time last, after what was stored before.
 
-        Of a batch with more rows than fit the last ones are kept, with a warning; of a shared buffer it is refused.
+        Of a batch with more rows than fit the last ones are kept; before the first such batch is written, a warning
+        says so. A shared buffer refuses it.
 
         Parameters
         ----------
@@ -151,12 +152,6 @@ class ReplayBuffer:
             self.sampler.extended(self.ring, len(rows))
             for part, priority in priorities:
                 self.sampler.update_priority(self.ring, rows[part], priority)
-        if len(rows) > (most := self.ring.space.size):
-            warnings.warn(
-                f"the batch has {len(rows)} rows and the storage takes {most}: of each env the last ones are kept. "
-                f"Use max_size={len(rows)} or more, or smaller batches.",
-                stacklevel=2,
-            )
         return torch.from_numpy(rows)
 
     def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
@@ -359,7 +354,7 @@ class ReplayBuffer:
         self._forget_ahead()
         with self._lock:
             new: Sampler = made("sampler", sampler, Sampler)
-            with self.ring.markers_kept():
+            with self.ring.asking("sampler"):
                 new.bind(self.ring)
                 if len(self.ring):
                     new.extended(self.ring, len(self.ring))
@@ -411,11 +406,17 @@ class ReplayBuffer:
             self._saved.need_fit(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over `state_dict`'s answer, of a buffer that was made alike."""
+        """Take over `state_dict`'s answer, of a buffer that was made alike.
+
+        Samples that the other one made ahead come first. Where they are thrown away here (by another batch size, a seed
+        or a dump) nobody draws them again.
+        """
         self._forget_ahead()
         with self._lock:
             self._saved.load(state)
-        if self._ahead is not None and state["ahead"]:
+        if state["ahead"]:
+            if self._ahead is None:  # those that the other one's thread made come first here too
+                self._ahead = Prefetcher(self._draw, 0, self._undraw)
             self._ahead.put_back([Sampled.of_state(saved) for saved in state["ahead"]], state["ahead_size"])
 
     def dumps(self, folder: Path | str) -> Path:
@@ -506,7 +507,10 @@ class ReplayBuffer:
     def __reduce_ex__(self, protocol: Any) -> Any:
         if isinstance(self.ring, SharedRing):
             return self.writer().__reduce__()
-        return super().__reduce_ex__(protocol)
+        raise no_copy("a buffer")
+
+    def __copy__(self) -> Any:
+        return self.writer() if isinstance(self.ring, SharedRing) else shallow(self)
 
     def __enter__(self) -> ReplayBuffer:
         return self

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.files.dumps import dump, load, restore_rows, take_rows
-from rlcli.data.files.rows import SavedRows
+from rlcli.data.files.row_files import SavedRows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.errors import ArgumentError
@@ -103,6 +103,23 @@ class SavedParts:
             if not len(self.ring):
                 self.sampler.empty()
             raise
+
+
+def shallow(buffer: Any) -> Any:
+    """Another handle of the same rows, sampler and threads: what `copy.copy` gives."""
+    alias = object.__new__(type(buffer))
+    vars(alias).update(vars(buffer))
+    return alias
+
+
+def no_copy(what: str) -> ArgumentError:
+    """What `pickle` and `copy.deepcopy` are told."""
+    return ArgumentError(
+        f"{what} is neither pickled nor deep-copied",
+        why="it holds a lock, addresses of its memory and perhaps a thread or files",
+        fix="Make another one alike, and give it this one's rows and draws: other.load_state_dict(rb.state_dict())"
+        + (", or rb.dumps(folder) and other.loads(folder)." if what == "a buffer" else "."),
+    )
 
 
 def _need_state(state: dict[str, Any]) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffer.objects import ObjectRing, items_of, tell
 from rlcli.data.buffer.replay_buffer import LIST_SIZE, ReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages import Storage
+from rlcli.data.storages.list_storage import ObjectRing, items_of, tell
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import Key, show, unravel
 

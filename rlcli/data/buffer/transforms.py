@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from rlcli.data.buffer.objects import ObjectRing
 from rlcli.data.ring.ring import Ring
+from rlcli.data.storages.list_storage import ObjectRing
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.transforms import Transform
@@ -67,7 +67,7 @@ class Transforms:
                 fix="Use LazyTensorStorage.",
             )
         if self._ring is not None:
-            with self._ring.markers_kept():
+            with self._ring.asking("transform"):
                 for part in parts:
                     if isinstance(part, Transform):
                         part.bind_buffer(self._ring)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from rlcli.data.codes.code import INDEX, RECORD, Code, Record, choose, wider
 from rlcli.data.fields import Field
-from rlcli.data.index import TrajectoryIndex
 from rlcli.data.storages.storage import State, Storage, contiguous
 from rlcli.errors import ResourceError
 from rlcli.kernels.codes import BITS, COUNT, KIND, NARROW, WIDE
 from rlcli.keys import Key, unravel
+
+if TYPE_CHECKING:
+    from rlcli.data.index import TrajectoryIndex
 
 _PIECE = 1 << 22  # bytes that are unpacked at a time
 

@@ -12,7 +12,14 @@ Memory does not grow with the number of segments, on either side. Keys are joine
 percent-encoded. No pickle.
 """
 
-from rlcli.data.collected.reader import SegmentReader, open_segments, verify_segments
-from rlcli.data.collected.writer import SegmentWriter
+from typing import TYPE_CHECKING
 
-__all__ = ["SegmentReader", "SegmentWriter", "open_segments", "verify_segments"]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.data.collected.reader import SegmentReader as SegmentReader
+    from rlcli.data.collected.reader import open_segments as open_segments
+    from rlcli.data.collected.reader import verify_segments as verify_segments
+    from rlcli.data.collected.writer import SegmentWriter as SegmentWriter
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -27,10 +27,10 @@ from rlcli.data.collected.folder import (
 )
 from rlcli.data.files.disk import MISSING, Stamp, digest_of
 from rlcli.data.files.journal import Record, read_record, records, scan
-from rlcli.data.files.parts import Part
 from rlcli.data.files.tensors import decode, encode, header_of
 from rlcli.data.next_obs.modes import with_next
 from rlcli.data.next_obs.packing import concat
+from rlcli.data.storages.mapped import Part
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.transforms import NextObservationDelta

@@ -3,8 +3,8 @@
 ```
 checkpoint_000007/   tensors.safetensors   state.json   manifest.json   rows-00000000.bin ...
 ```
-The rows of a buffer are files of their own (`rlcli.data.files.rows`): in the state stands who reads them. What the rest
-means is for those who saved it. Bytes and JSON only: reading runs nothing.
+The rows of a buffer are files of their own (`rlcli.data.files.row_files`): in the state stands who reads them. What the
+rest means is for those who saved it. Bytes and JSON only: reading runs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config.run_files import CHECKPOINTS, SUMMARY, read_run_file, saved_frames
-from rlcli.data.files.rows import ABOUT, NAMES, SavedRows, check_rows
+from rlcli.data.files.row_files import ABOUT, NAMES, SavedRows, check_rows
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.state import restore
 from rlcli.data.files.tensors import decode

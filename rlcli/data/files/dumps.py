@@ -2,7 +2,7 @@
 
 ```
 folder/dump_000003/   rows-00000000.bin  rows-00000001.bin ...   state.safetensors   manifest.json
-rows-*.bin            see `rlcli.data.files.rows`
+rows-*.bin            see `rlcli.data.files.row_files`
 state.safetensors     ring (cursor, index, side pool) and what the buffer adds: tensors and JSON
 ```
 The dump before stays until the new one has its name. Files that would be the same as before are links; a storage on
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlcli.data.fields import check_fit
 from rlcli.data.files.disk import Disk, Stamp
-from rlcli.data.files.rows import ABOUT, NAMES, LiveRows, RowFiles, SavedRows, check_rows
+from rlcli.data.files.row_files import ABOUT, NAMES, LiveRows, RowFiles, SavedRows, check_rows
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.state import ROWS, decode_state, encode_state, loading_state
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -206,11 +206,6 @@ def restore_rows(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
         storage.write(first, {key: column[cut:] for key, column in columns.items()})
     if cut:
         storage.write(first + live - cut, {key: column[:cut] for key, column in columns.items()})
-
-
-def verify_dumps(folder: Path | str) -> list[str]:
-    """One sentence for everything in a folder of dumps that is not as it was written; never raises for it."""
-    return [found for path in FOLDERS.paths(Path(folder)) if (found := FOLDERS.verify(path))]
 
 
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:

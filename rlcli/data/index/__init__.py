@@ -1,6 +1,12 @@
 """Which stored rows belong together: trajectories, their runs, slices of them. Knows rows, never their contents."""
 
-from rlcli.data.index.drawing import RandomStream, Slices
-from rlcli.data.index.trajectory_index import TrajectoryIndex
+from typing import TYPE_CHECKING
 
-__all__ = ["RandomStream", "Slices", "TrajectoryIndex"]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.data.index.drawing import RandomStream as RandomStream
+    from rlcli.data.index.drawing import Slices as Slices
+    from rlcli.data.index.trajectory_index import TrajectoryIndex as TrajectoryIndex
+
+__getattr__, __dir__, __all__ = lazily(__name__)

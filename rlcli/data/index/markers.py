@@ -12,6 +12,31 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 
+Asked = tuple[Key | None, tuple[Key, ...], bool]
+"""By which keys trajectories are to be told apart: what `Markers.among` takes."""
+NO_ASK: Asked = (None, (), False)
+
+
+def agreed(*asks: Asked) -> Asked:
+    """What several parts of a buffer ask for; what one leaves open follows the others.
+
+    Raises
+    ------
+    ArgumentError
+        They name different keys.
+    """
+    ids = {traj_key for traj_key, _, _ in asks if traj_key is not None}
+    ends = {frozenset(end_keys): (end_keys, some) for _, end_keys, some in asks if end_keys}
+    if len(ids) > 1 or len(ends) > 1:
+        named = ids if len(ids) > 1 else [key for end_keys, _ in ends.values() for key in end_keys]
+        raise ArgumentError(
+            "the sampler and the transforms of a buffer tell trajectories apart by the same keys",
+            why=f"{'traj_key' if len(ids) > 1 else 'end keys'}: they name {', '.join(sorted({*map(show, named)}))}",
+            fix="Give all of them the same traj_key and the same end_key (of a transform: done_key), or name no key.",
+        )
+    end_keys, some = next(iter(ends.values()), ((), False))
+    return next(iter(ids), None), end_keys, some
+
 
 @dataclass(frozen=True)
 class Markers:

@@ -22,7 +22,7 @@ from torch import Tensor
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import DONE, TRAJ_IDS, Key, under_next
-from rlcli.specs.numbers import fill_for
+from rlcli.specs.base import fill_for
 
 
 def build_full(

@@ -25,18 +25,16 @@ from torch import Tensor
 from rlcli.data.codes import Code, Packing, codes_of
 from rlcli.data.fields import Field, check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.index.markers import Markers
+from rlcli.data.index.markers import NO_ASK, Asked, Markers, agreed
 from rlcli.data.next_obs.pairs import SidePool
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import SparseColumns
 from rlcli.data.ring.contents import Contents
-from rlcli.data.ring.layout import NOTHING, Asked, Layout
+from rlcli.data.ring.layout import NOTHING, Layout, saved_layout
 from rlcli.data.ring.plans import Plans
-from rlcli.data.ring.remark import remark
-from rlcli.data.ring.saved import saved_layout
-from rlcli.data.ring.space import RingSpace
+from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.ring.stacks import FrameStacks
-from rlcli.data.ring.write import overwrite, write
+from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, unravel
@@ -63,7 +61,7 @@ class Ring:
     packing : Packing
         Between the ring and its storage: the codes.
     asked : tuple
-        By which keys trajectories are to be told apart, as `use_markers` was told.
+        By which keys trajectories are to be told apart, as `use_markers` was told by all who asked.
     contents : Contents
         Rows, their layout and their index. New ones after `clear`, `load_state_dict` and the first write.
     plans : Plans
@@ -85,7 +83,9 @@ class Ring:
                 raise ArgumentError("a stack has 2 or more frames", where="frame_stack", why=f"got {frames!r}")
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
         self.packing = Packing(storage, codes)
-        self.asked: Asked = (None, (), False)
+        self.asked: Asked = NO_ASK
+        self._asks: dict[str, Asked] = {}  # by whom
+        self._who, self._told = "", False
         self.contents, self.plans = Contents(storage, self.packing, NOTHING), Plans()
 
     # ---- what it holds -----------------------------------------------------------------------------------------
@@ -168,26 +168,47 @@ class Ring:
         """Say by which keys trajectories are told apart; the index of rows that are stored already is made anew.
 
         Without ids nothing that was apart before is joined. `some`: see `Markers.among`.
+
+        Raises
+        ------
+        ArgumentError
+            The parts of a buffer name different keys; see `asking`.
         """
-        asked = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys), some)
+        ask = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys), some)
+        asks = {**self._asks, self._who: ask} if self._who else {}  # outside a buffer the last word counts
+        if self._who == "transform":
+            asks["transform"] = agreed(self._asks.get("transform", NO_ASK), ask)
+        asked = agreed(*asks.values()) if asks else ask
         if self.fields:
             self.tell_apart(Markers.among(self.fields, *asked))
-        self.asked = asked
+        self.asked, self._asks = asked, asks
 
     @contextlib.contextmanager
-    def markers_kept(self) -> Iterator[None]:
-        """What fails in here leaves trajectories told apart as they were."""
-        held, asked = self.contents, self.asked
+    def asking(self, who: str) -> Iterator[None]:
+        """While a part of a buffer meets this ring, and may say by which keys it tells trajectories apart.
+
+        There is one index for all parts: what one leaves open follows the other, and where both name keys they have to
+        be the same. What fails in here leaves trajectories told apart as they were.
+
+        Parameters
+        ----------
+        who : "sampler" or "transform"
+            A sampler speaks in place of the one before it, a transform beside those before it.
+        """
+        held, asked, asks, outer = self.contents, self.asked, self._asks, self._who
         layout, index, pool, pairs = held.layout, held.index, held.pool, held.pairs
+        self._who, self._asks = who, {name: ask for name, ask in asks.items() if name != who or who == "transform"}
         try:
             yield
         except BaseException:
-            self.asked = asked
+            self.asked, self._asks = asked, asks
             if held.index is not index:
                 self.plans.forget()  # rows that are stored may lie elsewhere
                 held.layout = layout
                 held.use(index, pool, pairs)
             raise
+        finally:
+            self._who = outer
 
     def use_asked_markers(self) -> None:
         """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""
@@ -229,6 +250,8 @@ class Ring:
             if not self.fields:
                 self._begin(given, lead)
             self.contents.layout.check(given, lead, self.storage.ndim)
+            if lead.numel() > self.space.size and not self._told:
+                self._told = warn_of_left_out(lead.numel(), self.space.size)
             rows = write(self.contents, given, lead, sparse)
         self.plans.learn(self.contents, batch)
         return rows

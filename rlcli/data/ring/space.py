@@ -10,6 +10,7 @@ A ring whose cursor stands at step c holds the steps from ``max(0, c - steps)`` 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -85,3 +86,13 @@ class RingSpace:
         """Which of these numbers, int64 ``[N]``, are rows that hold something, bool."""
         live = (rows - self.base(cursor) * self.lanes) % self.size < self.count(cursor)
         return (rows >= 0) & (rows < self.size) & live
+
+
+def warn_of_left_out(rows: int, most: int) -> bool:
+    """Say that a batch has more rows than fit, before it is written by whoever called `extend` of a buffer; True."""
+    warnings.warn(
+        f"the batch has {rows} rows and the storage takes {most}: of each env the last ones are kept. "
+        f"Use max_size={rows} or more, or smaller batches.",
+        stacklevel=4,
+    )
+    return True

@@ -1,6 +1,6 @@
 """Where the stretches of shifted stacks begin, lane by lane, and the frames that no stored row stands for.
 
-What stands in the arrays is said in `rlcli.kernels.stacks.cpu`; when a stretch begins is `FrameStacks`' affair.
+What stands in the arrays is said in `rlcli.kernels.stacks`; when a stretch begins is `FrameStacks`' affair.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class FrameStacks:
 
     def prepare(self, stacks: Tensor, cursor: int, length: int, start: int, stop: int, promoted: Promoted) -> None:
         """Compare the steps `[start, stop)` of a batch, and make room for what `follow` notes; nothing else changes."""
-        from rlcli.kernels.stacks.cpu import NEW, SAME_FRAMES, shifted
+        from rlcli.kernels.stacks import NEW, SAME_FRAMES, shifted
 
         stacks = stacks if stacks.is_cpu else stacks.cpu()
         if len(self._notes) < len(stacks):
@@ -150,7 +150,7 @@ class FrameStacks:
         per_env : int
             Rows of one env in a flat batch.
         """
-        from rlcli.kernels.stacks.cpu import NEW, REPEAT, SAME_FRAMES
+        from rlcli.kernels.stacks import NEW, REPEAT, SAME_FRAMES
 
         survives = index.base < cursor  # some row above the new ones is still there
         flat = (stacks if stacks.is_cpu else stacks.cpu()).reshape(len(stacks), -1)
@@ -229,7 +229,7 @@ class FrameStacks:
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
         """Stacks ``[N, *F]`` of each of several lists of live rows int64 ``[N]``."""
-        from rlcli.kernels.stacks.cpu import gather_stacks
+        from rlcli.kernels.stacks import gather_stacks
 
         memory = storage.memory()
         if memory is None:
@@ -243,7 +243,7 @@ class FrameStacks:
         return made
 
     def _through(self, storage: Storage, base: int, rows: Sequence[np.ndarray]) -> list[Tensor]:
-        from rlcli.kernels.stacks.cpu import places
+        from rlcli.kernels.stacks import places
 
         count, frames, width = len(rows[0]), self.frames, self.frame.width
         heads, space = self.heads, self.space

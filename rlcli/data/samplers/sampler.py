@@ -1,4 +1,4 @@
-"""What every sampler offers: which rows come next, from a random stream of its own.
+"""What every sampler offers: which rows come next, from a random stream of its own; and the plainest of them.
 
 A sampler chooses rows and never reads them; the buffer reads what was chosen, once.
 """
@@ -225,3 +225,16 @@ def shuffled(random: RandomStream, count: int) -> np.ndarray:
 def uniform(random: RandomStream, count: int) -> np.ndarray:
     """Numbers of [0, 1), float64 ``[count]``."""
     return random.integers(2**53, count) * 2.0**-53
+
+
+class RandomSampler(Sampler):
+    """Every stored row is equally likely at every draw.
+
+    Parameters
+    ----------
+    seed : int, optional
+        See `Sampler`.
+    """
+
+    def sample(self, ring: Ring, batch_size: int) -> Draw:
+        return Draw((ring.base * ring.lanes + self.random.integers(len(ring), batch_size)) % ring.space.size)

@@ -1,7 +1,14 @@
-"""Every row once an epoch, in random order.
+"""Every row once an epoch, in random order: by itself, or in slices.
 
-An epoch holds the rows that were stored when it began. Rows that are overwritten meanwhile drop out of it, new ones
-wait for the next: a batch that replaces the whole buffer begins a new epoch.
+An epoch of rows holds those that were stored when it began. Rows that are overwritten meanwhile drop out of it, new
+ones wait for the next: a batch that replaces the whole buffer begins a new epoch. An epoch of slices ends with the
+next write.
+
+```
+slices   .|a1 a2 a3|a4 a5 a6|. .      b0 b1 b2|.      every trajectory cut from a random offset on, slices shuffled
+```
+With `strict_length=False` the pieces before the first and after the last whole slice are slices too, and every row
+comes exactly once.
 """
 
 from __future__ import annotations
@@ -12,9 +19,10 @@ import numpy as np
 import torch
 
 from rlcli.data.files.tensors import between, tensor
-from rlcli.data.samplers.sampler import Draw, Sampler, shuffled
-from rlcli.errors import ArgumentError
-from rlcli.typed import MOST
+from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, shuffled
+from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
+from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.typed import MOST, Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -84,3 +92,147 @@ class SamplerWithoutReplacement(Sampler):
         between(state["left"], 0, MOST, "left")
         self._left, self.ran_out = state["left"].numpy().copy(), bool(state["ran_out"])
         self._base = -1  # what is overwritten by now was not looked for yet
+
+
+class SliceSamplerWithoutReplacement(SliceSampler):
+    """Draw slices so that no row comes twice in an epoch.
+
+    An epoch is cut from what is stored when it begins; a write begins a new one. Its end is a smaller batch.
+
+    Parameters
+    ----------
+    drop_last : bool
+        Leave out the end of an epoch that does not fill a batch.
+    shuffle : bool
+        False takes trajectories in the order of writing, each cut from its first row on.
+    **slices
+        As for `SliceSampler`; `span` and `weighting` do not apply.
+
+    Attributes
+    ----------
+    ran_out : bool
+        Whether the last draw was the last of its epoch.
+    """
+
+    moves = ("_rows", "_starts", "_sizes", "_length", "_writes", "ran_out")
+
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
+        need_no_span(type(self), slices)
+        super().__init__(**slices)
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self._loaded = False  # rows of a file, which nobody has looked at yet
+        self._writes = 0
+        self._length = 0  # of the slices that the epoch was cut into; 0: a new one is due
+        self._rows = self._starts = self._sizes = np.empty(0, np.int64)  # slices left, in `rows` of whole trajectories
+
+    @property
+    def ragged(self) -> bool:  # type: ignore[override]
+        return super().ragged or not self.drop_last
+
+    def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._loaded and len(self._rows) and self._rows.max() >= ring.space.size:
+            why = f"row {self._rows.max()} would be drawn"
+            raise DamagedDataError("this state is of a sampler of another buffer", why=why)
+        self._loaded = False
+        if self._length != length or not self._left(count):
+            self._begin(ring, count, length)
+        starts, sizes = self._starts[:count], self._sizes[:count]
+        self._starts, self._sizes = self._starts[count:], self._sizes[count:]
+        self.ran_out = not self._left(count)
+        first = np.cumsum(sizes) - sizes
+        return self._rows[np.arange(int(sizes.sum())) + np.repeat(starts - first, sizes)], sizes
+
+    def _left(self, count: int) -> bool:
+        return len(self._starts) >= (count if self.drop_last else 1)
+
+    def _begin(self, ring: Ring, count: int, length: int) -> None:
+        """Cut all that is stored into the slices of a new epoch."""
+        self._rows, lengths = in_order(ring, oldest_first=not self.shuffle)
+        offset = np.zeros(len(lengths), np.int64)
+        if self.shuffle:
+            slack = lengths % length if self.strict_length else np.where(lengths > length, length - 1, 0)
+            offset = self.random.integers(2**53, len(slack)) % (slack + 1)
+        self._starts, self._sizes = cut(lengths, offset, length, self.strict_length)
+        if self.shuffle:
+            order = shuffled(self.random, len(self._starts))
+            self._starts, self._sizes = self._starts[order], self._sizes[order]
+        self._length = length
+        if not self._left(count):
+            raise ArgumentError(
+                "what is stored gives no batch of slices",
+                why=f"{len(self._starts)} slices of {length} rows that share no row, {count} a batch; "
+                f"the longest of {len(lengths)} trajectories has {int(lengths.max())} rows",
+                fix="Collect more, take fewer or shorter slices, or set strict_length=False or drop_last=False.",
+            )
+
+    def restart(self) -> None:
+        self._length, self.ran_out = 0, False
+
+    def extended(self, ring: Ring, count: int) -> None:
+        self._length, self._writes = 0, self._writes + 1
+
+    def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
+        self.extended(ring, 0)
+
+    def go_back(self, position: tuple[np.ndarray, dict[str, Any]]) -> None:
+        writes = self._writes
+        super().go_back(position)
+        if self._writes != writes:  # what was stored then is no longer what is stored
+            self._length, self._writes = 0, writes
+
+    def empty(self) -> None:
+        self.restart()
+
+    def state_dict(self) -> dict[str, Any]:
+        arrays = {"rows": self._rows, "starts": self._starts, "sizes": self._sizes}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return super().state_dict() | tensors | {"length": self._length, "ran_out": self.ran_out}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name in ("rows", "starts", "sizes"):
+            tensor(torch.int64, None)(state[name])
+            between(state[name], 0, MOST, name)
+        if len(state["starts"]) != len(state["sizes"]):
+            raise Misfit(f"{len(state['starts'])} slices begin, and {len(state['sizes'])} have a size")
+        self._rows, self._starts, self._sizes = (state[name].numpy().copy() for name in ("rows", "starts", "sizes"))
+        self._loaded = True
+        self._length, self.ran_out = int(state["length"]), bool(state["ran_out"])
+
+
+def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """All live rows, trajectory after trajectory, int64 ``[len(ring)]``, and the rows of each ``[trajectories]``."""
+    rows = live_rows(ring)
+    number = ring.index.numbers(rows)
+    if oldest_first:  # a number is given again when its trajectory is gone
+        known = ring.index.trajectories()["number"]
+        rank = np.empty(known.max(initial=-1) + 1, np.int64)
+        rank[known] = np.arange(len(known))
+        number = rank[number]
+    order = np.lexsort((ring.index.positions(rows), number))
+    _, lengths = np.unique(number, return_counts=True)
+    return rows[order], lengths
+
+
+def cut(lengths: np.ndarray, offset: np.ndarray, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and sizes of the slices of trajectories that lie end to end.
+
+    Parameters
+    ----------
+    lengths : int64 array ``[trajectories]``
+    offset : int64 array ``[trajectories]``
+        Where the first whole slice begins; not `strict`: how many rows of a slice's length the first piece lacks.
+    length : int
+        Of a slice.
+    strict : bool
+        Whole slices only; else pieces before and after them too, so that they cover every row once.
+    """
+    begin = np.cumsum(lengths) - lengths
+    first = offset if strict else -offset
+    counts = (lengths - offset) // length if strict else -(-(lengths + offset) // length)
+    which = np.repeat(np.arange(len(lengths)), counts)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = first[which] + place * length
+    stops = np.minimum(starts + length, lengths[which])
+    starts = np.maximum(starts, 0)
+    return begin[which] + starts, stops - starts

@@ -9,7 +9,13 @@ Published rows never change: a writer appends, then stores one word. So nobody w
 a writer that is killed at any instruction leaves what it published.
 """
 
-from rlcli.data.shared.ring import SharedRing, refuse_write_side
-from rlcli.data.shared.writer import RegionWriter
+from typing import TYPE_CHECKING
 
-__all__ = ["RegionWriter", "SharedRing", "refuse_write_side"]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.data.shared.ring import SharedRing as SharedRing
+    from rlcli.data.shared.ring import refuse_write_side as refuse_write_side
+    from rlcli.data.shared.writer import RegionWriter as RegionWriter
+
+__getattr__, __dir__, __all__ = lazily(__name__)

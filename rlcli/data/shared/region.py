@@ -1,15 +1,27 @@
-"""What both ends of a region know of each other: rows published, how they are laid out, and whether it is over.
+"""A region that processes share: its folder, who is there, the rows published, and how they are laid out.
 
 ```
-words         [published rows, closed]      each word has one writer: the region's, and its owner
+/dev/shm/rlcli-rows-3f09c1aa-4711-0/    run 3f09c1aa, process 4711, its first folder
+words         [published rows, closed]  each word has one writer: the region's, and its owner
 layout.json   keys, dtypes, shapes, env dims; there before anything is published
 ```
+The folder is gone with its owner, and swept where that was killed. Who is there, owner or writer, holds the lock of a
+file: the kernel drops it when that process ends, in whatever way. Nobody ever waits for such a lock, and a forked child
+does not hold what its parent holds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
 import json
 import os
+import re
+import secrets
+import shutil
+import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +33,142 @@ from rlcli.data.files.tensors import map_file
 from rlcli.data.ring.layout import Layout
 from rlcli.data.ring.ring import Ring
 from rlcli.errors import ResourceError
+
+_RUN, _counted = secrets.token_hex(4), itertools.count()
+_NAME = re.compile(r"rlcli-rows-[0-9a-f]{8}-(\d+)-\d+")
+OWNER = "owner"
+
+
+class ScratchFolder:
+    """A new folder, which this process owns.
+
+    Parameters
+    ----------
+    in_memory : bool
+        On the file system of shared memory, where there is one; else among temporary files.
+
+    Attributes
+    ----------
+    path : Path
+    """
+
+    def __init__(self, in_memory: bool = True) -> None:
+        above = place(in_memory)
+        sweep(above)
+        self.path = above / f"rlcli-rows-{_RUN}-{os.getpid()}-{next(_counted)}"
+        self.path.mkdir(mode=0o700)
+        lock = ProcessLock(self.path / OWNER)
+        self.remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+
+
+def place(in_memory: bool) -> Path:
+    """Where such folders lie."""
+    shared = Path("/dev/shm")
+    return shared if in_memory and shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def sweep(above: Path) -> list[Path]:
+    """Take away the folders whose owners ended without doing so."""
+    gone = [Path(e.path) for e in os.scandir(above) if _NAME.fullmatch(e.name) and _is_left(Path(e.path))]
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)  # another process may sweep as well
+    return gone
+
+
+def _is_left(path: Path) -> bool:
+    """Whether nobody owns it: the lock says so, and before there is one the pid in the name."""
+    try:
+        if (path / OWNER).stat().st_size:
+            return is_free(path / OWNER)
+    except FileNotFoundError:
+        pass
+    except OSError:  # of another user
+        return False
+    try:
+        os.kill(int(path.name.split("-")[3]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has a copy of everything, this too
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path)
+        lock.release()
+
+
+# ---- who is there ----------------------------------------------------------------------------------------------
+class ProcessLock:
+    """A file that one process holds, from the beginning.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file, which is made if it is not there.
+
+    Raises
+    ------
+    BlockingIOError
+        Somebody holds it (`holder`), perhaps this process itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._close = weakref.finalize(self, os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)  # for people; the lock decides
+        except OSError:
+            self._close()
+            raise
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._close.alive:
+            with contextlib.suppress(OSError):  # a full disk; the lock goes all the same
+                os.ftruncate(self._fd, 0)
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the file, and nothing else: in a forked child the parent still holds it."""
+        _held.discard(self)
+        self._close()
+
+
+def holder(path: Path) -> int | None:
+    """The pid in a lock's file: who holds it, or held it when it was killed."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds it now; the file must be there."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+_held: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for lock in list(_held):
+        lock.drop()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+
 
 LAYOUT, WORDS = "layout.json", "words"
 _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each

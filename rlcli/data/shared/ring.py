@@ -21,9 +21,8 @@ from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.folder import ScratchFolder
-from rlcli.data.shared.region import Place, Region
-from rlcli.data.shared.rows import APART, BORDER, CUT, FIRST, SharedRows
+from rlcli.data.shared.region import Place, Region, ScratchFolder
+from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.data.shared.writer import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError, ResourceError

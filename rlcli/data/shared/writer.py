@@ -19,9 +19,8 @@ from rlcli.data.fields import columns_of
 from rlcli.data.files.disk import Disk
 from rlcli.data.next_obs.sparse import is_sparse
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.folder import ProcessLock, holder
-from rlcli.data.shared.region import LAYOUT, Place, Region, gone
-from rlcli.data.shared.rows import APART, BORDER, CUT, FIRST, SharedRows
+from rlcli.data.shared.region import LAYOUT, Place, ProcessLock, Region, gone, holder
+from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
 from rlcli.keys import Key, show, under_next
 

@@ -323,6 +323,6 @@ def _lz4() -> Any:
 
 @cache
 def _kernels() -> Any:
-    from rlcli.kernels.frames import cpu  # loads the compiler, which takes half a second
+    from rlcli.kernels import frames as cpu  # loads the compiler, which takes half a second
 
     return cpu

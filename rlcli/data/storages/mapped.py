@@ -1,8 +1,10 @@
 """Rows that somebody else wrote, read where they lie: files are mapped, nothing is copied and nothing is changed.
 
 ```
+file      | column 0: S rows | column 1: S rows | ...     one after another, in the order of the fields
+part          ^ rows a .. b      ^ rows a .. b            consecutive ones, which have numbers of their own
 numbers   0 ........ 511 | 512 ..... 1023 | 1024 ..... 1400
-parts     a file         | a file         | a file              each with its columns at offsets of its own
+parts     a file         | a file         | a file        each with its columns at offsets of its own
 ```
 A part is a run of consecutive rows in one file: a collected segment, a piece of a kept storage, a file of a dump.
 Nobody writes here: who wants to go on with such rows copies them, or resumes their own storage.
@@ -10,23 +12,73 @@ Nobody writes here: who wants to go on with such rows copies them, or resumes th
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
-from rlcli.data.files.parts import Part
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.segment import numbers_of
 from rlcli.data.storages.storage import Saved, Storage
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key, show
+
+
+class Part(NamedTuple):
+    """Consecutive rows in a file.
+
+    Attributes
+    ----------
+    path : Path
+    size : int
+        Bytes of the file.
+    first, rows : int
+        The number of its first row, and how many there are.
+    offsets : dict of key to int
+        Where in the file the columns of these rows begin.
+    lanes : int
+        More than 1: the rows lie lane after lane, though they are numbered step after step.
+    """
+
+    path: Path
+    size: int
+    first: int
+    rows: int
+    offsets: Mapping[Key, int]
+    lanes: int = 1
+
+    @classmethod
+    def within(
+        cls, path: Path, size: int, first: int, fields: Mapping[Key, Field], stride: int, start: int, stop: int
+    ) -> Part:
+        """Rows ``[start, stop)`` of a file of raw columns, `stride` rows each; the first has number `first`."""
+        begin, _ = column_offsets(fields, stride)
+        offsets = {key: begin[key] + start * field.width for key, field in fields.items()}
+        return cls(path, size, first + start, stop - start, offsets)
+
+
+def column_offsets(
+    fields: Mapping[Key, Field], stride: int, packed: Sequence[int | None] | None = None
+) -> tuple[dict[Key, int], int]:
+    """Where in a file of so many rows each column begins, and the bytes of all columns.
+
+    Parameters
+    ----------
+    packed : sequence of (int or None), optional
+        For each column its bytes where they are packed; None for raw rows.
+    """
+    offsets, at = {}, 0
+    sizes = [None] * len(fields) if packed is None else packed
+    for (key, field), size in zip(fields.items(), sizes, strict=True):
+        offsets[key] = at
+        at += field.width * stride if size is None else size
+    return offsets, at
+
 
 MAPPED = 8192  # files at a time; a process may have some 65,000 mappings
 
@@ -61,7 +113,6 @@ class MappedStorage(Storage):
         super().__init__(max_size, ndim=ndim)
         self.fields, self.capacity = dict(fields or {}), capacity or max_size
         self._state, self.where = state, str(where)
-        self._taken_over = False
         self._drop()
 
     def _drop(self) -> None:
@@ -198,14 +249,6 @@ class MappedStorage(Storage):
     def exchange(self, *_: Any) -> NoReturn:
         self.need_writable()
 
-    @contextlib.contextmanager
-    def taking_over(self) -> Iterator[None]:
-        self._taken_over = True
-        try:
-            yield
-        finally:
-            self._taken_over = False
-
     def clear(self) -> None:
         """Let go of the files, which stay as they are."""
         if not self._taken_over:
@@ -226,6 +269,6 @@ def _damaged(path: Path, why: str) -> DamagedDataError:
 
 @cache
 def _kernels() -> Any:
-    from rlcli.kernels.segments import cpu  # loads the compiler, which takes half a second
+    from rlcli.kernels import segments as cpu  # loads the compiler, which takes half a second
 
     return cpu

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class LazyMemmapStorage(Storage):
         self._made: set[int] = set()  # segments whose names are not yet durable
         self._unnamed: list[Path] = []  # files of rows that are not needed any more
         self._rewritten: dict[int, Segment] = {}  # new versions since the last commit, and whom they replace
-        self._settled, self._taken_over = time.monotonic(), False
+        self._settled = time.monotonic()
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         if self.fields:
@@ -127,12 +127,14 @@ class LazyMemmapStorage(Storage):
                 why=f"{self.total - self.first} rows of an earlier process",
                 fix="Go on with them (resume(buffer.ring)), or empty the buffer.",
             )
-        self._lay_out(fields, capacity, rows_for(sum(field.width for field in fields.values()), capacity))
+        self._take_files_away()  # where the disk refused that when the rows were given up
+        row_bytes = sum(field.width for field in fields.values())
+        self._lay_out(fields, capacity, rows_for(row_bytes, capacity))
         rows, here = self.segment_rows, self.folder
         while not here.exists():
             here = here.parent
         try:
-            self.disk.require(here, self._table.layout.size * (-(-(capacity + self._spare) // rows) + 1))
+            self.disk.require(here, disk_need(row_bytes, capacity, kept=self.kept))
             if self.kept:
                 header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
                 self._hold(RowJournal(self.folder, self.disk, header))
@@ -146,7 +148,7 @@ class LazyMemmapStorage(Storage):
 
     def _lay_out(self, fields: Mapping[Key, Field], capacity: int, rows: int) -> None:
         self.fields, self.capacity = dict(fields), capacity
-        self._spare = max(rows, capacity // 8) if self.kept else rows  # steps between two commits
+        self._spare = _spare(rows, capacity, kept=self.kept)
         self._table = SegmentTable(self.fields, rows, capacity + self._spare)
 
     # ---- writing -----------------------------------------------------------------------------------------------
@@ -290,14 +292,6 @@ class LazyMemmapStorage(Storage):
             out.append((number, segment.version, piece))
         return out
 
-    @contextlib.contextmanager
-    def taking_over(self) -> Iterator[None]:
-        self._taken_over = True
-        try:
-            yield
-        finally:
-            self._taken_over = False
-
     def saved(self) -> Saved | None:
         if not self.fields:
             return None
@@ -380,18 +374,20 @@ class LazyMemmapStorage(Storage):
         """Give the disk back and forget the fields."""
         if self._taken_over:
             return
-        journal, self._journal = self._journal, None
         self._forget()
-        if journal is None:
+        self._take_files_away()
+
+    def _take_files_away(self) -> None:
+        """Of rows that were given up. Refused by the disk, the folder stays ours, and the next write tries it again."""
+        if self._journal is None:
             return
-        try:
-            with contextlib.suppress(ResourceError):  # of a full disk, which has room once the files are gone
-                journal.give_up()
-            for path in (*files_in(self.folder), *states(self.folder)):
-                self.disk.remove(path)
-            self.disk.remove(self.folder / JOURNAL)  # last: files without it could be acknowledged ones
-        finally:
-            journal.abandon()
+        with contextlib.suppress(ResourceError):  # of a full disk, which has room once the files are gone
+            self._journal.give_up()
+        for path in (*files_in(self.folder), *states(self.folder)):
+            self.disk.remove(path)
+        self.disk.remove(self.folder / JOURNAL)  # last: files without it could be acknowledged ones
+        self._journal.abandon()
+        self._journal = None
 
     def close(self, state: State | None = None) -> None:
         """Commit, and let another process go on with the folder; once."""
@@ -411,6 +407,20 @@ class LazyMemmapStorage(Storage):
             "folder": self.where if self.kept else "temporary",
             "acknowledged": self.acknowledged if self.kept else None,
         }
+
+
+def disk_need(row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 0) -> int:
+    """Bytes that the files of `capacity` rows come to: reserved whole, and beside those of the ring's own rows lie
+    those that no commit has given up yet, of `batch` rows or more.
+    """
+    rows = rows_for(row_bytes, capacity)
+    beside = max(batch, _spare(rows, capacity, kept=kept))
+    return max(1, row_bytes * rows) * (-(-(capacity + beside) // rows) + 1)
+
+
+def _spare(rows: int, capacity: int, *, kept: bool) -> int:
+    """Steps between two commits, with `rows` of them a file."""
+    return max(rows, capacity // 8) if kept else rows
 
 
 def _remove_empty(folder: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import STAMP, Disk, Stamp, stamp_of
 from rlcli.data.files.journal import Journal, records, scan
-from rlcli.data.storages.segment import Layout, Piece, Segment, files_in, name_of
+from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.typed import Misfit, anything, kinds, listed, optional, record, row, whole
@@ -182,14 +182,19 @@ class RowJournal:
         path = folder / JOURNAL
         before = Committed(path) if header is None else None  # with its torn end, which is cut next
         self._journal = Journal(path, disk)
+        begun = False
         try:
             if header is not None:
                 if self._journal.count or files_in(folder) or states(folder):
                     raise _taken(folder)
+                begun = True
                 self._journal.append({"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header})
                 disk.sync_folder(folder)
             self.committed = before or Committed(path)
         except BaseException:
+            if begun:  # it would stand in the way of the next try
+                with contextlib.suppress(ResourceError):  # the first error is the one to report
+                    disk.remove(path)
             self._journal.close()
             raise
 
@@ -307,12 +312,14 @@ def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
         return
     yield folder / JOURNAL, None
     if committed.header:
-        layout = Layout.of(committed.fields, committed.header["segment_rows"])
+        layout = SegmentLayout.of(committed.fields, committed.header["segment_rows"])
         for path, _, why in named_files(folder, committed, layout):
             yield path, why
 
 
-def named_files(folder: Path, said: Committed, layout: Layout) -> Iterator[tuple[Path, Segment | None, str | None]]:
+def named_files(
+    folder: Path, said: Committed, layout: SegmentLayout
+) -> Iterator[tuple[Path, Segment | None, str | None]]:
     """(file, the segment in it, what is wrong with it or None) of every file of rows and state that was committed."""
     for number, (version, pieces) in sorted(said.pieces.items()):
         path = folder / name_of(number, version)

@@ -35,7 +35,7 @@ SUFFIX = ".bin"
 _NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
 
 
-class Layout(NamedTuple):
+class SegmentLayout(NamedTuple):
     """How rows lie in a segment.
 
     Attributes
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, fields: Mapping[Key, Field], rows: int) -> Layout:
+    def of(cls, fields: Mapping[Key, Field], rows: int) -> SegmentLayout:
         """Of segments with this many rows, a power of two."""
         widths = np.array([field.width for field in fields.values()], np.int64)
         offsets = np.concatenate([[0], np.cumsum(widths)[:-1]]) * rows
@@ -80,7 +80,7 @@ class Segment:
     ----------
     folder, number, version
         It is there already, and this process may write it.
-    layout : Layout
+    layout : SegmentLayout
 
     Raises
     ------
@@ -88,7 +88,7 @@ class Segment:
         Its size is another.
     """
 
-    def __init__(self, folder: Path, number: int, version: int, layout: Layout) -> None:
+    def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout
         self.path = folder / name_of(number, version)
         self.pieces: list[Piece] = []
@@ -110,7 +110,7 @@ class Segment:
 
     @classmethod
     def made(
-        cls, folder: Path, number: int, version: int, layout: Layout, disk: Disk, *, named: bool = True
+        cls, folder: Path, number: int, version: int, layout: SegmentLayout, disk: Disk, *, named: bool = True
     ) -> Segment:  # fmt: skip
         """A new file, every byte of it reserved.
 
@@ -185,7 +185,7 @@ class SegmentTable:
     """
 
     def __init__(self, fields: Mapping[Key, Field], rows: int, most: int) -> None:
-        self.fields, self.layout = dict(fields), Layout.of(fields, rows)
+        self.fields, self.layout = dict(fields), SegmentLayout.of(fields, rows)
         self.segments: dict[int, Segment] = {}
         self._places = {key: i for i, key in enumerate(self.fields)}
         self._addresses = np.zeros(2 << (-(-most // rows) + 2).bit_length(), np.int64)
@@ -292,6 +292,6 @@ def files_in(folder: Path) -> list[Path]:
 
 @cache
 def _kernels() -> Any:
-    from rlcli.kernels.segments import cpu  # loads the compiler, which takes half a second
+    from rlcli.kernels import segments as cpu  # loads the compiler, which takes half a second
 
     return cpu

@@ -100,6 +100,7 @@ class Storage(ABC):
     lanes = 1
     kept = False
     where = ""
+    _taken_over = False
     _bound: weakref.ref[Any] | None = None
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
@@ -275,7 +276,11 @@ class Storage(ABC):
     @contextlib.contextmanager
     def taking_over(self) -> Iterator[None]:
         """While a ring takes over what was `saved`: its `clear` and `declare` keep the rows."""
-        yield
+        self._taken_over = True
+        try:
+            yield
+        finally:
+            self._taken_over = False
 
     # ---- rows in files of others -----------------------------------------------------------------------------------
     @property

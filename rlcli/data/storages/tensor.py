@@ -185,6 +185,6 @@ def exchange(
 
 @cache
 def _kernels() -> Any:
-    from rlcli.kernels.rows import cpu  # loads the compiler, which takes half a second
+    from rlcli.kernels import rows as cpu  # loads the compiler, which takes half a second
 
     return cpu

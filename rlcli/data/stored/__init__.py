@@ -4,9 +4,16 @@ Rows stay in their files and are read where they lie, but for compressed ones, w
 is changed.
 """
 
-from rlcli.data.stored.copies import copy_rows
-from rlcli.data.stored.mapped import holds_differences
-from rlcli.data.stored.opening import open_buffer
-from rlcli.data.stored.places import Place, find, places
+from typing import TYPE_CHECKING
 
-__all__ = ["Place", "copy_rows", "find", "holds_differences", "open_buffer", "places"]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.data.stored.opening import copy_rows as copy_rows
+    from rlcli.data.stored.opening import holds_differences as holds_differences
+    from rlcli.data.stored.opening import open_buffer as open_buffer
+    from rlcli.data.stored.place import Place as Place
+    from rlcli.data.stored.place import find as find
+    from rlcli.data.stored.place import places as places
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Rate = float | Tensor  # one number, or one for every step
+
 
 def scan(
-    reward: Tensor,
-    terminated: Tensor,
-    cut: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    gamma: float | Tensor,
-    decay: float | Tensor,
-    weight: float | Tensor,
-) -> tuple[Tensor, Tensor]:
+    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: Rate, decay: Rate,
+    weight: Rate,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Accumulated differences and targets, ``[B, T, F]``; see `rlcli.kernels.scan.scan`."""
     bootstrap = next_value.masked_fill(terminated, 0.0)  # filled, not multiplied: 0 * NaN is NaN
     difference = weight * (reward + gamma * bootstrap - value)
@@ -23,6 +19,7 @@ def scan(
     carry = difference.new_zeros(difference.shape[0], difference.shape[2])  # [B, F]
     steps = []
     for t in range(difference.shape[1] - 1, -1, -1):
+        carry = carry.masked_fill(cut[:, t], 0.0)  # so that its NaN reaches no gradient of the decay either
         carry = difference[:, t] + (decay[:, t] * carry).masked_fill(cut[:, t], 0.0)
         steps.append(carry)
     accumulated = torch.stack(steps[::-1], 1) if steps else difference

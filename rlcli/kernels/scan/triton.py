@@ -2,7 +2,8 @@
 
 ```
 blocks of time     b0        b1        b2        one program per block of lanes and of time
-1  compose     (A0, X0)  (A1, X1)  (A2, X2)      each block as one step: x at its start = X + A * (x after its end)
+1  compose     (A0, X0)  (A1, X1)  (A2, X2)      each block as one step: x at its start = X + A * (x after its end),
+                                                 or X alone where a step of it is cut
 2  scan        c0 = x after b0, c1, c2 = 0       the same scan over blocks, until one block holds them all
 3  apply       every step, from its block's carry
 ```
@@ -17,20 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rlcli.kernels.scan.reference import Rate
+
 STEPS = 1024  # of a block, at most
 ROWS = 4096  # steps of a block times its lanes, at most
 
 
 def scan(
-    reward: Tensor,
-    terminated: Tensor,
-    cut: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    gamma: float | Tensor,
-    decay: float | Tensor,
-    weight: float | Tensor,
-) -> tuple[Tensor, Tensor]:
+    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: Rate, decay: Rate,
+    weight: Rate,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Accumulated differences and targets, ``[B, T, F]``, without a gradient; see `rlcli.kernels.scan.scan`."""
     rows, steps, features = reward.shape
     lanes = rows * features
@@ -52,24 +49,28 @@ def scan(
     carry = torch.zeros(lanes, blocks, dtype=reward.dtype, device=reward.device)
     if blocks > 1:
         factor, offset = torch.empty_like(carry), torch.empty_like(carry)
-        _blocks[grid](*columns, factor, offset, carry, *strides, *sizes, SIDE=side, BLOCK=block, COMPOSE=True)
-        carry = _carries(factor, offset)
+        closed = torch.empty_like(carry, dtype=torch.uint8)
+        _blocks[grid](*columns, factor, offset, closed, *strides, *sizes, SIDE=side, BLOCK=block, COMPOSE=True)
+        carry = _carries(factor, offset, closed)
     _blocks[grid](*columns, accumulated, target, carry, *strides, *sizes, SIDE=side, BLOCK=block, COMPOSE=False)
     return accumulated, target
 
 
-def _carries(factor: Tensor, offset: Tensor) -> Tensor:
+def _carries(factor: Tensor, offset: Tensor, closed: Tensor) -> Tensor:
     """What enters each block ``[lanes, blocks]`` from the blocks after it: a scan whose steps are blocks."""
-    none = torch.zeros((), dtype=torch.bool, device=factor.device).expand(factor.shape).unsqueeze(-1)
     nothing = torch.zeros((), dtype=factor.dtype, device=factor.device).expand(factor.shape).unsqueeze(-1)
-    reached, _ = scan(offset.unsqueeze(-1), none, none, nothing, nothing, 0.0, factor.unsqueeze(-1), 1.0)
+    factor, offset, closed = (x.unsqueeze(-1) for x in (factor, offset, closed))
+    reached, _ = scan(offset, closed, closed, nothing, nothing, 0.0, factor, 1.0)
     return torch.cat([reached[:, 1:, 0], reached.new_zeros(len(reached), 1)], 1)
 
 
 @triton.jit
-def _later(a, x, b, y):
-    """A stretch of steps and the stretch before it, as one: in reverse the later one comes first."""
-    return a * b, y + tl.where(b == 0, 0.0, b * x)  # chosen: what lies behind a cut may be NaN
+def _later(a, x, o, b, y, p):
+    """A stretch of steps and the stretch before it, as one: in reverse the later one comes first.
+
+    Chosen by what is open, not multiplied: what lies behind a cut may be NaN, and a decay of 0 is no cut.
+    """
+    return a * b, y + tl.where(p != 0, b * x, 0.0), o * p
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def _at(pointer, b, t, f, strides):
 @triton.jit
 def _blocks(
     reward, value, next_value, gamma, decay, weight, terminated, cut,
-    one, two, carry,
+    one, two, three,
     r0, r1, r2, v0, v1, v2, n0, n1, n2, g0, g1, g2, d0, d1, d2, w0, w1, w2, e0, e1, e2, c0, c1, c2,
     lanes, features, steps, blocks,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, COMPOSE: tl.constexpr,
@@ -102,14 +103,15 @@ def _blocks(
     difference = tl.where(here, w * (r + g * bootstrap - v), 0.0)
     # steps past the end hand the carry on as it is: they are the identity, but the last step of all has no successor
     kept = tl.where(here, tl.where(end != 0, 0.0, d), 1.0)
-    a, x = tl.associative_scan((kept, difference), 1, _later, reverse=True)
+    a, x, o = tl.associative_scan((kept, difference, tl.where(here & (end != 0), 0, 1)), 1, _later, reverse=True)
     place = lane * blocks + number
     if COMPOSE:
         first = tl.arange(0, BLOCK)[None, :] == 0
         tl.store(one + place + 0 * t, a, here & first)
         tl.store(two + place + 0 * t, x, here & first)
+        tl.store(three + place + 0 * t, o == 0, here & first)
     else:
-        x += tl.where(a == 0, 0.0, a * tl.load(carry + place, lane < lanes, other=0))
+        x += tl.where(o != 0, a * tl.load(three + place, lane < lanes, other=0), 0.0)
         at = (b * steps + t) * features + f
         tl.store(one + at, x, here)
         tl.store(two + at, x + v, here)

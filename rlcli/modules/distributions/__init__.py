@@ -1,51 +1,34 @@
 """Action distributions: a family of pure functions each, and `torch.distributions` classes over them."""
 
-from rlcli.modules.distributions.bernoulli import BernoulliFamily, IndependentBernoulli
-from rlcli.modules.distributions.categorical import (
-    CATEGORICAL,
-    ONE_HOT,
-    Categorical,
-    CategoricalFamily,
-    OneHotCategorical,
-    OneHotCategoricalFamily,
-    gumbel,
-)
-from rlcli.modules.distributions.delta import DELTA, Delta, DeltaFamily
-from rlcli.modules.distributions.family import Family, FamilyDistribution
-from rlcli.modules.distributions.multi_categorical import (
-    MultiCategorical,
-    MultiCategoricalFamily,
-    MultiOneHot,
-    MultiOneHotFamily,
-)
-from rlcli.modules.distributions.normal import NORMAL, IndependentNormal, NormalFamily
-from rlcli.modules.distributions.recognise import family_of, param_keys
-from rlcli.modules.distributions.tanh_normal import TanhNormal, TanhNormalFamily
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CATEGORICAL",
-    "DELTA",
-    "NORMAL",
-    "ONE_HOT",
-    "BernoulliFamily",
-    "Categorical",
-    "CategoricalFamily",
-    "Delta",
-    "DeltaFamily",
-    "Family",
-    "FamilyDistribution",
-    "IndependentBernoulli",
-    "IndependentNormal",
-    "MultiCategorical",
-    "MultiCategoricalFamily",
-    "MultiOneHot",
-    "MultiOneHotFamily",
-    "NormalFamily",
-    "OneHotCategorical",
-    "OneHotCategoricalFamily",
-    "TanhNormal",
-    "TanhNormalFamily",
-    "family_of",
-    "gumbel",
-    "param_keys",
-]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.modules.distributions.continuous import DELTA as DELTA
+    from rlcli.modules.distributions.continuous import NORMAL as NORMAL
+    from rlcli.modules.distributions.continuous import Delta as Delta
+    from rlcli.modules.distributions.continuous import DeltaFamily as DeltaFamily
+    from rlcli.modules.distributions.continuous import IndependentNormal as IndependentNormal
+    from rlcli.modules.distributions.continuous import NormalFamily as NormalFamily
+    from rlcli.modules.distributions.continuous import TanhNormal as TanhNormal
+    from rlcli.modules.distributions.continuous import TanhNormalFamily as TanhNormalFamily
+    from rlcli.modules.distributions.discrete import CATEGORICAL as CATEGORICAL
+    from rlcli.modules.distributions.discrete import ONE_HOT as ONE_HOT
+    from rlcli.modules.distributions.discrete import BernoulliFamily as BernoulliFamily
+    from rlcli.modules.distributions.discrete import Categorical as Categorical
+    from rlcli.modules.distributions.discrete import CategoricalFamily as CategoricalFamily
+    from rlcli.modules.distributions.discrete import IndependentBernoulli as IndependentBernoulli
+    from rlcli.modules.distributions.discrete import MultiCategorical as MultiCategorical
+    from rlcli.modules.distributions.discrete import MultiCategoricalFamily as MultiCategoricalFamily
+    from rlcli.modules.distributions.discrete import MultiOneHot as MultiOneHot
+    from rlcli.modules.distributions.discrete import MultiOneHotFamily as MultiOneHotFamily
+    from rlcli.modules.distributions.discrete import OneHotCategorical as OneHotCategorical
+    from rlcli.modules.distributions.discrete import OneHotCategoricalFamily as OneHotCategoricalFamily
+    from rlcli.modules.distributions.discrete import gumbel as gumbel
+    from rlcli.modules.distributions.family import Family as Family
+    from rlcli.modules.distributions.family import FamilyDistribution as FamilyDistribution
+    from rlcli.modules.distributions.recognise import family_of as family_of
+    from rlcli.modules.distributions.recognise import param_keys as param_keys
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -12,18 +12,28 @@ import torch.distributions as D
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 from rlcli.keys import Key, as_tuple
-from rlcli.modules.distributions.bernoulli import BernoulliFamily, IndependentBernoulli
-from rlcli.modules.distributions.categorical import CATEGORICAL, ONE_HOT, Categorical, OneHotCategorical
-from rlcli.modules.distributions.delta import DELTA, Delta
-from rlcli.modules.distributions.family import Family
-from rlcli.modules.distributions.multi_categorical import (
+from rlcli.modules.distributions.continuous import (
+    DELTA,
+    NORMAL,
+    Delta,
+    IndependentNormal,
+    NormalFamily,
+    TanhNormal,
+    TanhNormalFamily,
+)
+from rlcli.modules.distributions.discrete import (
+    CATEGORICAL,
+    ONE_HOT,
+    BernoulliFamily,
+    Categorical,
+    IndependentBernoulli,
     MultiCategorical,
     MultiCategoricalFamily,
     MultiOneHot,
     MultiOneHotFamily,
+    OneHotCategorical,
 )
-from rlcli.modules.distributions.normal import NORMAL, IndependentNormal, NormalFamily
-from rlcli.modules.distributions.tanh_normal import TanhNormal, TanhNormalFamily
+from rlcli.modules.distributions.family import Family
 
 
 def _always(family: Family, *ignored: str) -> Callable[..., Family | None]:

@@ -1,16 +1,17 @@
 """Value estimators: from rewards, ends and a value network to advantages and value targets."""
 
-from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value.estimators import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
-from rlcli.objectives.value.normaliser import PopArt, ValueNorm
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GAE",
-    "PopArt",
-    "TD0Estimator",
-    "TD1Estimator",
-    "TDLambdaEstimator",
-    "VTrace",
-    "ValueEstimator",
-    "ValueNorm",
-]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator as ValueEstimator
+    from rlcli.objectives.value.estimators import GAE as GAE
+    from rlcli.objectives.value.estimators import TD0Estimator as TD0Estimator
+    from rlcli.objectives.value.estimators import TD1Estimator as TD1Estimator
+    from rlcli.objectives.value.estimators import TDLambdaEstimator as TDLambdaEstimator
+    from rlcli.objectives.value.estimators import VTrace as VTrace
+    from rlcli.objectives.value.normaliser import PopArt as PopArt
+    from rlcli.objectives.value.normaliser import ValueNorm as ValueNorm
+
+__getattr__, __dir__, __all__ = lazily(__name__)

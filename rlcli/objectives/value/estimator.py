@@ -37,14 +37,28 @@ from rlcli.keys import (
     under_next,
 )
 from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
-from rlcli.objectives.lowered import frozen
+from rlcli.objectives.networks import frozen
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
-from rlcli.objectives.value.checks import check_columns, check_features, check_numbers, need, need_rate
 from rlcli.objectives.value.network import Chunks, RowValues, SequenceValues, need_compute_dtype, values_of
 from rlcli.objectives.value.normaliser import PopArt, ValueNorm
-from rlcli.objectives.value.reading import Ends, Read, Values, ends_of
-from rlcli.objectives.value.shifted import cut_at_dropped, need_budget, refuse_what_one_call_cannot, shifted_values
-from rlcli.objectives.value.successors import successor_values
+from rlcli.objectives.value.reading import (
+    Ends,
+    Read,
+    Values,
+    check_columns,
+    check_features,
+    check_numbers,
+    ends_of,
+    need,
+    need_rate,
+)
+from rlcli.objectives.value.successors import (
+    cut_at_dropped,
+    need_budget,
+    refuse_what_one_call_cannot,
+    shifted_values,
+    successor_values,
+)
 
 
 class ValueEstimator(KeyedModule, ABC):
@@ -172,6 +186,11 @@ class ValueEstimator(KeyedModule, ABC):
         self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
         self._dropped: Tensor | None = None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the network is called on sequences."""
+        return isinstance(self._net, SequenceValues)
 
     @property
     def in_keys(self) -> list[Key]:

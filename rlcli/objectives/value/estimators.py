@@ -19,10 +19,9 @@ from rlcli.config import registry
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
-from rlcli.objectives.density import Density, also_called, log_prob_key
 from rlcli.objectives.keyed import either
+from rlcli.objectives.networks import Density, also_called, log_prob_key
 from rlcli.objectives.reduction import may_ask
-from rlcli.objectives.value.checks import need, need_one_step, need_rate
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
     generalized_advantage_estimate,
@@ -31,7 +30,7 @@ from rlcli.objectives.value.functional import (
     td_lambda_return_estimate,
     vtrace_advantage_estimate,
 )
-from rlcli.objectives.value.reading import Ends, Values
+from rlcli.objectives.value.reading import Ends, Values, need, need_one_step, need_rate
 
 
 class GAE(ValueEstimator):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import Rate, broadcast_rate, scan
-from rlcli.objectives.value.checks import need_rate
+from rlcli.objectives.value.reading import need_rate
 
 __all__ = [
     "generalized_advantage_estimate",

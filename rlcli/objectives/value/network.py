@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
-from rlcli.objectives.lowered import Columns, Lowered, value_key
+from rlcli.objectives.networks import Columns, Lowered, value_key
 from rlcli.objectives.value.observations import Observations
 
 

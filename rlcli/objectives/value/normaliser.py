@@ -7,9 +7,13 @@ there, and hands out targets in the network's units; advantages stay in units of
 from __future__ import annotations
 
 import torch
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
+from rlcli.keys import STATE_VALUE
+from rlcli.modules.stages import last_layer
+from rlcli.objectives.networks import value_key
 from rlcli.objectives.reduction import reduce
 
 FLOOR = 1e-4  # of the deviation
@@ -81,20 +85,30 @@ class PopArt(ValueNorm):
     Parameters
     ----------
     network : nn.Module
-        The last `nn.Linear` in it writes the value.
+        An `nn.Linear` writes its value, and its structure says which: the last one of an `nn.Sequential`, say.
     decay : float
+    layer : nn.Linear, optional
+        The one that writes the value, where the network's structure does not say.
     """
 
-    def __init__(self, network: nn.Module, decay: float = 0.995) -> None:
+    def __init__(self, network: nn.Module, decay: float = 0.995, *, layer: nn.Linear | None = None) -> None:
         super().__init__(decay)
-        layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
-        if not layers:
+        if not isinstance(network, nn.Module):
+            raise ArgumentError("PopArt needs a value network", why=f"got {type(network).__name__}")
+        if layer is None:
+            key = value_key(network) if isinstance(network, TensorDictModuleBase) else STATE_VALUE
+            layer = last_layer(network, key)
+        if layer is None:
             raise ArgumentError(
-                "PopArt rescales the last linear layer of the value network", why="it has none", fix="Use ValueNorm."
+                "PopArt rescales the last linear layer of the value network",
+                why=f"nothing in {type(network).__name__} says that one writes the value",
+                fix="End the network with an nn.Linear in an nn.Sequential, give layer=..., or use ValueNorm.",
             )
-        if layers[-1].bias is None:
+        if not any(layer is part for part in network.modules()):
+            raise ArgumentError("the layer that PopArt is given is none of the network's", why=f"got {layer}")
+        if layer.bias is None:
             raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
-        object.__setattr__(self, "layer", layers[-1])  # not a child: its parameters are the network's
+        object.__setattr__(self, "layer", layer)  # not a child: its parameters are the network's
 
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
         return self.normalise(restored)

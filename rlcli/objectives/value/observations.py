@@ -15,9 +15,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.keys import Key
-from rlcli.objectives.lowered import Columns
+from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import may_ask
-from rlcli.objectives.value.checks import need
+from rlcli.objectives.value.reading import need
 from rlcli.transforms.delta_codec import next_or_rebuilt
 
 

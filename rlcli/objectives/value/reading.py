@@ -1,16 +1,24 @@
-"""What estimators hand from one step to the next: values, where trajectories end, and both with rewards and a mask."""
+"""What an estimator takes from a batch, and what it refuses: rewards, ends, masks and values that do not fit.
+
+Shapes and dtypes are looked at before anything is computed. Numbers are looked at on the CPU only: on a GPU it would
+wait for the device, and the update counts what is not finite there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import MissingKeyError
-from rlcli.keys import Key, show
-from rlcli.objectives.reduction import expanded, zeroed
+from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
+from rlcli.kernels.scan import Rate
+from rlcli.keys import ACTION, NEXT, STEPS_TO_NEXT_OBS, Key, as_tuple, show
+from rlcli.objectives.reduction import expanded, may_ask, zeroed
 
 
 class Values(NamedTuple):
@@ -103,3 +111,162 @@ def _cut(done: Tensor, edges: list[Tensor], time: int) -> Tensor:
     for x in edges:
         cut.narrow(time, 0, last).logical_or_(x.narrow(time, 0, last) != x.narrow(time, 1, last))
     return cut
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+def need_rate(name: str, rate: Rate) -> Rate:
+    """A number in [0, 1] or a tensor of such, or the sentence why not.
+
+    A tensor's numbers are looked at where that costs no wait: on the CPU, outside of compiled code.
+    """
+    if not isinstance(rate, Tensor):
+        if not isinstance(rate, int | float):
+            raise ArgumentError(f"{name} must be a number between 0 and 1, or a tensor of such", why=f"got {rate!r}")
+        if not 0.0 <= rate <= 1.0:
+            raise ArgumentError(f"{name} must be between 0 and 1", why=f"got {rate}")
+    elif rate.device.type == "cpu" and not torch.compiler.is_compiling():
+        seen = rate.detach()
+        fits = (seen >= 0) & (seen <= 1)
+        if not fits.all():
+            raise ArgumentError(f"{name} must be between 0 and 1", why=f"its tensor holds {seen[~fits][0].item():.6g}")
+    return rate
+
+
+def check_columns(
+    td: TensorDictBase, keys: SimpleNamespace, observed: Sequence[tuple[Key, Any]], masks: Mapping[Key, Tensor]
+) -> None:
+    """Refuse a batch `[*B]` whose rewards, flags, masks or next observations do not fit it.
+
+    Parameters
+    ----------
+    keys : namespace
+        The estimator's `tensor_keys`.
+    observed : sequence of (key, next observation)
+        What the value network reads, and the next of it as the batch keeps it; None where it does not.
+    masks : dict of key to Tensor
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not math.prod(td.shape):  # td.numel() is at least 1
+        raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(td.shape)}")
+    for key in (keys.done, keys.terminated, keys.truncated):
+        flag = td.get(key, None)
+        if flag is not None:
+            _one_a_row(td, key, flag)
+            if flag.dtype is not torch.bool:
+                raise ArgumentError(f"{show(key)} is {flag.dtype}, not bool", fix=f"Use {as_tuple(key)[-1]}.bool().")
+    for key, x in {**masks, keys.traj_ids: td.get(keys.traj_ids, None)}.items():
+        if x is not None:
+            _one_a_row(td, key, x)
+    reward = td.get(keys.reward, None)
+    if reward is not None and reward.ndim != td.ndim + 1:
+        raise ArgumentError(
+            f"{show(keys.reward)} has shape {tuple(reward.shape)}",
+            why=f"a batch {tuple(td.shape)} needs one more dim, {(*td.shape, 1)}",
+            fix="Use reward.unsqueeze(-1)." if reward.ndim == td.ndim else None,
+        )
+    for key, after in observed:
+        now = td.get(key, None)
+        if now is not None and after is not None and (now.dtype, now.shape) != (after.dtype, after.shape):
+            raise ArgumentError(
+                f"{show(key)} and its next observation differ",
+                why=f"{tuple(now.shape)} {now.dtype} against {tuple(after.shape)} {after.dtype}",
+                fix="Transform both alike.",
+            )
+
+
+def _one_a_row(td: TensorDictBase, key: Key, x: Tensor) -> None:
+    if x.numel() != td.numel():
+        raise ArgumentError(
+            f"{show(key)} does not hold one value a row",
+            why=f"its shape is {tuple(x.shape)}, that of the batch {tuple(td.shape)}",
+        )
+
+
+def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> None:
+    """Refuse values whose shape is not the reward's: they would broadcast, and pair wrong steps.
+
+    Parameters
+    ----------
+    names : (Key, Key)
+        Of the reward and of the value.
+    """
+    for name, x in ((show(names[1]), values.value), (f"next {show(names[1])}", values.next_value)):
+        if x.shape != reward.shape:
+            raise ArgumentError(
+                f"{name} and {show(names[0])} have different shapes",
+                why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
+                fix="Let the value network write as many numbers a row as there are rewards.",
+            )
+
+
+def need(td: TensorDictBase, key: Key, reader: str | None = None) -> Tensor:
+    """A column, or the sentence that it is missing, who should have written it, and who reads it."""
+    x = td.get(key, None)
+    if x is None:
+        raise MissingKeyError(
+            f"the batch has no {show(key)}",
+            why=_writer(key) + (f", and {reader} reads it" if reader else ""),
+            fix="Add it to the collector's keep_keys",
+        )
+    return x
+
+
+def need_one_step(td: TensorDictBase, owner: object) -> None:
+    """Refuse rows whose rewards span several steps: a recursion over rows would discount them as one."""
+    steps = td.get(STEPS_TO_NEXT_OBS, None)
+    if steps is not None and not (may_ask(steps) and (steps == 1).all()):
+        raise ArgumentError(
+            f"{type(owner).__name__} works on single steps",
+            why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its rewards span several",
+            fix="Use TD0Estimator with multi-step returns.",
+        )
+
+
+def _writer(key: Key) -> str:
+    if key == ACTION or as_tuple(key)[-1].endswith("log_prob"):
+        return "the policy writes it when it acts"
+    if as_tuple(key)[0] == NEXT:
+        return "the collector writes it at every step"
+    return "the collector writes what the env observes"
+
+
+def check_numbers(
+    reward: Tensor, values: Values, ends: Ends, counts: Tensor | None, names: tuple[Key, Key], time: int
+) -> None:
+    """Refuse rewards and values that are not finite, by the first row where one is.
+
+    Parameters
+    ----------
+    reward : Tensor ``[*B, F]``
+    counts : bool Tensor ``[*B, F]``, optional
+        Rows that count; others may hold anything.
+    names : (Key, Key)
+        Of the reward and of the value.
+    time : int
+        The batch dim that is time.
+
+    Raises
+    ------
+    NumericsError, ArgumentError
+    """
+    if reward.is_meta or not may_ask(reward):
+        return
+    if counts is not None and not counts.any():
+        raise ArgumentError("no row of the batch counts", why="its masks let none through")
+    next_value = values.next_value.masked_fill(ends.terminated.unsqueeze(-1), 0)
+    for name, x in ((show(names[0]), reward), (show(names[1]), values.value), (f"next {show(names[1])}", next_value)):
+        seen = x if counts is None else x.masked_fill(~counts, 0)
+        if seen.sum().isfinite() or seen.isfinite().all():
+            continue
+        place = (~seen.isfinite()).nonzero()[0].tolist()[: reward.ndim - 1]
+        step = place.pop(time)
+        where = f"step {step}" + (f" of env {place[0] if len(place) == 1 else place}" if place else "")
+        raise NumericsError(
+            f"{name} is not finite",
+            where=where,
+            why=f"it is {float(seen[~seen.isfinite()][0])}",
+            fix="Look at the env's rewards and at the learning rate; a value network that has diverged stays so.",
+        )

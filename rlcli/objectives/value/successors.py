@@ -5,19 +5,22 @@
 `compact`  v'_t = v_{t+1} inside a trajectory, approximated by v_t where it is cut
 
 Values are computed on flat rows `[N, *shape]`, N over all batch dims. Every approximation is marked, none is silent.
-`shifted.py` is a fourth way, one pass for any of them, and the only one for recurrent networks.
+`shifted_values` is a fourth way, one pass for any of them, and the only one for recurrent networks.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.errors import ArgumentError
+from rlcli.keys import IS_INIT, STEPS_TO_NEXT_OBS, show
 from rlcli.objectives.value.network import RowValues, SequenceValues
 from rlcli.objectives.value.observations import Observations, like
 from rlcli.objectives.value.reading import Ends, Values
-from rlcli.objectives.value.shifted import shifted_values
 
 
 def successor_values(
@@ -74,3 +77,139 @@ def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Valu
 
 def _batch(x: Tensor, td: TensorDictBase) -> Tensor:
     return x.reshape(*td.shape, *x.shape[1:])  # [*B, F]
+
+
+# ---- one pass for all: slots ---------------------------------------------------------------------------------------
+class Slots(NamedTuple):
+    """Where the observations of rows `[R, T]` lie among `S` slots a row.
+
+    ```
+    T 6, budget 2, trajectories end at o2 (cut by time) and with the row; n is the true next observation of an end
+    row    o0 o1 o2 o3 o4 o5
+    slots  o0 o1 o2 n2 o3 o4 o5 n5        position  0 1 2 4 5 6     a step's successor is the slot after its own
+    budget 1: o0 o1 o2 n2 o3 o4 o5        o5 is not valid: its successor did not fit
+    ```
+    A row drops its last `max(0, truncations + 1 - budget)` steps, truncations counted before its last step: what it
+    keeps depends on how many there are, not on where. The number of slots depends on shapes alone. Every batch of one
+    dim `[N]` (slices one after the other) gets the slots that its own ends need, so that no slice loses its tail.
+    """
+
+    step: Tensor  # int64 [R, S]: whose observation a slot holds
+    inserted: Tensor  # bool [R, S]: it holds the next observation of that step
+    position: Tensor  # int64 [R, T]: the slot of a step, for valid steps
+    valid: Tensor  # bool [R, T]: it is not dropped, and its successor has a slot as well
+
+
+def slots_of(reset: Tensor, budget: int) -> Slots:
+    """Lay out rows.
+
+    Parameters
+    ----------
+    reset : bool Tensor ``[R, T]``
+        Steps that are cut but not terminated; that of the last step does not matter.
+    budget : int
+        Slots beside `T`; the successor of the last step takes one.
+    """
+    rows, steps = reset.shape
+    count, device = steps + budget, reset.device
+    ends = reset.clone()
+    ends[:, -1] = True
+    before = torch.cumsum(ends, 1) - ends.long()
+    numbers = torch.arange(steps, device=device).expand(rows, steps)
+    position = numbers + before
+    dropped = (ends.sum(1, keepdim=True) - budget).clamp(min=0)
+    valid = numbers < steps - dropped
+    place = position.clamp(max=count)  # what does not fit goes to one slot more, which is cut off
+    after = torch.where(ends, position + 1, count).clamp(max=count)
+    step = numbers.new_full((rows, count + 1), steps - 1)
+    step.scatter_(1, place, numbers).scatter_(1, after, numbers)
+    inserted = torch.zeros(rows, count + 1, dtype=torch.bool, device=device).scatter_(1, after, True)
+    return Slots(step[:, :count], inserted[:, :count], position.clamp(max=count - 2), valid)
+
+
+def shifted_values(
+    td: TensorDictBase,
+    net: RowValues | SequenceValues,
+    ends: Ends,
+    time: int,
+    *,
+    budget: int | None = 1,
+    chunk_rows: int | None = None,
+) -> Values:
+    """Values of every row and of its successor from one pass over `T + budget` slots a row.
+
+    Parameters
+    ----------
+    td : TensorDictBase
+        `[*B]`; where next observations are not kept, the observation of an end stands for its next one, marked.
+    time : int
+        The batch dim that is time.
+    budget : int, optional
+        None: what the row with the most ends needs. A batch `[N]` always gets that.
+    """
+    rows = torch.arange(td.numel(), device=ends.cut.device).reshape(td.shape)
+    number = rows.movedim(time, -1).reshape(-1, td.shape[time])  # [R, T] flat rows
+    terminated, cut = (x.movedim(time, -1).reshape(number.shape) for x in ends)
+    reset = cut & ~terminated
+    if budget is None or td.ndim == 1:
+        budget = int(reset[:, :-1].sum(1).max()) + 1
+    layout = slots_of(reset, budget)
+    seen = Observations(td, net.in_keys, net.state_keys)
+    here = number.gather(1, layout.step)  # [R, S] flat rows
+    found, known = net.sequences(seen, here, layout.inserted, _starts(td, layout, cut, time), chunk_rows)
+    pick = layout.position.unsqueeze(-1).expand(*number.shape, found.shape[-1])
+    value, next_value = found.gather(1, pick), found.gather(1, pick + 1)
+
+    def back(x: Tensor) -> Tensor:
+        return x.reshape(*rows.movedim(time, -1).shape, *x.shape[2:]).movedim(td.ndim - 1, time)  # [*B, ...]
+
+    valid, value, next_value = back(layout.valid), back(value), back(next_value)
+    approximated = None
+    if known is not None:
+        approximated = ~back(known.gather(1, layout.position + 1)) & ~ends.terminated & valid
+    dropped = ~like(valid, value)
+    return Values(value.masked_fill(dropped, 0), next_value.masked_fill(dropped, 0), approximated, valid)
+
+
+def _starts(td: TensorDictBase, layout: Slots, cut: Tensor, time: int) -> Tensor:
+    """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so."""
+    said = td.get(IS_INIT, None)
+    if said is None:
+        starts = torch.zeros_like(cut)
+        starts[:, 0] = True
+    else:
+        starts = said.reshape(td.shape).movedim(time, -1).reshape(cut.shape).clone()
+    starts[:, 1:] |= cut[:, :-1]
+    return starts.gather(1, layout.step) & ~layout.inserted
+
+
+def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:
+    """Ends with one more cut: the last valid step of a row is the last of its trajectory."""
+    last = valid.shape[time] - 1
+    cut = ends.cut | ~valid
+    kept = cut.narrow(time, 0, last)
+    kept |= ~valid.narrow(time, 1, last)
+    return Ends(ends.terminated, cut)
+
+
+def need_budget(budget: int) -> int:
+    """A usable number of extra slots, or the sentence why not."""
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ArgumentError("shifted_budget must be at least 1", why=f"got {budget!r}")
+    return budget
+
+
+def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None) -> None:
+    """Refuse other parameters for successors, and successors that are not the next row."""
+    if target_params is not None:
+        raise ArgumentError(
+            "shifted=True evaluates a step and its successor in one call",
+            why="target_params are other parameters for the successors",
+            fix="Use shifted=False.",
+        )
+    if td.get(STEPS_TO_NEXT_OBS, None) is not None:
+        raise ArgumentError(
+            "shifted=True takes the next row for the successor",
+            why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
+            fix="Use shifted=False with multi-step returns, and TD0Estimator: no other one takes them.",
+        )

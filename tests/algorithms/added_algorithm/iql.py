@@ -8,9 +8,9 @@ from rlcli.algorithms import Bootstrapped
 from rlcli.algorithms.policy import actor_and_critic, network_options
 from rlcli.keys import ACTION, OBSERVATION, under_next
 from rlcli.modules import ActorCritic, network
-from rlcli.objectives.bootstrap import ROWS, BootstrappedLoss, mean_of, next_columns
-from rlcli.objectives.density import Density
-from rlcli.objectives.targets import target_of
+from rlcli.objectives.bootstrap import BootstrappedLoss, mean_of, next_columns, target_of
+from rlcli.objectives.loss import ROWS
+from rlcli.objectives.networks import Density
 
 
 class IQLLoss(BootstrappedLoss):

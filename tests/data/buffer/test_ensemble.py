@@ -131,6 +131,26 @@ def test_what_was_made_ahead_and_not_handed_out_is_drawn_again(prefetch, disturb
         assert torch.equal(torch.cat(drawn, 1), torch.arange(20).expand(3, 20))
 
 
+@pytest.mark.parametrize("theirs", [None, 2])
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_a_state_leaves_no_sample_out_whoever_makes_samples_ahead(prefetch, theirs):
+    def made():
+        storage, sampler = LazyTensorStorage(100), RandomSampler(seed=5)
+        return TensorDictReplayBuffer(storage=storage, sampler=sampler, prefetch=theirs)
+
+    rb, other = (per_worker(make=made, prefetch=prefetch, layout="stack") for _ in range(2))
+    plain = per_worker(make=lambda: member(RandomSampler(seed=5)), layout="stack")
+    for _ in range(2):
+        assert (rb.sample() == plain.sample()).all()
+    other.sample()
+    other.load_state_dict(rb.state_dict())
+    for _ in range(7):
+        sample = plain.sample()
+        assert (rb.sample() == sample).all() and (other.sample() == sample).all()
+    for each in (rb, other, plain):
+        each.close()
+
+
 @pytest.mark.parametrize("prefetch", [None, 3])
 def test_members_drawn_by_chance_are_those_of_the_seed_whatever_was_thrown_away(prefetch):
     with per_worker(prefetch=prefetch, sample_from_all=False, num_buffer_sampled=2) as rb:

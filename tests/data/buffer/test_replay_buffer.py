@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from rlcli.data import (
     PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
@@ -467,6 +471,37 @@ def test_a_state_goes_on_bit_for_bit_samples_made_ahead_included(prefetch, ndim,
     assert (rb[:] == other[:]).all()
 
 
+@pytest.mark.parametrize("theirs", [None, 1, 4])
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+def test_what_one_buffer_made_ahead_comes_first_in_another_that_makes_more_or_less(sampler, theirs):
+    rb, other = (buffer(sampler=sampler(seed=i), prefetch=p) for i, p in enumerate((3, theirs)))
+    rb.extend(episodes([10, 6]))
+    rb.sample()
+    other.load_state_dict(rb.state_dict())
+    third = buffer(sampler=sampler(seed=2))
+    third.load_state_dict(other.state_dict())  # not handed out: they go on with the next state
+    for _ in range(9):
+        sample = rb.sample()
+        assert (sample == other.sample()).all() and (sample == third.sample()).all()
+    for one in (rb, other, third):
+        one.close()
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize("kind", ["buffer", "ensemble"])
+def test_a_copy_of_the_object_is_refused_in_a_sentence_that_says_what_to_do(kind, copied):
+    rb = buffer(prefetch=1)
+    rb.extend(episodes([5]))
+    with pytest.raises(
+        ArgumentError, match=r"neither pickled nor deep-copied.*load_state_dict\(rb.state_dict\(\)\)"
+    ) as caught:
+        copied(rb if kind == "buffer" else ReplayBufferEnsemble(rb, batch_size=4))
+    assert ("dumps" in str(caught.value)) == (kind == "buffer")
+    rb.sample()
+    handle = copy.copy(rb)
+    assert handle.ring is rb.ring and len(handle.sample()) == 8
+
+
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_dumps_and_loads_bring_back_rows_priorities_and_random_stream(tmp_path, storage):
     def made():
@@ -760,3 +795,77 @@ def test_of_a_batch_with_more_rows_than_fit_the_last_are_kept(make, ndim, option
     ends = [8, 19]  # of those kept: the end of the third episode, and of the batch
     assert follow.tolist() == [-1 if i in ends else rows[28 + i + 1] for i in range(20)]
     assert set(rb.sample()["index"].tolist()) <= set(range(20))
+
+
+@pytest.mark.parametrize("stored", [0, 7])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_batch_that_does_not_fit_is_told_of_once_and_before_it_is_written(make, stored):
+    rb = ReplayBuffer(storage=make(20), batch_size=4)
+    if stored:
+        rb.extend(episodes([stored]))
+    before = [row["observation"] for row in rb[:]] if stored else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="48 rows and the storage takes 20"):
+            rb.extend(episodes([48], first=1))
+    assert len(rb) == stored and all(torch.equal(rb[i]["observation"], x) for i, x in enumerate(before))
+    with pytest.warns(UserWarning, match="48 rows and the storage takes 20") as told:
+        rb.extend(episodes([48], first=1))
+    assert len(told) == 1 and told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rb.extend(episodes([30], first=2))
+    assert len(rb) == 20
+
+
+ENDS = ("next", "terminated")
+
+
+def rebuilt(**keys):
+    return NextStateReconstructor(["observation"], source="storage", fill_value=-1.0, **keys)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "transform"),
+    [
+        ({"end_key": ("next", "done")}, {"done_key": ENDS}),
+        ({"traj_key": "part"}, {"traj_key": "episode"}),
+        ({"end_keys": [("next", "done"), ("next", "truncated")]}, {"done_key": ENDS}),
+    ],
+)
+def test_a_sampler_and_a_transform_that_tell_trajectories_apart_by_other_keys_are_refused(sampler, transform):
+    def drawn(**keys):
+        return SliceSampler(slice_len=2, **keys)
+
+    with pytest.raises(ArgumentError, match="the same keys"):
+        buffer(sampler=drawn(**sampler), transform=rebuilt(**transform))
+    with pytest.raises(ArgumentError, match="the same keys"):
+        buffer(transform=Compose(rebuilt(**transform), rebuilt(**({"done_key": "part"} if "done_key" in transform
+                                                                  else {"traj_key": "part"}))))  # fmt: skip
+    rb = buffer(sampler=drawn(), transform=rebuilt(**transform))
+    asked = rb.ring.asked
+    with pytest.raises(ArgumentError, match="the same keys"):
+        rb.set_sampler(drawn(**sampler))
+    assert rb.ring.asked == asked
+    rb = buffer(sampler=drawn(**sampler))
+    asked = rb.ring.asked
+    with pytest.raises(ArgumentError, match="the same keys"):
+        rb.append_transform(rebuilt(**transform))
+    assert rb.ring.asked == asked and not len(rb._transforms)
+    rb.set_sampler(drawn())  # nobody names others any more
+    rb.append_transform(rebuilt(**transform))
+
+
+def test_a_sampler_that_names_no_key_follows_the_transforms_whichever_comes_first():
+    batch = episodes([6, 6]).exclude(("collector", "traj_ids")).set("part", torch.arange(12) // 4)
+    first = buffer(sampler=SliceSampler(slice_len=2, seed=0), transform=rebuilt(traj_key="part"))
+    later = buffer(transform=rebuilt(traj_key="part"))
+    later.set_sampler(SliceSampler(slice_len=2, seed=0))
+    for rb in (first, later):
+        rb.extend(batch)
+        assert rb.ring.markers.traj_key == "part"
+        later.set_sampler(SliceSampler(slice_len=2, seed=0))
+        assert rb.ring.markers.traj_key == "part" and rb.ring.markers.end_keys == (("next", "done"),)
+    both = buffer(sampler=SliceSampler(slice_len=2, traj_key="part"), transform=rebuilt(done_key=ENDS))
+    both.extend(batch)
+    assert both.ring.markers.traj_key == "part" and both.ring.markers.end_keys == (ENDS,)

@@ -12,7 +12,7 @@ from rlcli.data.next_obs.modes import with_next
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS
-from rlcli.specs.numbers import fill_for
+from rlcli.specs.base import fill_for
 
 
 class Pixels(gym.Env):

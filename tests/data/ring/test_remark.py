@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ring_model import Streams, batch_of, check, next_bits
 
-import rlcli.data.ring.remark as remark_module
+import rlcli.data.ring.write as remark_module
 from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler
 from rlcli.data.ring.ring import Ring
 from rlcli.errors import MissingKeyError

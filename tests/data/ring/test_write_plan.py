@@ -9,7 +9,7 @@ from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
-from rlcli.data.ring.form import Form, alike, plainly_alike
+from rlcli.data.ring.plans import Form, alike, plainly_alike
 from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError, ResourceError
 

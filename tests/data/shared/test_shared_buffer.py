@@ -152,7 +152,7 @@ def test_a_stopped_writer_makes_nobody_wait():
 
 
 def test_a_write_that_fails_publishes_nothing_and_the_next_one_counts(monkeypatch):
-    from rlcli.data.shared.rows import SideFile
+    from rlcli.data.shared.shared_rows import SideFile
 
     with shared() as rb, rb.writer() as writer:
         writer.extend(batch(0, 0, 0, 1, 7)[0])

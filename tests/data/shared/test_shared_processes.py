@@ -21,9 +21,8 @@ from shared_worlds import (
 )
 
 from rlcli.data import LazyMemmapStorage, ReplayBuffer, ReplayBufferEnsemble
-from rlcli.data.shared.folder import place, sweep
-from rlcli.data.shared.region import Region
-from rlcli.data.shared.rows import SharedRows, SideFile
+from rlcli.data.shared.region import Region, place, sweep
+from rlcli.data.shared.shared_rows import SharedRows, SideFile
 from rlcli.data.storages.segment import Segment
 from rlcli.errors import ResourceError
 

@@ -9,8 +9,7 @@ import torch
 
 from rlcli.data.fields import Field
 from rlcli.data.storages.frame_column import FrameColumn, pack_frames, unpack_frames
-from rlcli.kernels.frames.lz4_block import decode_lz4
-from rlcli.kernels.frames.patches import apply_patch, make_patch
+from rlcli.kernels.frames import apply_patch, decode_lz4, make_patch
 
 
 def pictures(rng, count, width):

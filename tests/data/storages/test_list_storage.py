@@ -15,9 +15,8 @@ from rlcli.data import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rlcli.data.buffer.objects import ObjectRing
 from rlcli.data.storages import ListStorage
-from rlcli.data.storages.list_storage import collate
+from rlcli.data.storages.list_storage import ObjectRing, collate
 from rlcli.errors import ArgumentError
 from rlcli.transforms import MultiStepTransform, Transform
 

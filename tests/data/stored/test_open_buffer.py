@@ -293,9 +293,9 @@ def test_a_copy_without_ids_joins_nothing_that_was_apart(tmp_path):
 @pytest.mark.parametrize("known", [True, False])
 def test_a_lane_that_stops_leaves_the_trajectories_of_other_lanes_whole(lanes, known, monkeypatch):
     """A copy without ids has the trajectories of its source, whatever stops in which lane."""
-    from rlcli.data.stored import copies
+    from rlcli.data.stored import opening
 
-    monkeypatch.setattr(copies, "ROWS", 24)
+    monkeypatch.setattr(opening, "PIECE", 24)
     for seed in range(12):
         rng = np.random.default_rng(seed)
         ids = torch.from_numpy((rng.random((lanes, 60)) < 0.08).cumsum(1)) + 100 * torch.arange(lanes)[:, None]
@@ -306,7 +306,7 @@ def test_a_lane_that_stops_leaves_the_trajectories_of_other_lanes_whole(lanes, k
         ndim = 1 if lanes == 1 else 2
         source, target = (ReplayBuffer(storage=LazyTensorStorage(60 * lanes, ndim=ndim)) for _ in range(2))
         source.extend(batch[0] if lanes == 1 else batch)
-        copies.copy_rows(source, target, lambda rows, ring=source.ring: ring.read(rows).exclude("collector"))
+        opening.copy_rows(source, target, lambda rows, ring=source.ring: ring.read(rows).exclude("collector"))
         rows = np.arange(60 * lanes)
         assert target.ring.index.successors(rows).tolist() == source.ring.index.successors(rows).tolist()
 

@@ -1,0 +1,231 @@
+"""Other frameworks, each measured in its own documented way; the only place that imports them, inside functions.
+
+What is made of one that is not installed is None, or empty.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+# ---- collecting on N envs in one process, with the same sizes of nets ------------------------------------------------
+
+
+def torchrl_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object] | None:
+    """torchrl's Collector over a SerialEnv with a ProbabilisticActor; None where it is not installed."""
+    try:
+        from torchrl.collectors import Collector
+        from torchrl.envs import GymEnv, SerialEnv
+        from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
+    except ImportError:
+        return None
+    from tensordict.nn import TensorDictModule
+
+    env = SerialEnv(lanes, lambda: GymEnv(env_id))
+    net = MLP(
+        in_features=env.observation_spec["observation"].shape[-1], out_features=env.action_spec.shape[-1],
+        num_cells=[64, 64], activation_class=nn.Tanh,
+    )  # fmt: skip
+    actor = ProbabilisticActor(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["logits"]), in_keys=["logits"],
+        spec=env.action_spec, distribution_class=OneHotCategorical, return_log_prob=True,
+    )  # fmt: skip
+    collector = iter(Collector(env, actor, frames_per_batch=lanes * steps, total_frames=-1))
+    return lambda: next(collector)
+
+
+def sb3_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object] | None:
+    """SB3's `PPO.collect_rollouts`: acting, values and advantages of N envs in a DummyVecEnv."""
+    try:
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.callbacks import CallbackList
+        from stable_baselines3.common.env_util import make_vec_env
+    except ImportError:
+        return None
+    model = PPO("MlpPolicy", make_vec_env(env_id, lanes), n_steps=steps, batch_size=lanes * steps, device="cpu", seed=0)
+    model._setup_learn(10**9, None)
+    callback = CallbackList([])
+    callback.init_callback(model)
+    env = model.env
+    assert env is not None
+    return lambda: model.collect_rollouts(env, callback, model.rollout_buffer, steps)
+
+
+# ---- buffers ---------------------------------------------------------------------------------------------------------
+
+
+def torchrl_buffer(
+    capacity: int, *, slices: tuple[int, int] | None = None, batch_size: int = 256, scratch: str | None = None
+) -> Any:
+    """torchrl's TensorDictReplayBuffer: `extend`, `sample`, `[]`.
+
+    Parameters
+    ----------
+    slices : (num_slices, slice_len), optional
+        Draw slices of trajectories told apart by `("collector", "traj_ids")`.
+    scratch : str, optional
+        Rows on disk, in this folder.
+    """
+    try:
+        from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+        from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
+    except ImportError:
+        return None
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    storage = LazyTensorStorage(capacity) if scratch is None else LazyMemmapStorage(capacity, scratch_dir=scratch)
+    sampler = RandomSampler()
+    if slices is not None:
+        batch_size = slices[0] * slices[1]
+        sampler = SliceSampler(num_slices=slices[0], traj_key=("collector", "traj_ids"))
+    return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size)
+
+
+def cpprb_buffer(capacity: int, like: TensorDictBase) -> tuple[Any, Callable[[TensorDictBase], Any]] | None:
+    """cpprb's ReplayBuffer for the keys of `like [N]`, and its `add` on a batch whose arrays are made beforehand."""
+    try:
+        from cpprb import ReplayBuffer
+    except ImportError:
+        return None
+    leaves = {_name(key): x for key, x in like.items(include_nested=True, leaves_only=True)}
+    kinds = {name: {"shape": tuple(x.shape[1:]) or 1, "dtype": x.numpy().dtype} for name, x in leaves.items()}
+    buffer = ReplayBuffer(capacity, kinds)
+    return buffer, lambda batch: buffer.add(**arrays(batch))
+
+
+def arrays(batch: TensorDictBase) -> dict[str, Any]:
+    """A batch as cpprb's keyword arguments, without copies."""
+    return {_name(key): x.numpy() for key, x in batch.items(include_nested=True, leaves_only=True)}
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) else "_".join(key)
+
+
+def torchrl_bytes(buffer: Any) -> int:
+    """Bytes of a torchrl buffer's storage for the rows that it holds."""
+    held = buffer[: len(buffer)]
+    return sum(x.numel() * x.element_size() for x in held.values(True, True) if isinstance(x, torch.Tensor))
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+Estimate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def torchrl_estimates() -> dict[str, Estimate]:
+    """A loop over steps and the vectorised default, by name; empty where torchrl is missing.
+
+    Each is a function of (gamma, lmbda, value, next value, reward, done, terminated).
+    """
+    try:
+        from torchrl.objectives.value import functional
+    except ImportError:
+        return {}
+    return {
+        "torchrl, loop": functional.generalized_advantage_estimate,
+        "torchrl, vectorised": functional.vec_generalized_advantage_estimate,
+    }
+
+
+def torchrl_update(
+    actor: Any, critic: Any, batch: TensorDictBase, *, epochs: int, batch_size: int, generator: torch.Generator
+) -> Callable[[], None] | None:
+    """One update on the flat batch `[N]`, as its own PPO tutorial puts it together; None where it is missing."""
+    try:
+        from torchrl.objectives import ClipPPOLoss
+    except ImportError:
+        return None
+    loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, loss_critic_type="l2")
+    loss.set_keys(sample_log_prob="sample_log_prob")
+    optimizer = torch.optim.Adam(loss.parameters(), lr=3e-4, eps=1e-5)
+    parameters = list(loss.parameters())
+
+    def run() -> None:
+        for _ in range(epochs):
+            for rows in torch.randperm(len(batch), generator=generator).split(batch_size):
+                terms = loss(batch[rows])
+                total = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+                total.backward()
+                nn.utils.clip_grad_norm_(parameters, 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return run
+
+
+# ---- a whole run on N envs in one process ----------------------------------------------------------------------------
+
+UNSEEN = 1 << 30  # seed of the episodes that are played at the end; training has small ones
+
+
+def sb3_run(settings: dict[str, Any], seed: int) -> Callable[[], Callable[[int], float]] | None:
+    """One run; it returns what plays so many episodes by mode actions. None without stable-baselines3."""
+    try:
+        import stable_baselines3
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.evaluation import evaluate_policy
+    except ImportError:
+        return None
+    kind, more = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[settings["algo"]](settings)
+
+    def run() -> Callable[[int], float]:
+        model = getattr(stable_baselines3, kind)(
+            "MlpPolicy",
+            make_vec_env(settings["env.id"], settings["env.num"], seed=seed),
+            batch_size=settings["sampler.batch_size"],
+            gamma=settings["value.gamma"],
+            device="cpu",
+            seed=seed,
+            **more,
+        )
+        model.learn(settings["total_frames"])
+        if kind != "PPO":
+            model.replay_buffer = None  # many runs wait to be played
+
+        def play(episodes: int) -> float:
+            unseen = make_vec_env(settings["env.id"], episodes, seed=UNSEEN)
+            mean, _ = evaluate_policy(model, unseen, episodes, deterministic=True)
+            return float(mean)  # type: ignore[arg-type]  # a list only where one is asked for
+
+        return play
+
+    return run
+
+
+def _ppo(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+
+    return "PPO", {
+        "n_steps": settings["collector.frames_per_batch"] // settings["env.num"],
+        "n_epochs": settings["optim.epochs"],
+        "learning_rate": lambda left: settings["optim.lr"] * left,
+        "gae_lambda": settings["value.lmbda"],
+        "ent_coef": settings["loss.entropy_coeff"],
+        "policy_kwargs": {"net_arch": list(settings["policy.hidden"]), "activation_fn": nn.Tanh},
+    }
+
+
+def _stored(settings: dict[str, Any]) -> dict[str, Any]:
+    """What DQN and SAC have in common; a step of all envs counts as one for SB3."""
+    frames = settings["collector.frames_per_batch"]
+    return {
+        "train_freq": max(1, frames // settings["env.num"]),
+        "gradient_steps": max(1, round(settings["optim.updates_per_frame"] * frames)),
+        "learning_rate": settings["optim.lr"],
+        "buffer_size": 100_000,
+        "policy_kwargs": {"net_arch": list(settings["policy.hidden"])},
+    }
+
+
+def _dqn(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    frames = settings["total_frames"]
+    more = {"learning_starts": min(1000, frames // 2), "target_update_interval": 10, "exploration_fraction": 0.16}
+    return "DQN", {**_stored(settings), **more, "exploration_final_eps": 0.04}
+
+
+def _sac(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "SAC", {**_stored(settings), "learning_starts": min(100, settings["total_frames"] // 2)}

@@ -1,0 +1,125 @@
+"""The words of a verb: flags, `--help`, a job that is looked at (`plan`, `show`), the folder of a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlcli.config.problem import did_you_mean
+from rlcli.config.schemas import VERBS
+from rlcli.errors import ConfigError
+
+_FLAG = re.compile(r"--?[a-zA-Z]")  # a number may be negative
+_OF_EVERY_VERB = ("--import", "--recipe-dir", "--debug")
+
+
+class Flags(argparse.ArgumentParser):
+    """A parser whose complaints are our errors."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(prog=f"rlcli {verb}", add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true")
+
+    def parse(self, words: Sequence[str], rest: str = "") -> argparse.Namespace:
+        """The flags of a verb, and a file whose name begins with a dash as that file.
+
+        Parameters
+        ----------
+        rest : str
+            Where a flag that the verb has not goes, `--seed 3` as the one word `--seed=3`: what to write instead is
+            said with everything else that is wrong with the overrides. Without it, it is refused here.
+        """
+        theirs, ours, waiting = list[str](), list[str](), list(words)
+        while waiting:
+            word = waiting.pop(0)
+            if self._knows(word) or not _FLAG.match(word):
+                ours.append(word)
+            elif os.path.exists(word):
+                ours.append(f"./{word}")
+            elif "=" in word or not waiting or "=" in waiting[0] or _FLAG.match(waiting[0]):
+                theirs.append(word)
+            else:
+                theirs.append(f"{word}={waiting.pop(0)}")
+        if theirs and not rest:
+            name = theirs[0].partition("=")[0]
+            hint = did_you_mean(name, self.names)
+            raise ConfigError(f"there is no flag {name}{hint and f' ({hint})'}", fix=f"See {self.prog} --help.")
+        args = self.parse_intermixed_args(ours)
+        if rest:
+            getattr(args, rest).extend(theirs)
+        args.flags = self.names
+        return args
+
+    @property
+    def names(self) -> list[str]:
+        """The flags that the verb has, as they are typed."""
+        return [*(name for action in self._actions for name in action.option_strings), *_OF_EVERY_VERB]
+
+    def _knows(self, word: str) -> bool:
+        """Whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
+        names = {name: action.nargs is None for action in self._actions for name in action.option_strings}
+        return word.partition("=")[0] in names or (len(word) > 2 and names.get(word[:2], False))
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, fix=f"See {self.prog} --help.")
+
+
+def run_folder(text: str | None, verb: str) -> str:
+    """The folder of a run.
+
+    Raises
+    ------
+    ConfigError
+        If none was given or it is not there; names the nearest runs.
+    """
+    if text is None:
+        raise ConfigError(f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them.")
+    if Path(text).is_dir():
+        return text
+    known = [str(path.parent) for path in Path("runs").glob("**/config.json")]
+    hint = did_you_mean(text, known) or "rlcli ls runs lists them"
+    raise ConfigError(f"no run folder {text!r}; {hint}")
+
+
+def read(
+    verb: str, words: Sequence[str], usage: str, *names: str, rest: str = "", **settings: Mapping[str, Any]
+) -> argparse.Namespace | None:
+    """The words of a verb; prints the usage and gives None where that was asked for.
+
+    Parameters
+    ----------
+    names : str
+        Flags without a value, `"--json"`, and what stands without dashes: `"path"`, one word or none; `"words*"`, any
+        number of them.
+    rest : str
+        See `Flags.parse`.
+    settings : mapping
+        Flags with a value, and what `add_argument` is to know of them.
+    """
+    flags = Flags(verb)
+    for name in names:
+        if name.startswith("-"):
+            flags.add_argument(name, action="store_true")
+        else:
+            flags.add_argument(name.rstrip("*"), nargs="*" if name.endswith("*") else "?")
+    for name, options in settings.items():
+        flags.add_argument(f"--{name.replace('_', '-')}", **options)
+    args = flags.parse(words, rest)
+    if args.help:
+        print(usage, end="")
+        return None
+    return args
+
+
+def looked_at(look: str, words: Sequence[str], usage: str, *names: str) -> argparse.Namespace | None:
+    """The words of a verb that looks at what another one would do: `verb`, `words` and its flags.
+
+    Without a verb `train` is meant, which most recipes are for. None as `read` gives it.
+    """
+    if args := read(look, words, usage, *names, "words*", rest="words"):
+        args.verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"
+    return args

@@ -1,0 +1,122 @@
+"""What a buffer is given, as what it works with: storage, sampler, ring, batches, and the rows named in brackets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from rlcli.data.ring.ring import Ring
+from rlcli.data.samplers.sampler import live_rows
+from rlcli.data.shared import SharedRing
+from rlcli.data.storages import ListStorage, Storage
+from rlcli.data.storages.list_storage import ObjectRing, alike, items_of
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+
+
+def ring_of(
+    storage: Storage, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool, shared: bool
+) -> Any:
+    """A `Ring`, or what stands for one over objects."""
+    if shared:
+        return SharedRing(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
+    if isinstance(storage, ListStorage):
+        options = {"next_obs": next_obs != "auto", "frame_stack": frame_stack is not None, "codes": codes}
+        if asked := [name for name, given in options.items() if given]:
+            raise ArgumentError(
+                f"{', '.join(asked)}: how rows are stored, and a list of objects has no rows",
+                where="storage",
+                fix="Use LazyTensorStorage, or leave them out.",
+            )
+        return ObjectRing(storage)
+    return Ring(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
+
+
+def as_batch(batch: Any, *, objects: bool) -> Any:
+    """What a buffer of rows, or of objects, was given, as it writes it."""
+    if objects:
+        return batch if isinstance(batch, TensorDictBase) else items_of(batch)
+    if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):
+        if not alike(batch):
+            raise ArgumentError(
+                "a list of steps is stored as rows, and these are not alike",
+                why="keys, shapes, dtypes or devices differ from one to the next",
+                fix="Give all of them the same, or use ListStorage.",
+            )
+        batch = torch.stack(list(batch))
+    if not isinstance(batch, TensorDictBase):
+        raise ArgumentError(
+            "a buffer of rows takes TensorDicts", why=f"got {type(batch).__name__}", fix="Or use ListStorage."
+        )
+    if not batch.ndim:
+        raise ArgumentError("extend takes a batch with a time dim", fix="Use add(step) for a single step.")
+    return batch
+
+
+def made(name: str, part: Any, kind: type) -> Any:
+    """A part, or what the callable makes that was given in its place."""
+    made = part() if callable(part) and not isinstance(part, kind) else part
+    if not isinstance(made, kind):
+        raise ArgumentError(
+            f"a buffer needs a {name}",
+            where=name,
+            why=f"got {'none' if made is None else type(made).__name__}",
+            fix="For instance storage=LazyTensorStorage(100_000)." if name == "storage" else None,
+        )
+    return made
+
+
+def rows_at(ring: Ring, place: Any) -> tuple[np.ndarray, bool]:
+    """Row numbers, int64 ``[N]``, and whether one row was meant.
+
+    Slices, masks and negative numbers count live rows in ascending row number.
+
+    Raises
+    ------
+    ArgumentError
+        A row is not stored, or this is no row number.
+    """
+    if isinstance(place, bool | np.bool_):
+        raise _unusable(place)
+    if isinstance(place, int | np.integer):
+        return _checked(ring, np.array([place], np.int64)), True
+    if place is Ellipsis:
+        place = slice(None)
+    if isinstance(place, slice):
+        return np.sort(live_rows(ring))[place], False
+    if isinstance(place, torch.Tensor):
+        place = place.detach().cpu().numpy()
+    try:
+        rows = np.asarray(place)
+    except ValueError:
+        raise _unusable(place) from None
+    if rows.dtype == np.bool_ and rows.shape == (len(ring),):
+        return np.sort(live_rows(ring))[rows], False
+    if rows.size == 0:
+        return np.empty(0, np.int64), False
+    if rows.dtype.kind not in "iu" or rows.ndim > 1:
+        raise _unusable(place)
+    return _checked(ring, np.atleast_1d(rows).astype(np.int64)), rows.ndim == 0
+
+
+def _checked(ring: Ring, rows: np.ndarray) -> np.ndarray:
+    if (rows < 0).any():
+        rows = np.where(rows < 0, rows + len(ring), rows)
+    live = ring.space.are_live(rows, ring.cursor)
+    if not live.all():
+        raise ArgumentError(
+            "no such row is stored",
+            why=f"row {rows[~live][0]}, in a buffer that holds {len(ring)}",
+        )
+    return rows
+
+
+def _unusable(place: Any) -> ArgumentError:
+    what = f"{type(place).__name__} of shape {list(place.shape)}" if hasattr(place, "shape") else repr(place)
+    return ArgumentError(
+        "rows are named by a number, a slice, a list or tensor of numbers, or a mask over all rows", why=f"got {what}"
+    )

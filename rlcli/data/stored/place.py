@@ -1,0 +1,270 @@
+"""Where stored steps are: what a folder holds, by journals and manifests alone; and whether its files are as written.
+
+```
+RUN/data/journal.jsonl               collected frames, one segment a batch, and the newest states
+FOLDER/journal.jsonl                 rows of a LazyMemmapStorage that was kept: pieces of segments, the ring's state
+FOLDER/dump_000003/manifest.json     a dump of a buffer: every file that the manifest names, and its own seal
+RUN/checkpoints/checkpoint_000007/   a checkpoint, with the buffer of an off-policy run
+```
+To verify is to read every byte; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcli.config.run_files import CONFIG
+from rlcli.config.run_files import SEGMENTS as FRAMES_OF_A_RUN
+from rlcli.data.collected import SegmentReader
+from rlcli.data.collected.folder import FORMAT as SEGMENTS
+from rlcli.data.collected.folder import JOURNAL, need_journal, numbered
+from rlcli.data.files.checkpoints import BUFFER, gone, read_manifest
+from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
+from rlcli.data.files.dumps import FOLDERS as DUMPS
+from rlcli.data.files.journal import format_of
+from rlcli.data.files.row_files import SavedRows
+from rlcli.data.files.sealed_folder import MANIFEST, SealedFolders
+from rlcli.data.storages.row_journal import FORMAT as ROWS
+from rlcli.data.storages.row_journal import Committed, check_rows, unfinished
+from rlcli.data.storages.segment import files_in
+from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.typed import Misfit, read_json
+
+FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump", "buffer in a checkpoint"
+
+
+class Place(NamedTuple):
+    """Stored steps.
+
+    Attributes
+    ----------
+    kind : str
+        "collected frames", "rows of a storage", "dump" or "buffer in a checkpoint".
+    path : Path
+        The folder of the files themselves.
+    rows : int
+        Live ones.
+    about : dict
+        What is known of where they come from: "env" (its id), "config" (of the run) and "specs", as far as they are.
+    """
+
+    kind: str
+    path: Path
+    rows: int
+    about: dict[str, Any]
+
+
+def find(path: Path | str) -> Place:
+    """What a run folder, or one of the folders in the module's picture, holds.
+
+    Where there are several dumps or checkpoints the newest that is whole counts.
+
+    Raises
+    ------
+    ResourceError
+        There are no stored steps here.
+    DamagedDataError
+        A journal or manifest is not as it was written, or all dumps or checkpoints are damaged.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ResourceError("there is no such folder", where=str(path), fix="rlcli ls runs lists the runs.")
+    for place in places(folder):
+        return place
+    trained = (folder / "checkpoints").is_dir() or (folder / MANIFEST).is_file()
+    why = "the run learns from each batch once, or has saved nothing yet" if trained else "it holds no journal, no dump"
+    raise ResourceError(
+        "there are no stored steps here",
+        where=str(path),
+        why=why,
+        fix="Give a run of rlcli collect, a run that learns from a buffer, or a folder that dumps() wrote.",
+    )
+
+
+def places(folder: Path) -> Iterator[Place]:
+    """Everything in a folder that `find` knows, that which it would give first.
+
+    Raises
+    ------
+    DamagedDataError
+        As `find`.
+    """
+    for place in (folder, folder / FRAMES_OF_A_RUN):
+        if is_begun(place):
+            yield _journalled(place, folder)
+    for place in (folder, folder / "checkpoints"):
+        if newest := newest_of(CHECKPOINTS, place):
+            yield from _checkpoint(newest, asked=newest == place)
+    for place in (folder, folder / "buffer"):
+        if newest := newest_of(DUMPS, place):
+            yield Place(DUMP, newest, len(SavedRows(newest, DUMPS.manifest(newest))), {})
+        if place != folder and is_begun(place):
+            yield _journalled(place, folder)
+
+
+def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
+    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none.
+
+    Raises
+    ------
+    DamagedDataError
+        There are some, and all are damaged.
+    """
+    if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
+        return folder
+    path, damaged = kind.newest(folder)
+    if path is None and damaged:
+        raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(damaged[:3]))
+    for why in damaged:
+        warnings.warn(f"{kind.noun} passed over: {why}", stacklevel=2)
+    return path
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a journal was begun in a folder, be it that only what it named is left."""
+    return (folder / JOURNAL).is_file() or (folder.is_dir() and bool(files_in(folder) or numbered(folder)))
+
+
+def _journalled(place: Path, run: Path) -> Place:
+    if not (place / JOURNAL).is_file():
+        why = "the files that it named are here without it"
+        raise DamagedDataError("the journal of stored steps is missing", where=str(place / JOURNAL), why=why)
+    kind = format_of(place / JOURNAL)
+    if kind is None:  # killed while it was begun; what is here all the same, a journal had named
+        need_journal(place)
+        Committed(place / JOURNAL)
+        raise nothing_yet(place)
+    if kind == SEGMENTS:
+        segments = SegmentReader(place, check_sizes=False)
+        return Place(FRAMES, place, segments.frames, _with_config(segments.metadata, run))
+    if kind == ROWS:
+        said = Committed(place / JOURNAL)
+        return Place(KEPT, place, said.to - said.first, _with_config({}, run))
+    raise DamagedDataError("this journal is not of stored steps", where=str(place / JOURNAL), why=f"found {kind}")
+
+
+def nothing_yet(folder: Path) -> ResourceError:
+    """The error for a folder whose writer has not committed anything."""
+    return ResourceError(
+        "nothing was written here yet",
+        where=str(folder),
+        why="its writer has begun, and has not committed any steps",
+        fix="Look again after the first commit. Where the writer was stopped, nothing is lost: go on with rlcli resume "
+        "RUN or LazyMemmapStorage(..., resume=True), or begin anew in another folder.",
+    )
+
+
+def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
+    """What a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
+    about = dict(metadata)
+    file = run / CONFIG
+    if "config" not in about and file.is_file():
+        try:
+            about["config"] = read_json(file)
+        except (OSError, Misfit) as error:
+            raise DamagedDataError("cannot read a run's file", where=str(file), why=str(error)) from error
+    return _named(about)
+
+
+def _named(about: dict[str, Any]) -> dict[str, Any]:
+    config = about.get("config")
+    env = config.get("env", {}).get("id") if isinstance(config, dict) else None
+    return about if "env" in about or env is None else {**about, "env": env}
+
+
+def _checkpoint(path: Path, asked: bool) -> Iterator[Place]:
+    """The buffer in a checkpoint: the one that was asked for, or the newest of a run."""
+    manifest = read_manifest(path)
+    if BUFFER in manifest:
+        last = not asked and path == CHECKPOINTS.paths(path.parent)[-1]  # else the last is damaged, as was said
+        if last and (lacking := gone(path)) is not None:
+            warnings.warn(f"{path.parent}: {lacking}", stacklevel=2)
+        yield Place(CHECKPOINT, path, len(SavedRows(path, manifest[BUFFER])), _named({"config": manifest["config"]}))
+
+
+_OF_A_JOURNAL = re.compile(r"\d{8,}\.safetensors|rows-\d{8,}\.\d+\.bin|state-\d{8,}\.safetensors")
+
+
+class Checked(NamedTuple):
+    """A file, what it is ("ok", "damaged", "note", "no sum"), and why."""
+
+    path: Path
+    state: str
+    why: str = ""
+
+    @classmethod
+    def of(cls, path: Path, why: str | None) -> Checked:
+        """Damaged if there is something wrong with it."""
+        return cls(path, "damaged", why) if why else cls(path, "ok")
+
+
+def check_files(folder: Path, names: Collection[str]) -> Iterator[Checked]:
+    """The files of a folder that its journal or its manifest names; nothing where it has neither and never had.
+
+    Parameters
+    ----------
+    names : collection of str
+        Of the files in it.
+    """
+    dumped = DUMPS.sequence(folder) >= 0
+    if MANIFEST in names or dumped or CHECKPOINTS.sequence(folder) >= 0:
+        yield from _sealed(folder, DUMPS if dumped else CHECKPOINTS)
+    elif JOURNAL in names or any(_OF_A_JOURNAL.fullmatch(name) for name in names):
+        yield from _of_a_journal(folder)
+
+
+def _sealed(folder: Path, kind: SealedFolders) -> Iterator[Checked]:
+    try:
+        manifest = kind.manifest(folder)
+    except DamagedDataError as error:
+        yield Checked.of(folder / MANIFEST, str(error.why))
+        return
+    yield Checked.of(folder / MANIFEST, None)
+    for name in manifest["files"]:
+        yield Checked.of(folder / name, kind.altered(folder, name, manifest))
+
+
+def _of_a_journal(folder: Path) -> Iterator[Checked]:
+    """Segments or rows; a journal that is gone, or says of nothing what it names, is damaged."""
+    journal = folder / JOURNAL
+    try:
+        kind = format_of(journal) if journal.is_file() else None
+    except DamagedDataError as error:
+        yield Checked.of(journal, str(error.why))
+        return
+    if kind == SEGMENTS or (kind is None and numbered(folder)):
+        yield from _segments(folder)
+    elif kind in (ROWS, None):
+        yield from _rows(folder)
+    else:
+        yield Checked.of(journal, "it is not of segments, and not of rows")
+
+
+def _rows(folder: Path) -> Iterator[Checked]:
+    whole = True
+    for path, why in check_rows(folder):
+        whole = whole and not (why and path.name == JOURNAL)
+        yield Checked.of(path, why)
+    yield from map(_note, unfinished(folder) if whole else ())
+
+
+def _segments(folder: Path) -> Iterator[Checked]:
+    journal = folder / JOURNAL
+    try:
+        reader = SegmentReader(folder, check_sizes=False)
+    except (DamagedDataError, ResourceError) as error:
+        yield Checked.of(journal, str(error.why or error))
+        return
+    for path, why in reader.check():
+        yield Checked.of(path, why)
+    notices = reader.notices if reader.closed else [f"{journal}: the writer did not finish", *reader.notices]
+    yield from map(_note, notices)
+
+
+def _note(text: str) -> Checked:
+    path, _, why = text.partition(": ")
+    return Checked(Path(path), "note", why)

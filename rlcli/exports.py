@@ -1,0 +1,59 @@
+"""Packages whose names are fetched from the files that define them when somebody first uses one.
+
+Who needs one file of a package then loads that file, and not all that the package offers.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+
+def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """What a package binds to `__getattr__`, `__dir__` and `__all__`: it offers what it imports for type checkers.
+
+    ```
+    if TYPE_CHECKING:
+        from rlcli.data.files.disk import Disk as Disk
+    __getattr__, __dir__, __all__ = lazily(__name__)
+    ```
+    A name may not be that of a file in the package as well: importing the file would take its place.
+
+    Parameters
+    ----------
+    package : str
+        Its `__name__`.
+
+    Raises
+    ------
+    ImportError
+        There is no source of the package to read.
+    """
+    spec, held = find_spec(package), vars(sys.modules[package])
+    source = spec.loader.get_source(package) if spec and spec.loader else None  # type: ignore[attr-defined]
+    if source is None:
+        raise ImportError(f"the source of {package} is needed to know its names, and is not installed", name=package)
+    homes = dict(_offered(ast.parse(source)))
+
+    def fetch(name: str) -> Any:
+        if name in homes:
+            held[name] = value = getattr(importlib.import_module(homes[name]), name)
+            return value
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:  # a file that nobody imported yet
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return fetch, lambda: sorted({*held, *homes}), sorted(homes)
+
+
+def _offered(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(name, module) of all that is imported for type checkers."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for line in node.body:
+                if isinstance(line, ast.ImportFrom) and line.module is not None:
+                    yield from ((alias.name, line.module) for alias in line.names)

@@ -1,0 +1,435 @@
+"""`rlcli collect`: frames to disk, one checksummed segment a batch, in constant memory; and what a run of it holds.
+
+The policy that acts is kept in the run folder: a resumed run acts with the same weights, whatever became of the run
+that they came from. A state stands beside the segments for each of the last two commits, and the journal names it in
+the record of the last segment before it. Going on from an older one, or from none, means collecting the segments after
+it once more and comparing: what is on the disk is never written again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rlcli.algorithms.policy import build_policy
+from rlcli.collectors.build import build_collector, devices, keys_of
+from rlcli.collectors.row_fields import row_specs
+from rlcli.config import registry
+from rlcli.config.resolved import to_dict
+from rlcli.config.run_files import SEGMENTS
+from rlcli.config.schemas import CollectConfig
+from rlcli.data.collected import SegmentReader, SegmentWriter
+from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
+from rlcli.data.files.state import decode_state, encode_state, loading_state
+from rlcli.envs import EnvBase
+from rlcli.envs.build import build_env
+from rlcli.errors import ConfigError, DamagedDataError, RlcliError, StoppedSafely
+from rlcli.jobs.trained_run import config_of, restored_policy
+from rlcli.keys import (
+    DONE,
+    REWARD,
+    SAMPLE_LOG_PROB,
+    TERMINATED,
+    TRAJ_IDS,
+    TRUNCATED,
+    Key,
+    as_tuple,
+    under_next,
+    unravel,
+)
+from rlcli.modules import ActorCritic
+from rlcli.planning.foresee import Learning, expected
+from rlcli.report.peaks import ProcessPeak
+from rlcli.runs import checkpoint, random_streams
+from rlcli.runs.checkpoint import newest
+from rlcli.runs.folder import Run, open_run, resume_command, with_command
+from rlcli.runs.provenance import surroundings
+from rlcli.runs.session import REPLAY_NOTICE, begun, closing, lose, notes, reporter_of
+from rlcli.runs.signals import StopSignals
+from rlcli.specs.base import fill_for
+from rlcli.typed import Misfit, mapping, record, text
+
+COMMIT_EVERY = 1.0  # seconds; a sync takes milliseconds, so small batches share it
+
+
+def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
+    """Collect `total_frames` into a new run folder, which `rlcli.data.open_buffer(run.path)` opens as a replay buffer.
+
+    A batch counts once its segment is on disk (synced once a second); a kill loses at most a second, and
+    `resume` goes on after the last frame that counts.
+
+    Raises
+    ------
+    StoppedSafely
+        On SIGTERM or Ctrl-C, with all frames on the disk.
+    """
+    with begun(cfg, "collect", overrides) as (run, stop):
+        collection = Collection(cfg, run, stop)
+        with collection.reporter:
+            fill(collection)
+    return run
+
+
+def fill(collection: Collection) -> None:
+    """Write frames until there are `total_frames`, and close the report whatever happens."""
+    run, stop, collector = collection.run, collection.stop, collection.collector
+    commands = {"read": f"rlcli.data.open_buffer('{run.path}')"}
+    with closing(run, collection.reporter, collector, "collect", commands):
+        collection.start()
+        _write(collection)
+        if stop.requested:
+            raise StoppedSafely(
+                f"stopped by {stop.reason} at {collector.frames:,} frames",
+                where=str(run.path),
+                why="all of them are on disk",
+                fix=f"Go on with: {resume_command(run)}",
+            )
+
+
+def _write(collection: Collection) -> None:
+    """Segments, after those that are there; an error names the frames that are on the disk."""
+    folder, found = collection.run.path / SEGMENTS, collection.resumed
+    frames = 0
+    try:
+        with SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer:
+            if found is not None and found.segments is not None:
+                writer.cut(open_lanes(found.segments, collection.cut))
+            try:
+                _batches(collection, writer)
+            finally:
+                frames = writer.frames
+    except RlcliError as error:
+        if frames and (folder / JOURNAL).is_file():  # somebody may have taken the folder away
+            error.fix = with_command(error.fix, f"{frames:,} frames are on the disk; go on after them", collection.run)
+        raise
+
+
+def _batches(collection: Collection, writer: SegmentWriter) -> None:
+    collector, reporter, clock = collection.collector, collection.reporter, collection.reporter.clock
+    try:
+        while not collection.stop.requested and collector.steps_left():
+            delivered = collector.deliver(stage=clock)
+            with clock("write"):
+                for batch in delivered.pieces:
+                    writer.append(batch)
+            reporter.batch(delivered.raw, reward=delivered.reward, done=delivered.done)
+            reporter.out_of_bounds(collector.out_of_bounds())
+            if writer.waited >= COMMIT_EVERY:
+                with clock("write"):
+                    writer.commit(state=collection.state())
+        with clock("write"):
+            writer.commit(state=collection.state())
+    except Exception:
+        writer.commit()  # whatever is wrong with this batch, the ones before are good
+        raise
+
+
+class Collection:
+    """One run's env, policy, collector and reporter.
+
+    Parameters
+    ----------
+    cfg : CollectConfig
+    run : Run
+        Its folder.
+    stop : StopSignals
+    resume_at : int, optional
+        Frames of the state that is about to be loaded.
+    """
+
+    def __init__(self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
+        self.cfg, self.run, self.stop = cfg, run, stop
+        process = ProcessPeak.of_a_run()
+        self.imported = process.now
+        random_streams.seed(cfg.seed)
+        threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
+        torch.set_num_threads(threads)
+        self.env = build_env(cfg.env)
+        self.policy = acting_policy(cfg, self.env, run)
+        self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
+        if cfg.memory.fill_value is not None:
+            for key in observed:
+                fill_for(key, self.env.full_observation_spec[key].dtype, cfg.memory.fill_value)
+        keys = stored_keys(cfg, observed, self.policy)
+        self.collector = build_collector(cfg, self.env, self.policy, keys)
+        self.reporter = reporter_of(cfg, run, stop, verb="collect", observed=observed, resume_at=resume_at)
+        self.reporter.memory.process = process
+        self.replayable: bool | None = None  # unknown until the env was tried
+        self.versions = surroundings(threads, devices(cfg).values(), registry.imported)
+        self.resumed: Found | None = None
+        self.cut: list[int] = []  # lanes whose open episode on the disk could not be gone on with
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The header of the segments: what a resumed run must have too, and in a new one what it was made with."""
+        new = self.resumed is None or self.resumed.segments is None
+        made = {"config": to_dict(self.cfg), "versions": self.versions, "specs": row_specs(self.env)}
+        return {**self.kind, **(made if new else {})}
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """What frames of one folder have in common."""
+        cfg = self.cfg
+        lanes = self.env.batch_size.numel()
+        about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}
+        if cfg.memory.next_obs != "compact":
+            return about
+        return about | {"fill_value": cfg.memory.fill_value, "observations": [list(as_tuple(k)) for k in self.observed]}
+
+    def start(self) -> None:
+        """Say what was derived, and bring a resumed run to the last frame on the disk."""
+        collector = self.collector
+        lines = [f"run {self.run.path}", *notes(self.cfg, collector)]
+        if self.resumed is None:
+            self._try_replaying()
+        if not self.replayable:
+            lines.append(REPLAY_NOTICE)
+        with random_streams.kept():
+            self.reporter.expect(expected(self.cfg, collector, Learning(self.policy), self.imported))
+        self.reporter.start(*lines)
+        if self.resumed is not None and self.resumed.segments is not None:
+            self._catch_up(self.resumed.segments, self.resumed.first)
+
+    # ---- states ------------------------------------------------------------------------------------------------
+    def state(self) -> list[bytes | memoryview]:
+        """What it takes to go on after the last batch, as the content of a safetensors file."""
+        return encode_state(
+            {
+                "collector": self.collector.state_dict(),
+                "reporter": self.reporter.state_dict(),
+                "random": random_streams.state(),
+                "buffers": {} if self.policy is None else dict(self.policy.named_buffers()),
+                "config": to_dict(self.cfg),
+                "versions": self.versions,
+            }
+        )
+
+    def load(self, found: Found) -> None:
+        """Go on from a state; damaged ones that were passed over are named.
+
+        Raises
+        ------
+        DamagedDataError
+            It does not fit this configuration.
+        """
+        self.resumed = found
+        self._try_replaying()
+        if found.skipped:
+            self.reporter.warn("state", f"passed over: {'; '.join(found.skipped)}", len(found.skipped))
+        if found.state:
+            with loading_state(self.run.path / SEGMENTS):
+                self._take_over(found.state)
+                if self.collector.frames != found.frames:
+                    raise Misfit(f"the state is of {self.collector.frames:,} frames, not of {found.frames:,}")
+
+    def _try_replaying(self) -> None:
+        self.replayable = self.collector.remember_episodes(self.cfg.run.max_replay_steps)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        if self.policy is not None:
+            for name, buffer in self.policy.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        self.reporter.load_state_dict(state["reporter"])
+        self._lose(self.collector.load_state_dict(state["collector"], replay=bool(self.replayable)))
+        random_streams.restore(state["random"])  # replaying may have drawn from them
+
+    def _catch_up(self, segments: SegmentReader, first: int) -> None:
+        """Collect segments `first...` again without writing them; where that gives others, begin new episodes."""
+        exact = bool(self.replayable) and not self.cut
+        begun = np.array(self.collector.episodes)
+        for i in range(first, len(segments)):
+            reward = done = None
+            if exact:
+                again = self.collector.deliver(segments.record(i)["batch_size"][-1])
+                (batch,), reward, done = again.pieces, again.reward, again.done
+                exact = segments.holds(i, batch)
+            if not exact:
+                batch, reward, done = segments.read(i), None, None
+            self.reporter.batch(batch, reward=reward, done=done)
+        if not exact and first < len(segments):
+            self._begin_anew(segments, first, begun + 1)  # where an episode was over, the next was not counted yet
+
+    def _begin_anew(self, segments: SegmentReader, first: int, episodes: np.ndarray) -> None:
+        """After the last frame on the disk: new episodes in all lanes, under ids and from seeds that are not there yet.
+
+        `episodes`, int64 ``[lanes]``, are the numbers of those that segment `first` begins with.
+        """
+        ids = []
+        for i in range(first, len(segments)):
+            batch = segments.read(i)
+            if (x := batch.get(TRAJ_IDS, None)) is not None:
+                ids.append(int(x.max()))
+            episodes = episodes + batch.get(DONE).reshape(len(episodes), -1).sum(1).numpy()
+        self.collector.begin_anew(segments.frames, ids, episodes.tolist())
+        self._lose(list(range(self.collector.envs)))
+
+    def _lose(self, lanes: list[int]) -> None:
+        self.cut = lanes
+        lose(self.reporter, lanes)
+
+
+def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
+    """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
+    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
+    keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
+    keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
+    return [*keep, *keys_of(cfg.memory.keep)]
+
+
+# ---- where a stopped one goes on ------------------------------------------------------------------------------------
+_STATE = record(
+    collector=mapping(), reporter=mapping(), random=mapping(), buffers=mapping(), config=mapping(),
+    versions=mapping(text()),
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """Where a collecting run stands.
+
+    Attributes
+    ----------
+    segments : SegmentReader or None
+        What is acknowledged; None before the first commit.
+    first : int
+        Segments before the state.
+    frames : int
+        Frames in them.
+    state : dict
+        Empty where there is none.
+    skipped : list of str
+        One sentence for each newer state that is damaged.
+    """
+
+    segments: SegmentReader | None
+    first: int
+    frames: int
+    state: dict[str, Any]
+    skipped: list[str]
+
+    @property
+    def total(self) -> int:
+        """Frames on the disk."""
+        return 0 if self.segments is None else self.segments.frames
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer said that nothing is missing."""
+        return self.segments is not None and self.segments.closed
+
+
+def find_state(run: Run) -> Found:
+    """The newest state of a collecting run that verifies, and what is on the disk.
+
+    Every segment is read: what is damaged is found before the run goes on, not by who reads its frames one day.
+
+    Raises
+    ------
+    DamagedDataError
+        The journal or a segment is not as it was written, or frames are missing that were there when the run ended.
+    """
+    folder = run.path / SEGMENTS
+    need_journal(folder)
+    if not has_header(folder / JOURNAL):  # killed before it was written
+        return Found(None, 0, 0, {}, [])
+    segments = SegmentReader(folder)
+    segments.need_all()
+    for path, why in segments.check():
+        if why is not None and path not in [state for _, state in segments.states()]:
+            raise DamagedDataError("a segment is damaged", where=str(path), why=why, fix="Restore it from a copy.")
+    first, content, skipped = segments.newest_state()
+    state: dict[str, Any] = {}
+    if content is not None:
+        with loading_state(folder):
+            state = decode_state(content, str(folder))
+            _STATE(state)
+    frames = sum(segments.record(i)["frames"] for i in range(first))
+    return Found(segments, first, frames, state, skipped)
+
+
+def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
+    """Those of the lanes whose episode is open after the last row on the disk."""
+    if not lanes:
+        return []
+    done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]
+    return [lane for lane in lanes if not done[lane]]
+
+
+# ---- its policy -----------------------------------------------------------------------------------------------------
+KEPT = "policy"  # the folder, and what the weights are called in it
+SEEN = ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")  # decide observations
+
+
+def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
+    """The policy of a collecting run, its saved observation statistics put into `env`; None for random actions."""
+    folder = run.path / KEPT
+    if cfg.policy.kind == "random":
+        return None
+    if checkpoint.list_checkpoints(folder):
+        found = checkpoint.load_latest(folder)
+        return _restored(cfg, env, found)
+    if cfg.policy.kind == "checkpoint":
+        found = _asked_for(cfg)
+        policy = _restored(cfg, env, found)
+        state: dict[str, Any] = {KEPT: found.state["policy"], "collector": _statistics(found.state)}
+        config = found.manifest["config"]
+    else:
+        built = build_policy(cfg, env)
+        assert built is not None
+        policy, config = built, to_dict(cfg)
+        state = {KEPT: dict(policy.state_dict())}
+    # whether weights are finite is for the collector to say, in its own words
+    checkpoint.save(folder, state, number=0, config=config, may_be_infinite=tuple(state))
+    return policy
+
+
+def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    """The policy that `acting_policy` would give a new run, without a run folder to keep it in."""
+    if cfg.policy.kind == "checkpoint":
+        return _restored(cfg, env, _asked_for(cfg))
+    return build_policy(cfg, env)
+
+
+def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
+    """The configuration with the policy's path where the run itself keeps it: the training run may be gone."""
+    kept = checkpoint.list_checkpoints(run.path / KEPT)
+    if cfg.policy.kind != "checkpoint" or not kept:
+        return cfg
+    return dataclasses.replace(cfg, policy=dataclasses.replace(cfg.policy, path=str(kept[-1])))
+
+
+def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
+    with loading_state(found.path):
+        if cfg.policy.kind == "checkpoint":
+            return restored_policy(config_of(found.manifest["config"]), env, found.state)
+        policy = build_policy(cfg, env)
+        assert policy is not None
+        policy.load_state_dict(found.state[KEPT])
+        return policy
+
+
+def _statistics(state: dict[str, Any]) -> dict[str, Any]:
+    return {"engine": {"transforms": state["collector"]["engine"]["transforms"]}}
+
+
+def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
+    """The checkpoint that `policy.path` names, or the newest of the run that it names."""
+    if cfg.policy.path is None:
+        raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
+    path = Path(cfg.policy.path)
+    one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
+    found = checkpoint.load(path) if one else newest(open_run(path))
+    learned = config_of(found.manifest["config"])
+    for name in SEEN:
+        mine, theirs = getattr(cfg.env, name), getattr(learned.env, name)
+        if mine != theirs:
+            raise ConfigError(
+                "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
+                why=f"its env.{name} is {theirs}, here it is {mine}", fix=f"Add env.{name}={theirs}.",
+            )  # fmt: skip
+    return found

@@ -1,0 +1,300 @@
+"""`rlcli resume RUN`: go on as if the run had never stopped, where nothing that decides its frames has changed.
+
+Two descriptions are compared key by key: the configuration and the surroundings (versions, devices, threads) that were
+sealed with the last state, and those that are in force now.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rlcli.collectors.build import devices
+from rlcli.config import registry
+from rlcli.config.problem import raise_all
+from rlcli.config.resolved import from_dict, to_dict
+from rlcli.config.schemas import CollectConfig, Config, is_off_policy
+from rlcli.config.validate import validate
+from rlcli.config.words import key_of
+from rlcli.errors import ConfigError
+from rlcli.jobs.trained_run import TrainingRun, check_imports
+from rlcli.report.reporter import Reporter
+from rlcli.runs.checkpoint import gone_before, newest
+from rlcli.runs.folder import Run, note_resume, open_run, resume_command
+from rlcli.runs.provenance import decides_bits, surroundings
+from rlcli.runs.session import resumed
+from rlcli.runs.signals import StopSignals
+from rlcli.typed import held, text
+
+
+def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: bool = False) -> Run:
+    """Continue the run in a folder: training from its newest checkpoint that verifies, collecting from its last frame.
+
+    Parameters
+    ----------
+    overrides : sequence of str
+        `key=value` changes from here on; the run folder keeps them.
+    force : bool
+        Accept changes after which the run is no longer the one that was begun.
+
+    Raises
+    ------
+    ConfigError
+        A change that breaks exactness, without `force`: of the configuration, or of what the run computes with. All
+        of them are listed.
+    StoppedSafely
+        Stopped once more.
+    """
+    run = open_run(Path(path))
+    verb = run.info.get("verb")
+    if verb not in ("train", "collect"):
+        raise ConfigError("only training and collecting runs can be resumed", where=str(path))
+    check_imports(run)
+    cfg = from_dict(verb, run.config, overrides, where=str(run.path / "config.json"))
+    typed = set(map(key_of, overrides))
+    if isinstance(cfg, Config):
+        raise_all(validate(_without_source(cfg), typed))
+        with resumed(run) as stop:
+            return TrainingRun(_train(run, cfg, overrides, stop, force).path)
+    from rlcli.jobs.collection import with_kept_policy
+
+    raise_all(validate(with_kept_policy(cfg, run), typed))
+    with resumed(run) as stop:
+        return _collect(run, cfg, overrides, stop, force)
+
+
+def _without_source(cfg: Config) -> Config:
+    """The configuration of a run that has taken its rows over: where they came from may be gone."""
+    return replace(cfg, storage=replace(cfg.storage, init_from=None)) if is_off_policy(cfg) else cfg
+
+
+def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
+    from rlcli.jobs.learner import Learner, go
+
+    # the reporter says it too, and keeps it in the closing report
+    with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
+        found = newest(run)
+    manifest = found.manifest
+    frames = manifest["number"]
+    different = changes(
+        run, cfg, frames=frames, config=manifest["config"], versions=manifest["versions"],
+        devices=list(devices(cfg).values()), overrides=overrides,
+    )  # fmt: skip
+    different.check(run, force=force)
+    if frames >= cfg.total_frames and run.summary.get("status") == "done":
+        return _finished(run, frames)
+    learner = Learner(cfg, run, stop, resume_at=frames)
+    with learner.reporter:
+        learner.load(found)
+        run = learner.run = different.note(run, cfg, force=force)
+        if (why := gone_before(found)) is not None:
+            learner.reporter.say(f"{why}; goes on from there")
+        _tell(learner.reporter, different)
+        go(learner)
+    return run
+
+
+def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
+    from rlcli.jobs.collection import Collection, fill, find_state
+
+    found = find_state(run)
+    different = changes(
+        run, cfg, frames=found.frames, config=found.state.get("config", run.config),
+        versions=found.state.get("versions", {}), devices=list(devices(cfg).values()), overrides=overrides,
+    )  # fmt: skip
+    different.check(run, force=force)
+    if found.closed and found.total >= cfg.total_frames and run.summary.get("status") == "done":
+        return _finished(run, found.total)
+    collection = Collection(cfg, run, stop, resume_at=found.frames)
+    with collection.reporter:
+        collection.load(found)
+        run = collection.run = different.note(run, cfg, force=force)
+        _tell(collection.reporter, different)
+        fill(collection)
+    return run
+
+
+def _finished(run: Run, frames: int) -> Run:
+    print(f"{run.path} is finished at {frames:,} frames; total_frames=... would go on")
+    return run
+
+
+def _tell(reporter: Reporter, different: Changes) -> None:
+    for line in different.lines():
+        reporter.say(line)
+
+
+# what may change without changing what the remaining frames would have been
+HARMLESS = (
+    "total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout", "env.workers",
+    "env.start_method",
+)  # fmt: skip
+AROUND = "with/"  # before the names of what is no setting: `with/torch` beside `optim.lr`
+
+Pair = tuple[Any, Any]
+_COUNT = text(r"\d{1,6}")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What differs since a state was saved.
+
+    Attributes
+    ----------
+    frames : int
+        At which it was saved.
+    harmless, breaking : dict
+        Key -> (was, now).
+    versions : dict
+        What the run computes with now.
+    overrides : list of str
+        As they were typed.
+    """
+
+    frames: int
+    harmless: dict[str, Pair]
+    breaking: dict[str, Pair]
+    versions: dict[str, str]
+    overrides: list[str] = field(default_factory=list)
+
+    def check(self, run: Run, *, force: bool) -> None:
+        """Refuse what would make it another run, unless it is forced or was forced before.
+
+        Raises
+        ------
+        ConfigError
+            Every such difference is listed.
+        """
+        forced = [record.get("changed", {}) for record in self._since(run) if record.get("forced")]
+        new = {key: pair for key, pair in self.breaking.items() if not _holds(forced, key, pair)}
+        if force or not new:
+            return
+        raise ConfigError(
+            f"{_spelled(new)} would make this another run",
+            where=str(run.path),
+            why=f"a resumed run is exact; only {_may_change()} may change",
+            fix="Take the change back, start a new run, or make it all the same with: "
+            f"{resume_command(run)} {shlex.join([*self.overrides, '--force'])}",
+        )
+
+    def note(self, run: Run, cfg: CollectConfig, *, force: bool) -> Run:
+        """Write the changes into the run folder, once; the run, read anew."""
+        known = [record.get("changed", {}) for record in self._since(run)]
+        all_of_them = {**self.breaking, **self.harmless}
+        new = {key: list(pair) for key, pair in all_of_them.items() if not _holds(known, key, pair)}
+        if not new:
+            return run
+        said = _spelled({key: (was, now) for key, (was, now) in new.items()})
+        record = {"frames": self.frames, "overrides": self.overrides, "changed": new, "forced": force, "said": said}
+        return note_resume(run, to_dict(cfg), record)
+
+    def _since(self, run: Run) -> list[dict[str, Any]]:
+        """What was noted after the state was saved: the run was killed before the next."""
+        return [record for record in run.info.get("resumed", []) if record.get("frames", 0) >= self.frames]
+
+    def lines(self) -> list[str]:
+        """Lines for the terminal and the report."""
+        lines = []
+        if self.breaking:
+            lines.append(f"forced: {_spelled(self.breaking)}; from here on this is another run than the one begun")
+        if self.harmless:
+            lines.append(f"changed since {self.frames:,} frames: {_spelled(self.harmless)}")
+        return lines
+
+
+def changes(
+    run: Run,
+    cfg: CollectConfig,
+    *,
+    frames: int,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str],
+    devices: Sequence[object],
+    overrides: Sequence[str] = (),
+) -> Changes:
+    """Compare what was sealed with a state with what is in force.
+
+    Parameters
+    ----------
+    run : Run
+    cfg : CollectConfig
+        In force now: config.json, and the overrides of this command.
+    frames : int
+        At which the state was saved.
+    config, versions : mapping
+        Sealed with it. No versions, no comparison of them.
+    devices : sequence
+        Where the run's stages would be now.
+    """
+    verb = str(run.info["verb"])
+    before = dict(_flat(to_dict(from_dict(verb, config, [*_as_typed(config)], where="the saved state"))))
+    after = dict(_flat(to_dict(cfg)))
+    if versions:
+        what = "what was sealed with a run's state is damaged"
+        for name in ("threads", "cores"):
+            held(_COUNT, versions.get(name), f"{run.path}, {name}", what=what)
+    threads = _threads(cfg, versions) if versions else None
+    now = surroundings(threads or 1, devices, registry.imported, versions)
+    different = {
+        key: (before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    }
+    around = {
+        AROUND + name: (versions[name], now.get(name)) for name in sorted(versions) if versions[name] != now.get(name)
+    }
+    if threads is not None and threads == int(versions["threads"]):
+        different.pop("threads", None)  # spelled otherwise, and the same number
+    breaking = {
+        key: pair for key, pair in different.items() if not any(f"{key}.".startswith(f"{name}.") for name in HARMLESS)
+    }
+    breaking |= {key: pair for key, pair in around.items() if decides_bits(key.removeprefix(AROUND), *pair)}
+    harmless = {key: pair for key, pair in {**different, **around}.items() if key not in breaking}
+    return Changes(frames, harmless, breaking, now, list(overrides))
+
+
+def _as_typed(config: Mapping[str, Any]) -> Iterator[str]:
+    """An env id with a colon was allowed because it was typed; the seal says that it was."""
+    env = config.get("env")
+    if isinstance(env, Mapping) and ":" in str(env.get("id")):
+        yield f"env.id={env['id']}"
+
+
+def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
+    """Threads that `auto` would choose now, from what it chose then: one, or all cores."""
+    if isinstance(cfg.threads, int):
+        return cfg.threads
+    then, cores = int(versions["threads"]), int(versions["cores"])
+    return (os.cpu_count() or 1) if then == cores > 1 else then
+
+
+def _holds(records: Iterable[Mapping[str, Any]], key: str, pair: Pair) -> bool:
+    return any(record.get(key) == list(pair) for record in records)
+
+
+def _may_change() -> str:
+    names = [f"{name}.*" if name == "run" else name for name in HARMLESS]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _spelled(pairs: Mapping[str, Pair], most: int = 12) -> str:
+    said = [f"{key.removeprefix(AROUND)} {_value(key, was)} -> {_value(key, now)}" for key, (was, now) in pairs.items()]
+    return ", ".join(said[:most]) + (f" and {len(said) - most} more" if len(said) > most else "")
+
+
+def _value(key: str, value: Any) -> str:
+    return str(value or "absent") if key.startswith(AROUND) else repr(value)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,142 @@
+"""A training run with what it trained: what `rlcli.train(...)` returns, `rlcli.load(RUN)` and `rlcli eval RUN`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rlcli.algorithms.policy import build_policy
+from rlcli.config.resolved import from_dict
+from rlcli.config.schemas import Config
+from rlcli.data.files.state import loading_state
+from rlcli.envs import EnvBase
+from rlcli.envs.build import build_env, build_evaluation_env, restored_transforms
+from rlcli.errors import ArgumentError, ConfigError
+from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episode, progress_lines
+from rlcli.learning.evaluation import evaluate as play
+from rlcli.modules import ActorCritic
+from rlcli.runs import random_streams
+from rlcli.runs.checkpoint import Checkpoint, newest
+from rlcli.runs.folder import Run, open_run, packages_of
+
+if TYPE_CHECKING:
+    from rlcli.jobs.trained_policy import TrainedPolicy
+
+
+class TrainingRun(Run):
+    """A training run, read: its folder, its figures, and the policy that it trained."""
+
+    def policy(self) -> TrainedPolicy:
+        """The policy of its newest checkpoint; see `rlcli.load`."""
+        return load(self.path)
+
+
+def load(path: str | PathLike[str]) -> TrainedPolicy:
+    """See `rlcli.load`."""
+    from rlcli.jobs.trained_policy import TrainedPolicy
+
+    saved, cfg = trained(path)
+    with random_streams.kept():
+        env = build_env(cfg.env, gamma=cfg.value.gamma, num=1)
+        try:
+            with loading_state(saved.path):
+                networks = restored_policy(cfg, env, saved.state)
+            return TrainedPolicy(cfg, networks, env, frames=saved.manifest["number"])
+        finally:
+            env.close()
+
+
+def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
+    """The newest checkpoint of a training run, and what its weights were trained with, whatever config.json says.
+
+    Raises
+    ------
+    ConfigError
+        It is no training run, or the packages that it was made with are not imported.
+    ResourceError, DamagedDataError
+        There is no run, or no checkpoint that verifies.
+    """
+    run = open_run(Path(path))
+    if run.info.get("verb") != "train":
+        raise ConfigError("only training runs hold a policy", where=str(path))
+    check_imports(run)
+    saved = newest(run)
+    return saved, config_of(saved.manifest["config"])
+
+
+def check_imports(run: Run) -> None:
+    """Refuse a run whose packages of the user's own have not been imported, naming them."""
+    missing = [name for name in packages_of(run) if name not in sys.modules]
+    if missing:
+        raise ConfigError(
+            f"this run was made with {' and '.join(missing)}, not imported here",
+            where=str(run.path),
+            why="what a package of yours registers is known once it is imported, and no folder may ask for that",
+            fix=f"In Python: import {', '.join(missing)}; on the command line: add "
+            f"{' '.join(f'--import {name}' for name in missing)}.",
+        )
+
+
+def config_of(data: dict[str, Any]) -> Config:
+    """The typed configuration of a saved training run."""
+    return cast(Config, from_dict("train", data))
+
+
+def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
+    """A run's policy with its saved weights, and its saved observation statistics put into `env`."""
+    policy = build_policy(cfg, env)
+    if policy is None:
+        raise ConfigError("a random policy has no weights to restore", where="policy=random")
+    policy.load_state_dict(state["policy"])
+    restored_transforms(env, state)
+    return policy
+
+
+def evaluate(
+    path: str | PathLike[str],
+    *,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    video: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """See `rlcli.evaluate`; `say` is given a line every ten seconds, of how far it is."""
+    if episodes < 1:
+        raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
+    if max_steps is not None and max_steps < 1:
+        raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
+    if seed is not None and not 0 <= seed < 2**32:
+        raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
+    saved, cfg = trained(path)
+    state = saved.state
+    env = build_evaluation_env(cfg, episodes)
+    try:
+        with loading_state(saved.path):
+            policy = restored_policy(cfg, env, state)
+        first = EVALUATION_SEED + (seed or 0)
+        limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
+        found = play(
+            env, policy.actor, episodes, seed=first, deterministic=deterministic, longest=limit,
+            progress=progress_lines(episodes, say),
+        )  # fmt: skip
+        assert found is not None  # nobody asked it to stop
+    finally:
+        env.close()
+    if video is not None:
+        from rlcli.learning.video import record
+
+        kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
+        serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
+        shown = build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)
+        try:
+            restored_transforms(shown, state)
+            record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
+        finally:
+            shown.close()
+    return found

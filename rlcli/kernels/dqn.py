@@ -1,0 +1,84 @@
+"""Q-learning targets, errors and the gradient at the values of all actions, in one compiled pass (Mnih et al. 2015).
+
+Per row, with the action taken `a`, weight `w` and the sum of weights `W`,
+    target = r + g * Q'(s', b),  b the best action of Q' (or of Q: double),  no second term where terminated
+    d loss / d Q(s, a) = w / W * slope(Q(s, a) - target)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+
+KINDS = {"l2": 0, "l1": 1, "smooth_l1": 2}
+
+
+@compiled()
+def distance(miss, kind):
+    """A value error and its slope."""
+    size = abs(miss)
+    if kind == 0:
+        return miss * miss, miss + miss
+    if kind == 1 or size >= 1:
+        sign = 1.0 if miss > 0 else (-1.0 if miss < 0 else 0.0)
+        return (size, sign) if kind == 1 else (size - 0.5, sign)
+    return 0.5 * miss * miss, miss
+
+
+@compiled()
+def total_of(weight, count):
+    """The sum of the rows' weights, 1 each where `weight` is empty."""
+    total = 0.0
+    for i in range(count):
+        total += weight[i] if weight.shape[0] else 1.0
+    return total
+
+
+@compiled()
+def _best(values):
+    best = 0
+    for j in range(1, values.shape[0]):
+        if values[j] > values[best] or (values[j] != values[j] and values[best] == values[best]):
+            best = j
+    return best
+
+
+@compiled()
+def q_learning(values, action, next_values, choosing, reward, terminated, gamma, steps, weight, kind, grad, errors):
+    """Loss and mean value of the actions taken; writes `grad [N, A]` and the absolute `errors [N]`.
+
+    Parameters
+    ----------
+    values, next_values, choosing : float `[N, A]`
+        Of Q at s, of Q' at s', and what chooses b: `next_values` again, or Q at s'.
+    action : int64 `[N]`
+    reward : float `[N]`
+    terminated : bool `[N]`
+    gamma : float
+    steps : int64 `[N]` or empty
+        Steps that a reward spans; 1 where empty.
+    weight : float `[N]` or empty
+        Of the rows; 1 where empty.
+    kind : int
+        Of `KINDS`.
+    """
+    count, loss, mean = values.shape[0], 0.0, 0.0
+    total = total_of(weight, count)
+    for i in range(count):
+        if action[i] < 0 or action[i] >= values.shape[1]:  # compiled code would read, and write, beside the array
+            raise IndexError("an action index is not below the number of actions")
+        target = np.float64(reward[i])
+        if not terminated[i]:
+            discount = gamma ** steps[i] if steps.shape[0] else gamma
+            target += discount * next_values[i, _best(choosing[i])]
+        miss = values[i, action[i]] - target
+        error, slope = distance(miss, kind)
+        share = (weight[i] if weight.shape[0] else 1.0) / total
+        for j in range(values.shape[1]):
+            grad[i, j] = 0
+        grad[i, action[i]] = share * slope
+        errors[i] = abs(miss)
+        loss += share * error
+        mean += values[i, action[i]]
+    return loss, mean / count

@@ -1,1 +1,0 @@
-"""Frames as key frames and patches; see `cpu`."""

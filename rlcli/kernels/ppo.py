@@ -1,0 +1,214 @@
+"""The clipped PPO loss (arXiv:1707.06347, eq. 7 and 9) and its gradient at the nets' outputs, in one
+compiled pass.
+
+Per row, with ratio `w`, advantage `A`, log-probability `l`, entropy `H` and `N` rows,
+    d loss / d l = -push / N,   push = w A if the ratio may still move, else 0
+    d loss / d H = -c_e / N
+so a family adds only its own `d l` and `d H`. 256 rows take 10 us; through autograd they take 250.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.dqn import KINDS as CRITIC_KINDS
+
+__all__ = ["CRITIC_KINDS", "TERMS", "Rows", "Settings", "categorical", "normal"]
+
+Arrays = tuple[np.ndarray, ...]
+TERMS = (
+    "loss_objective", "loss_critic", "loss_entropy", "entropy", "kl_approx", "clip_fraction", "ESS",
+    "explained_variance", "value_clip_fraction",
+)  # fmt: skip
+
+
+class Settings(NamedTuple):
+    """The numbers of the loss."""
+
+    low: float  # the ratio is clipped to [1 - low, 1 + high]
+    high: float
+    critic_coeff: float
+    entropy_coeff: float  # 0 without an entropy bonus
+    critic_kind: int  # of CRITIC_KINDS
+    clip_value: float  # negative: the value is not clipped
+    normalize: bool  # standardise the advantages of these rows
+
+
+class Rows(NamedTuple):
+    """What the loss reads besides the distribution's parameters; all `[N]`, of one float dtype."""
+
+    value: np.ndarray
+    old_log_prob: np.ndarray
+    advantage: np.ndarray
+    target: np.ndarray
+    old_value: np.ndarray  # read only with clip_value
+
+
+def categorical(
+    params: Arrays, action: np.ndarray, rows: Rows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
+) -> dict[str, float]:
+    """`TERMS` for logits `[N, K]` and int64 actions `[N]`; writes the gradients."""
+    terms = np.empty(len(TERMS))
+    _categorical(*params, action, rows, _numbers(settings), *param_grads, value_grad, terms)
+    return dict(zip(TERMS, terms.tolist(), strict=True))
+
+
+def normal(
+    params: Arrays, action: np.ndarray, rows: Rows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
+) -> dict[str, float]:
+    """As `categorical`, for independent Gaussians: loc and scale `[N, D]`, actions `[N, D]`."""
+    terms = np.empty(len(TERMS))
+    _normal(*params, action, rows, _numbers(settings), *param_grads, value_grad, terms)
+    return dict(zip(TERMS, terms.tolist(), strict=True))
+
+
+def _numbers(s: Settings) -> np.ndarray:
+    """The settings as one argument."""
+    norm = 1.0 if s.normalize else 0.0
+    return np.array(
+        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm),
+        np.float64,
+    )
+
+
+@compiled()
+def _moments(x):
+    """Mean, and one over the (unbiased) standard deviation."""
+    total = square = 0.0
+    for i in range(x.shape[0]):
+        total += x[i]
+    mean = total / x.shape[0]
+    for i in range(x.shape[0]):
+        square += (x[i] - mean) ** 2
+    return mean, 1 / max(math.sqrt(square / (x.shape[0] - 1)), 1e-6)
+
+
+@compiled()
+def _error(miss, kind, one):
+    """A value error and its slope: squared, absolute, or Huber's with delta 1 (`one`, of the right dtype)."""
+    if kind == 0:
+        return miss * miss, miss + miss
+    size = abs(miss)
+    sign = one if miss > 0 else (-one if miss < 0 else miss)
+    if kind == 1:
+        return size, sign
+    if size < one:
+        return miss * miss / (one + one), miss
+    return size - one / (one + one), sign
+
+
+@compiled(error_model="numpy")
+def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
+    """What all families share: writes the value's gradient and the terms, returns `push [N]`."""
+    n, number = log_prob.shape[0], log_prob.dtype.type  # numbers of the rows' dtype: float32 stays float32
+    low, high, critic_coeff = number(numbers[0]), number(numbers[1]), number(numbers[2])
+    entropy_coeff, clip_value, kind = number(numbers[3]), number(numbers[4]), int(numbers[5])
+    one, zero, share = number(1), number(0), number(numbers[2]) / number(n)
+    mean, scale = _moments(rows.advantage) if numbers[6] > 0 and n > 1 else (0.0, 1.0)
+    mean, scale = number(mean), number(scale)
+    push = np.empty(n, log_prob.dtype)
+    # sums in float64
+    objective = entropies = errors = drift = clipped = weights = squares = moved = 0.0
+    rest = rest2 = goal = goal2 = 0.0
+    for i in range(n):
+        log_ratio = log_prob[i] - rows.old_log_prob[i]
+        ratio = math.exp(log_ratio)
+        near = min(max(ratio, low), high)
+        advantage = (rows.advantage[i] - mean) * scale
+        gain, near_gain = ratio * advantage, near * advantage
+        # at a tie outside the clip range the advantage is 0; inside it both gains have the same slope
+        push[i] = gain if ratio == near or gain < near_gain else gain - gain  # 0, or the NaN that it has
+
+        miss = rows.value[i] - rows.target[i]
+        error, slope = _error(miss, kind, one)
+        if clip_value >= zero:
+            step = rows.value[i] - rows.old_value[i]
+            inside = min(max(step, -clip_value), clip_value)
+            near_error, near_slope = _error(rows.old_value[i] + inside - rows.target[i], kind, one)
+            if inside != step:
+                moved += 1.0
+                near_slope = zero
+            if near_error > error or near_error != near_error:
+                error, slope = near_error, near_slope
+        value_grad[i] = share * slope
+
+        objective -= min(gain, near_gain)
+        entropies += entropy[i]
+        errors += error
+        drift -= log_ratio
+        clipped += ratio != near
+        weights += ratio
+        squares += np.float64(ratio) * ratio
+        rest += miss
+        rest2 += np.float64(miss) * miss
+        goal += rows.target[i]
+        goal2 += np.float64(rows.target[i]) * rows.target[i]
+    unexplained, variance = rest2 / n - (rest / n) ** 2, goal2 / n - (goal / n) ** 2
+    terms[0] = objective / n
+    terms[1] = critic_coeff * errors / n
+    terms[2] = -entropy_coeff * entropies / n
+    terms[3] = entropies / n
+    terms[4] = drift / n
+    terms[5] = clipped / n
+    terms[6] = weights * weights / squares / n
+    terms[7] = 1 - unexplained / (variance + 1.2e-7)
+    terms[8] = moved / n
+    return push
+
+
+@compiled(error_model="numpy")
+def _categorical(logits, action, rows, numbers, grad, value_grad, terms):
+    n, k = logits.shape
+    number = logits.dtype.type
+    log_prob, entropy = np.empty(n, logits.dtype), np.zeros(n, logits.dtype)
+    for i in range(n):
+        if action[i] < 0 or action[i] >= k:  # compiled code would read, and write, beside the array
+            raise IndexError("an action index is not below the number of actions")
+        z, p = logits[i], grad[i]  # the gradient's memory holds the probabilities until they are used up
+        top = z[0]
+        for j in range(1, k):
+            top = max(top, z[j])
+        total = number(0)
+        for j in range(k):
+            p[j] = math.exp(z[j] - top)
+            total += p[j]
+        shift = math.log(total) + top
+        for j in range(k):
+            p[j] /= total
+            if p[j] > 0:  # a masked action has logit -inf and contributes nothing
+                entropy[i] -= p[j] * (z[j] - shift)
+        log_prob[i] = z[action[i]] - shift
+    push = _clip(log_prob, entropy, rows, numbers, value_grad, terms)
+    share, bonus = number(1) / number(n), number(numbers[3])
+    for i in range(n):
+        z, g = logits[i], grad[i]
+        shift = z[action[i]] - log_prob[i]
+        for j in range(k):
+            if g[j] > 0:
+                g[j] *= share * (push[i] + bonus * (z[j] - shift + entropy[i]))
+        g[action[i]] -= share * push[i]
+
+
+@compiled(error_model="numpy")
+def _normal(loc, scale, action, rows, numbers, loc_grad, scale_grad, value_grad, terms):
+    n, d = loc.shape
+    number = loc.dtype.type
+    constant, half = number(0.5 * math.log(2 * math.pi)), number(0.5)
+    log_prob, entropy = np.zeros(n, loc.dtype), np.zeros(n, loc.dtype)
+    for i in range(n):
+        for j in range(d):
+            z, log_scale = (action[i, j] - loc[i, j]) / scale[i, j], math.log(scale[i, j])
+            log_prob[i] -= half * z * z + log_scale + constant
+            entropy[i] += half + constant + log_scale
+    push = _clip(log_prob, entropy, rows, numbers, value_grad, terms)
+    share, bonus = number(1) / number(n), number(numbers[3])
+    for i in range(n):
+        for j in range(d):
+            inverse = number(1) / scale[i, j]
+            z = (action[i, j] - loc[i, j]) * inverse
+            loc_grad[i, j] = -share * push[i] * z * inverse
+            scale_grad[i, j] = -share * (push[i] * (z * z - number(1)) + bonus) * inverse

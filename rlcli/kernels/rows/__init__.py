@@ -1,1 +1,0 @@
-"""Copying rows of many columns at once, by address, in compiled passes."""

@@ -1,0 +1,113 @@
+"""Soft actor-critic (arXiv:1812.05905) between its networks: what is drawn, the targets, and every gradient.
+
+With x = loc + scale * noise, y = tanh(x), a = centre + half * y, and per row weight w of the sum W,
+    log pi = sum_d -noise^2 / 2 - log scale - log sqrt(2 pi) - log half - log(1 - y^2)
+    L      = w / W * (alpha * log pi - min_i Q_i(s, a))
+    d L / d x         = w / W * alpha * 2 y - dQ/da * half * (1 - y^2)      (dQ/da carries w / W)
+    d L / d log scale = d L / d x * scale * noise - w / W * alpha           0 where the bounds of log scale hold it
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rlcli.kernels.compiled import compiled
+from rlcli.kernels.dqn import distance, total_of
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+LOG_2 = math.log(2.0)
+
+
+@compiled()
+def _less(one, other):
+    """NaN counts as less than any number: the least of some values is NaN where one of them is."""
+    return one < other or (one != one and other == other)
+
+
+@compiled()
+def draw(both, noise, centre, half, low, high, action, log_prob):
+    """Actions `[N, d]` and log-probabilities `[N]` of a squashed Gaussian; `both [N, 2 d]` is loc and log scale."""
+    dims = noise.shape[1]
+    for i in range(noise.shape[0]):
+        total = 0.0
+        for j in range(dims):
+            log_scale = min(max(both[i, dims + j], low), high)
+            x = both[i, j] + math.exp(log_scale) * noise[i, j]
+            action[i, j] = centre[j] + half[j] * math.tanh(x)
+            decay = math.exp(-2.0 * abs(x))
+            slope = 2.0 * (LOG_2 - abs(x) - math.log1p(decay))  # log(1 - tanh(x)^2), even in x
+            total += -0.5 * noise[i, j] * noise[i, j] - log_scale - LOG_SQRT_2PI - math.log(half[j]) - slope
+        log_prob[i] = total
+
+
+@compiled()
+def targets(next_values, log_prob, alpha, reward, terminated, gamma, steps, target):
+    """`target [N]`: r + g (min_i Q'_i(s', a') - alpha log pi); `next_values [C, N]` of the critics."""
+    for i in range(reward.shape[0]):
+        target[i] = reward[i]
+        if not terminated[i]:
+            least = next_values[0, i]
+            for c in range(1, next_values.shape[0]):
+                least = next_values[c, i] if _less(next_values[c, i], least) else least
+            discount = gamma ** steps[i] if steps.shape[0] else gamma
+            target[i] += discount * (least - alpha * log_prob[i])
+
+
+@compiled()
+def critic_grads(values, target, weight, kind, grads, errors):
+    """Loss of the critics and the mean of the first's values; writes `grads [C, N]` and the largest `errors [N]`."""
+    critics, count = values.shape
+    total, loss, mean = total_of(weight, count), 0.0, 0.0
+    for i in range(count):
+        share = (weight[i] if weight.shape[0] else 1.0) / total
+        errors[i] = 0
+        for c in range(critics):
+            miss = values[c, i] - target[i]
+            error, slope = distance(miss, kind)
+            grads[c, i] = share * slope
+            loss += share * error
+            if errors[i] == errors[i] and not abs(miss) <= errors[i]:  # NaN is the largest
+                errors[i] = abs(miss)
+        mean += values[0, i]
+    return loss, mean / count
+
+
+@compiled()
+def least_grads(values, log_prob, alpha, weight, grads):
+    """Loss of the actor, mean entropy and its weighted mean; writes the gradient at the critics, `grads [C, N]`."""
+    critics, count = values.shape
+    total, loss, entropy, weighed = total_of(weight, count), 0.0, 0.0, 0.0
+    for i in range(count):
+        share = (weight[i] if weight.shape[0] else 1.0) / total
+        best = 0
+        for c in range(critics):
+            grads[c, i] = 0
+            if _less(values[c, i], values[best, i]):
+                best = c
+        grads[best, i] = -share
+        loss += share * (alpha * log_prob[i] - values[best, i])
+        entropy -= log_prob[i]
+        weighed -= share * log_prob[i]
+    return loss, entropy / count, weighed
+
+
+@compiled()
+def actor_grad(both, noise, half, low, high, action_grads, alpha, weight, grad):
+    """The gradient at the actor's outputs, `grad [N, 2 d]`; `action_grads [C, N, d]` are those of the critics."""
+    critics, count, dims = action_grads.shape
+    total = total_of(weight, count)
+    for i in range(count):
+        share = alpha * (weight[i] if weight.shape[0] else 1.0) / total
+        for j in range(dims):
+            raw = both[i, dims + j]
+            scale = math.exp(min(max(raw, low), high))
+            y = math.tanh(both[i, j] + scale * noise[i, j])
+            slope = 0.0
+            for c in range(critics):
+                slope += action_grads[c, i, j]
+            at_x = 2.0 * share * y + slope * half[j] * (1.0 - y * y)
+            grad[i, j] = at_x
+            free = low <= raw <= high
+            grad[i, dims + j] = at_x * scale * noise[i, j] - share if free else np.float32(0.0)

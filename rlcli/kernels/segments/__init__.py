@@ -1,1 +1,0 @@
-"""Rows in pieces of memory that lie anywhere, copied in one compiled pass."""

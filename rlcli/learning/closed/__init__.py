@@ -1,1 +1,0 @@
-"""Gradients of losses whose formulas and networks are known, without autograd."""

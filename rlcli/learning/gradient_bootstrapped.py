@@ -1,0 +1,263 @@
+"""The gradients of the DQN and SAC losses without autograd: networks replayed by hand, the rest in compiled passes.
+
+DQN: plain stacks on one float observation, and index or one-hot actions. SAC: an actor of plain layers and a
+`LogScaleExtractor` on one float observation, drawing from a `TanhNormal`, and critics that are `StateActionMLP`s; it
+draws what `SACLoss` draws, in its order. The oracle is `Autograd`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcli.kernels.mlp import Recent, Replay, hooked, layers_of
+from rlcli.keys import STEPS_TO_NEXT_OBS, Key, under_next
+from rlcli.learning.flat import FlatParameters
+from rlcli.modules.distributions.continuous import TanhNormalFamily
+from rlcli.modules.head import LogScaleExtractor
+from rlcli.modules.nets import StateActionMLP
+from rlcli.objectives.dqn import DQNLoss
+from rlcli.objectives.loss import ROWS
+from rlcli.objectives.networks import Columns, Lowered
+from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.objectives.sac import SACLoss
+
+NOTHING = np.empty(0, np.float32)
+NO_STEPS = np.empty(0, np.int64)
+
+
+def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedDQN | None:
+    """The closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    online, delayed = _replayed(loss.online, True), _replayed(loss.delayed, False)
+    if online is None or delayed is None or flat.tensor.device.type != "cpu":
+        return None
+    layers = sum(
+        x.linear.weight.numel() + (0 if x.linear.bias is None else x.linear.bias.numel()) for x in online.layers
+    )
+    if layers != sum(p.numel() for p in flat.parameters) or flat.tensor.dtype != torch.float32:
+        return None
+    key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
+    fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
+    if action is None or not fits:
+        return None
+    if loss.action_space == "categorical":
+        fits = one_number(action) and action.dtype in INTEGERS
+    else:
+        fits = action.ndim == 2 and action.dtype in NUMBERS  # there is no argmax of bool
+    whole = loss.reduction == "mean" and not any(k in columns for k in MASK_KEYS)
+    return ClosedDQN(loss, online, delayed, key) if fits and whole else None
+
+
+class ClosedDQN:
+    """`DQNLoss` on a sample of columns `[N, ...]`: loss and diagnostics out, the gradient left in the flat buffer.
+
+    Among the figures are the rows' errors, `td_error [N]`. It keeps views of the weights: build a new one when
+    `flat.version` changes.
+    """
+
+    def __init__(self, loss: DQNLoss, online: Replay, delayed: Replay, key: Key) -> None:
+        from rlcli.kernels import dqn  # loads the compiler
+
+        self.loss, self.online, self.delayed, self.key = loss, online, delayed, key
+        self._kernel, self._kind = dqn.q_learning, dqn.KINDS[loss.loss_function]
+
+    def __call__(self, columns: Columns) -> dict[str, Any]:
+        loss, later = self.loss, columns[under_next(self.key)]
+        next_values = self.delayed.forward(later).numpy()
+        # the online net runs on s' first: its backward pass is that of its last forward pass, on s
+        choosing = self.online.forward(later).numpy().copy() if loss.double_dqn else next_values
+        values = self.online.forward(columns[self.key])
+        reward, terminated, steps, weight = steps_of(loss, columns)
+        grad, errors = torch.empty_like(values), np.empty(len(values), np.float32)
+        total, mean = self._kernel(
+            values.numpy(), self._action(columns), next_values, choosing, reward, terminated, loss.gamma,
+            steps, weight, self._kind, grad.numpy(), errors,
+        )  # fmt: skip
+        self.online.backward(grad)
+        return {"loss": total, "q_value": mean, ROWS: torch.from_numpy(errors)}
+
+    def _action(self, columns: Columns) -> np.ndarray:
+        action = columns[self.loss.tensor_keys.action]
+        if self.loss.action_space == "one_hot":
+            action = action.argmax(-1)
+        return action.reshape(-1).numpy()
+
+
+def _replayed(values: Lowered, trained: bool) -> Replay | None:
+    stages = values.stages or ()
+    if len(stages) != 1 or stages[0].layers is None:
+        return None
+    return Replay(stages[0].layers, trained)
+
+
+# ---- what the closed forms of off-policy losses read of a sample beside observations and actions ------------------
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NUMBERS = (*INTEGERS, torch.float32, torch.float64)
+
+
+def float_rows(columns: Columns, key: Key) -> bool:
+    """Whether there is such a column, float32 `[N, ...]` of one dim."""
+    x = columns.get(key)
+    return x is not None and x.ndim == 2 and x.dtype == torch.float32
+
+
+def one_number(x: Tensor) -> bool:
+    """Whether a column has one number a row."""
+    return x.numel() == len(x)
+
+
+def plain_rows(loss: Any, columns: Columns) -> bool:
+    """Whether what `steps_of` reads is there, one number a row of a dtype that numpy has."""
+    k = loss.tensor_keys
+    needed, optional = (under_next(k.reward), under_next(k.terminated)), (STEPS_TO_NEXT_OBS, k.priority_weight)
+    there = [x for key in (*needed, *optional) if (x := columns.get(key)) is not None]
+    return all(key in columns for key in needed) and all(
+        one_number(x) and x.dtype in (*NUMBERS, torch.bool) for x in there
+    )
+
+
+def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
+    """Reward and terminated, each `[N]`; the steps that a reward spans, and weights, each `[N]` or empty."""
+    k = loss.tensor_keys
+    given = (under_next(k.reward), under_next(k.terminated), STEPS_TO_NEXT_OBS, k.priority_weight)
+    absent: tuple[np.ndarray, ...] = (NOTHING, NOTHING, NO_STEPS, NOTHING)
+    found = zip(map(columns.get, given), absent, strict=True)
+    return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in found)
+
+
+def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
+    """The closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    (family, stages, _), action = loss.density.known(), loss.tensor_keys.action
+    if len(stages) != 2 or type(stages[1].module) is not LogScaleExtractor or hooked(stages[1].module):
+        return None
+    layers, keys = stages[0].layers, stages[0].in_keys
+    if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
+        return None
+    critics = [_critic(x, [keys[0], action], True) for x in loss.critics]
+    delayed = [_critic(x, [keys[0], action], False) for x in loss.target_critics]
+    if any(x is None for x in (*critics, *delayed)) or flat.tensor.device.type != "cpu":
+        return None
+    nets = [Replay(layers), *critics]
+    counted = sum(p.numel() for net in nets if net is not None for x in net.layers for p in x.linear.parameters())
+    if counted + int(not loss.fixed_alpha) != sum(p.numel() for p in flat.parameters):
+        return None
+    read = (keys[0], under_next(keys[0]), action)
+    fits = all(float_rows(columns, k) for k in read) and plain_rows(loss, columns)
+    whole = loss.reduction == "mean" and flat.tensor.dtype == torch.float32 and not any(k in columns for k in MASK_KEYS)
+    return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
+
+
+class Work(NamedTuple):
+    """Buffers for samples of N rows; the halves of the first four are s and s'."""
+
+    states: Tensor  # [2 N, obs]
+    noise: Tensor  # [2 N, d]
+    action: Tensor  # [2 N, d], drawn
+    log_prob: np.ndarray  # [2 N]
+    later: Tensor  # [N, obs + d]: s' and its action
+    rows: Tensor  # [2 N, obs + d]: s with the stored action, s with the drawn one
+
+
+class ClosedSAC:
+    """`SACLoss` on a sample of columns `[N, ...]`: loss and diagnostics out, the gradients left in the flat buffer.
+
+    Among the figures are the rows' errors, `td_error [N]`. It keeps views of the weights: build a new one when
+    `flat.version` changes.
+    """
+
+    def __init__(self, loss: SACLoss, actor: Replay, critics: list[Replay], delayed: list[Replay], key: Key) -> None:
+        from rlcli.kernels import dqn, sac  # loads the compiler
+
+        self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
+        self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
+        family, (_, split), _ = loss.density.known()
+        assert isinstance(family, TanhNormalFamily)
+        dims = family.half.size if family.half.ndim else actor.layers[-1].linear.out_features // 2
+        self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
+        self._split = split.module
+        self._kept: dict[int, Work] = Recent()
+
+    def __call__(self, columns: Columns) -> dict[str, Any]:
+        loss, kernel, bounds = self.loss, self._kernel, (self._split.low, self._split.high)
+        alpha = float(loss.clamp_alpha_())
+        reward, terminated, steps, weight = steps_of(loss, columns)
+        state, later, n = columns[self.key], columns[under_next(self.key)], len(reward)
+        work = self._kept.get(n) or self._keep(state, n)
+
+        # the actor on s and on s' in one pass: its backward pass needs the first half only
+        torch.cat((state, later), out=work.states)
+        both = self.actor.forward(work.states).numpy()
+        for half in (slice(n, None), slice(n)):  # the order in which the loss draws
+            work.noise[half].normal_(generator=loss.generator)
+        noise = work.noise.numpy()
+        kernel.draw(both, noise, self._centre, self._half, *bounds, work.action.numpy(), work.log_prob)
+        target, errors = np.empty(n, np.float32), np.empty(n, np.float32)
+        values = self._delayed_values(work, later)
+        kernel.targets(values, work.log_prob[n:], alpha, reward, terminated, loss.gamma, steps, target)
+
+        # the critics on the stored action and on the one drawn in one pass; only the stored one moves their weights
+        values = self._values(work, state, columns[loss.tensor_keys.action])
+        grads = np.empty_like(values)
+        loss_qvalue, mean = kernel.critic_grads(values[0], target, weight, self._kind, grads[0], errors)
+        loss_actor, entropy, weighed = kernel.least_grads(values[1], work.log_prob[:n], alpha, weight, grads[1])
+        action_grads = self._backward(grads, state.shape[1])
+        out = np.empty((n, both.shape[1]), np.float32)
+        kernel.actor_grad(both[:n], noise[:n], self._half, *bounds, action_grads, alpha, weight, out)
+        self.actor.backward(torch.from_numpy(out))
+
+        short = weighed - loss.target_entropy  # d loss_alpha / d log_alpha
+        if not loss.fixed_alpha:
+            loss.log_alpha.grad.fill_(short)  # type: ignore[union-attr]
+        loss_alpha = float(loss.log_alpha.detach()) * short
+        terms = {"loss_actor": loss_actor, "loss_qvalue": loss_qvalue, "loss_alpha": loss_alpha}
+        more = {"alpha": alpha, "entropy": entropy, "q_value": mean, ROWS: torch.from_numpy(errors)}
+        return {**terms, "loss": sum(terms.values()), **more}
+
+    def _delayed_values(self, work: Work, later: Tensor) -> np.ndarray:
+        """The target critics' on s' and the action drawn there, `[C, N]`."""
+        n = len(later)
+        rows = torch.cat((later, work.action[n:]), 1, out=work.later)
+        return np.stack([net.forward(rows).numpy()[:, 0] for net in self.delayed])
+
+    def _values(self, work: Work, state: Tensor, action: Tensor) -> np.ndarray:
+        """The critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
+        n = len(state)
+        torch.cat((state, action), 1, out=work.rows[:n])
+        torch.cat((state, work.action[:n]), 1, out=work.rows[n:])
+        return np.stack([net.forward(work.rows).numpy().reshape(2, n) for net in self.critics], 1)
+
+    def _backward(self, grads: np.ndarray, first: int) -> np.ndarray:
+        """Through the critics, given `[2, C, N]` of their values; that of the action drawn, `[C, N, d]`."""
+        _, count, n = grads.shape
+        found = []
+        for i in range(count):
+            grad = torch.from_numpy(grads[:, i].reshape(2 * n, 1))
+            back = self.critics[i].backward(grad, weights=n, inputs=slice(first, None))
+            found.append(back[n:].numpy())  # type: ignore[index]
+        return np.stack(found)
+
+    def _keep(self, state: Tensor, n: int) -> Work:
+        dims, wide = len(self._half), state.shape[1] + len(self._half)
+        work = Work(
+            state.new_empty(2 * n, state.shape[1]), state.new_empty(2 * n, dims), state.new_empty(2 * n, dims),
+            np.empty(2 * n, np.float32), state.new_empty(n, wide), state.new_empty(2 * n, wide),
+        )  # fmt: skip
+        self._kept[n] = work
+        return work
+
+
+def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
+    """The layers of a `StateActionMLP` on these keys."""
+    stages = critic.stages
+    if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
+        return None
+    module = stages[0].module
+    if type(module) is not StateActionMLP or hooked(module):
+        return None
+    layers = layers_of(module.mlp)
+    if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):
+        return None
+    return Replay(layers, trained)

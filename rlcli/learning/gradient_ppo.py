@@ -1,0 +1,214 @@
+"""The gradient of `ClipPPOLoss` without autograd in the loss and, for plain stacks, without autograd at all.
+
+    params, value = nets(obs)                  `Replayed`, by hand, where they are plain stacks; else `ByAutograd`
+    terms, d params, d value = closed form     rlcli.kernels.ppo: one compiled pass
+    gradients of all weights = nets backward
+
+Used on a CPU where everything about loss, nets and batch is usual. The oracle is `Autograd`, which gives the same
+gradient to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlcli.kernels.mlp import Recent, Replay
+from rlcli.keys import Key
+from rlcli.learning.flat import FlatParameters
+from rlcli.modules.distributions.continuous import NormalFamily
+from rlcli.modules.distributions.discrete import CategoricalFamily
+from rlcli.modules.head import StateIndependentScale
+from rlcli.objectives.networks import Columns
+from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
+from rlcli.objectives.ppo import ClipPPOLoss
+from rlcli.objectives.reduction import MASK_KEYS
+
+
+def closed_ppo(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> ClosedPPO | None:
+    """The closed form for minibatches of these columns `[N, ...]`, or None where it does not fit."""
+    usual = _usual(loss, flat) and _usual_columns(loss, flat, columns)
+    return ClosedPPO(loss, flat, columns) if usual else None
+
+
+class ClosedPPO:
+    """`ClipPPOLoss` on a minibatch `[N, ...]`: loss terms and diagnostics out, the gradient left in the flat buffer.
+
+    It keeps views of the weights: build a new one when `flat.version` changes.
+    """
+
+    def __init__(self, loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> None:
+        from rlcli.kernels import ppo  # loads the compiler
+
+        self.loss, self.nets = loss, nets_of(loss, flat, columns)
+        self._kernel, self._ppo = ppo, ppo.categorical if _discrete(loss) else ppo.normal
+        self._grads: dict[int, tuple[Tensor, ...]] = Recent()
+
+    def __call__(self, columns: Columns) -> dict[str, float]:
+        loss, keys = self.loss, self.loss.tensor_keys
+        params, value = self.nets.forward(columns)
+        grads = self._grads.get(value.shape[0])
+        if grads is None:
+            contiguous = torch.contiguous_format
+            grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
+            self._grads[value.shape[0]] = grads
+        target = columns[keys.value_target].reshape(-1)
+        rows = self._kernel.Rows(
+            value=_flat(per_row(value.detach(), target, "state_value")),
+            old_log_prob=_flat(columns[keys.sample_log_prob]),
+            advantage=_flat(columns[keys.advantage]),
+            target=target.numpy(),
+            old_value=target.numpy() if loss.clip_value is None else _flat(columns[keys.value]),
+        )
+        action = columns[keys.action]
+        terms = self._ppo(
+            tuple(x.detach().contiguous().numpy() for x in params),
+            _flat(action) if _discrete(loss) else action.numpy(),
+            rows,
+            self._settings(),
+            tuple(x.numpy() for x in grads[:-1]),
+            _flat(grads[-1]),
+        )
+        self.nets.backward(grads[:-1], grads[-1])
+        return self._wanted(terms)
+
+    def _settings(self):
+        loss = self.loss
+        assert loss.critic_coeff is not None
+        low, high = loss.clip_bounds
+        return self._kernel.Settings(
+            low,
+            high,
+            loss.critic_coeff,
+            loss.entropy_coeff if loss.entropy_bonus else 0.0,
+            self._kernel.CRITIC_KINDS[loss.loss_critic_type],
+            -1.0 if loss.clip_value is None else loss.clip_value,
+            loss.normalize_advantage,
+        )
+
+    def _wanted(self, terms: dict[str, float]) -> dict[str, float]:
+        loss = self.loss
+        if not loss.entropy_bonus:
+            del terms["loss_entropy"], terms["entropy"]
+        if not loss.log_explained_variance:
+            del terms["explained_variance"]
+        if loss.clip_value is None:
+            del terms["value_clip_fraction"]
+        return {"loss": sum(terms[name] for name in loss.loss_keys), **terms}
+
+
+def _discrete(loss: ClipPPOLoss) -> bool:
+    return type(loss.density.family) is CategoricalFamily
+
+
+def _flat(x: Tensor):
+    return x.reshape(-1).numpy()
+
+
+def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
+    (family, stages, _), device = loss.density.known(), flat.tensor.device.type
+    known = type(family) is CategoricalFamily or (type(family) is NormalFamily and family.event_dims == 1)
+    lowered = bool(stages) and loss.critic is not None and loss.critic.stages is not None
+    plain = loss.critic_coeff is not None and loss.reduction == "mean" and not loss.separate_losses
+    return device == "cpu" and flat.tensor.dtype in (torch.float32, torch.float64) and known and lowered and plain
+
+
+def _usual_columns(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> bool:
+    """One number a row in the dtype of the weights, no mask, and actions as the family draws them."""
+    keys = loss.tensor_keys
+    numbers = [keys.sample_log_prob, keys.advantage, keys.value_target]
+    numbers += [] if loss.clip_value is None else [keys.value]
+    if any(k in columns for k in MASK_KEYS) or any(k not in columns for k in (*numbers, *loss.in_keys)):
+        return False
+    action, n = columns[keys.action], columns[keys.action].shape[0]
+    if any(columns[k].numel() != n or columns[k].dtype != flat.tensor.dtype for k in numbers):
+        return False
+    if _discrete(loss):
+        return action.dtype == torch.int64 and action.numel() == n
+    return action.dtype == flat.tensor.dtype and action.ndim == 2
+
+
+# ---- actor and critic as one function from a minibatch to distribution parameters and values, and back -------------
+Outputs = tuple[tuple[Tensor, ...], Tensor]
+
+
+class Nets(Protocol):
+    """Both networks of a loss."""
+
+    def forward(self, batch: Columns) -> Outputs:
+        """Parameters of the action distribution, and the value `[N, 1]`."""
+
+    def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
+        """Gradients of the last forward's minibatch; may destroy its arguments."""
+
+
+def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Nets:
+    """The faster way that fits batches like `columns`. The memory of `flat` is taken now."""
+    replayed = _replayed(loss, flat)
+    if replayed is not None and all(_rows_of(columns.get(k), flat) for k in replayed.keys):
+        return replayed
+    return ByAutograd(loss, flat)
+
+
+class ByAutograd:
+    """Any networks that are called on tensors."""
+
+    def __init__(self, loss: PolicyGradientLoss, flat: FlatParameters) -> None:
+        self.loss, self.flat = loss, flat
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def forward(self, batch: Columns) -> Outputs:
+        params, values = self.loss.density.parameters(batch)
+        value = self.loss.criticised(batch, values)[self.loss.tensor_keys.value]
+        self._outputs = (*params, value)
+        return params, value
+
+    def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
+        self.flat.grad.zero_()
+        pairs = zip(self._outputs, (*param_grads, value_grad), strict=True)
+        learned = [(x, g.view_as(x)) for x, g in pairs if x.requires_grad]
+        torch.autograd.backward([x for x, _ in learned], [g for _, g in learned])
+        self._outputs = ()
+
+
+class Replayed:
+    """Two separate plain stacks, each on one observation; the actor's may be followed by a learned scale."""
+
+    def __init__(self, actor: Replay, critic: Replay, keys: tuple[Key, Key], scale: StateIndependentScale | None):
+        self.actor, self.critic, self.keys = actor, critic, keys
+        self._log_std = None if scale is None else scale.log_std
+
+    def forward(self, batch: Columns) -> Outputs:
+        first = self.actor.forward(batch[self.keys[0]])
+        value = self.critic.forward(batch[self.keys[1]])
+        if self._log_std is None:
+            return (first,), value
+        return (first, self._log_std.detach().exp().expand_as(first)), value
+
+    def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
+        self.actor.backward(param_grads[0])
+        self.critic.backward(value_grad)
+        if self._log_std is not None:  # scale = exp(log_std), the same for every row
+            torch.sum(param_grads[1], 0, out=self._log_std.grad)
+            self._log_std.grad.mul_(self._log_std.detach().exp())  # type: ignore[union-attr]
+
+
+def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None:
+    assert loss.critic is not None
+    (_, actor, param_keys), critic = loss.density.known(), loss.critic.stages or ()
+    scale = actor[-1].scale
+    nets = [*(actor if scale is None else actor[:-1]), *critic]
+    if len(critic) != 1 or len(nets) != 2 or [k for stage in actor for k in stage.out_keys] != param_keys:
+        return None
+    stacks = [layers for stage in nets if (layers := stage.layers) is not None]
+    parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
+    if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
+        return None  # shared, frozen or further parameters: autograd knows what to do with them
+    keys = nets[0].in_keys[0], nets[1].in_keys[0]
+    return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale)
+
+
+def _rows_of(x: Tensor | None, flat: FlatParameters) -> bool:
+    return x is not None and x.ndim == 2 and x.dtype == flat.tensor.dtype

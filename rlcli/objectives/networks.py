@@ -1,0 +1,281 @@
+"""The networks of losses and estimators as functions of raw tensors, so that a minibatch loop makes no tensordict.
+
+A network that can be taken apart (`rlcli.modules.stages`) does nothing but hand tensors from one inner module to the
+next; then those are called directly, as long as nobody changes it. Any other is called as it is, on a tensordict made
+for it. `Lowered` is any network, `Density` the distribution of an actor's actions; `frozen` keeps parameters that a
+computation may use from learning by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError, RlcliError, in_words
+from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
+from rlcli.modules.distributions import Family, family_of, param_keys
+from rlcli.modules.distributions.family import Params
+from rlcli.modules.stages import Stage, Structure, take_apart
+
+Columns = Mapping[Key, Tensor]
+T = TypeVar("T")
+
+
+class Watched(Generic[T]):
+    """What was found out about a module, found out again where its layers or hooks have changed since.
+
+    Parameters
+    ----------
+    module : nn.Module
+    find : callable
+        From the module to what is wanted of it.
+    """
+
+    def __init__(self, module: nn.Module, find: Callable[[Any], T]) -> None:
+        self.module, self._find = module, find
+        self._look()
+
+    def __call__(self) -> T:
+        if not torch.compiler.is_compiling() and not self._structure.holds():  # a compiled graph has guards of its own
+            self._look()
+        return self._found
+
+    def _look(self) -> None:
+        self._found, self._structure = self._find(self.module), Structure(self.module)
+
+
+def value_key(network: TensorDictModuleBase) -> Key:
+    """Where a value network writes: `state_value`, or else the last of its out_keys."""
+    written = [unravel(key) for key in network.out_keys]
+    return STATE_VALUE if STATE_VALUE in written else written[-1]
+
+
+class Lowered:
+    """A tensordict module called on columns `{key: Tensor [*B, ...]}`.
+
+    Parameters
+    ----------
+    module : TensorDictModuleBase
+    find : callable, optional
+        From the module to its `stages`, where not all of it is to be called.
+    """
+
+    def __init__(
+        self,
+        module: TensorDictModuleBase,
+        find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None] | None = None,
+    ) -> None:
+        if not hasattr(module, "in_keys"):
+            raise ArgumentError(
+                "a network of a loss or estimator must work on tensordicts",
+                why=f"{type(module).__name__} has no in_keys",
+                fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
+            )
+        self.module = module
+        self.in_keys: list[Key] = [unravel(k) for k in module.in_keys]
+        self.out_keys: list[Key] = [unravel(k) for k in module.out_keys]
+        self._stages = Watched(module, find or plain_stages)
+
+    @property
+    def stages(self) -> tuple[Stage, ...] | None:
+        """The inner modules in order, as they are now; None where the module has to be called on a tensordict."""
+        return self._stages()
+
+    def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
+        """Everything in `columns` and everything the module writes.
+
+        Parameters
+        ----------
+        columns : dict
+            Tensors that share their first `batch_dims` dims.
+        skip : int
+            So many of the first stages have their outputs in `columns` already (see `shared_stages`).
+        """
+        values, stages = dict(columns), self.stages
+        if stages is None:
+            first = next(iter(columns.values()))
+            inputs: Any = {k: x for k, x in columns.items() if k in self.in_keys}
+            out = self.module(TensorDict(inputs, batch_size=first.shape[:batch_dims]))
+            values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
+            return values
+        for stage in stages[skip:]:
+            stage.run(values)
+        return values
+
+
+def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
+    """All of a network that draws nothing; None where it cannot be taken apart."""
+    parts = take_apart(module)
+    return None if parts is None or parts.head is not None else parts.stages
+
+
+def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
+    """How many stages both networks begin with, so that the second need not run them after the first has run.
+
+    What the first network writes over later it no longer has: such stages are not counted.
+    """
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    count = len(list(alike))
+    while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.out_keys}:
+        count -= 1
+    return count
+
+
+@contextmanager
+def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """What is computed inside has a gradient with respect to its inputs, but none with respect to these."""
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
+def shared_parameters(network: nn.Module, other: nn.Module) -> list[nn.Parameter]:
+    """Parameters of both networks, by identity: it does not matter which modules hold them."""
+    own = {id(p) for p in network.parameters()}
+    return [p for p in other.parameters() if id(p) in own]
+
+
+# ---- the distribution of an actor's actions ------------------------------------------------------------------------
+class Known(NamedTuple):
+    """An actor that is a plain sequence, and whose distribution belongs to a family.
+
+    Attributes
+    ----------
+    family : Family or None
+        None, and nothing else: the actor is called the general way.
+    stages : tuple of Stage
+        The parameter net.
+    param_keys : list of keys
+        Of the distribution's parameters, as that net writes them.
+    """
+
+    family: Family | None = None
+    stages: tuple[Stage, ...] = ()
+    param_keys: Sequence[Key] = ()
+
+
+class Density:
+    """The action distribution of an actor, as a function of columns.
+
+    Where the actor is a plain sequence whose distribution belongs to a family
+    (`rlcli.modules.distributions`), the parameter net is called on tensors and the family's formulas are
+    used; otherwise `actor.get_dist(td)`.
+    """
+
+    def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
+        if not hasattr(actor, "get_dist"):
+            raise ArgumentError(
+                "the actor has no action distribution",
+                why=f"{type(actor).__name__} has no get_dist",
+                fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
+            )
+        self.actor, self.mc_samples = actor, mc_samples
+        self.in_keys: list[Key] = [unravel(k) for k in actor.in_keys]
+        self.known = Watched(actor, _known)
+
+    @property
+    def family(self) -> Family | None:
+        """See `Known`, as it is now."""
+        return self.known().family
+
+    def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
+        """The distribution's parameters, and columns with everything the net writes (family only)."""
+        values = dict(columns)
+        known = self.known()
+        for stage in known.stages:
+            stage.run(values)
+        return tuple(values[k] for k in known.param_keys), values
+
+    def __call__(
+        self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
+        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs.
+
+        Raises
+        ------
+        ArgumentError
+            The actor cannot be evaluated on these columns, or cannot have taken these actions.
+        """
+        try:
+            return self._evaluate(columns, action, batch_dims, entropy)
+        except (torch.OutOfMemoryError, RlcliError):
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            read = {**{key: columns[key] for key in self.in_keys if key in columns}, "action": action}
+            raise ArgumentError(
+                "the actor cannot be evaluated on the batch",
+                where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read.items()),
+                why=in_words(error),
+                fix="Compare with the shapes, dtypes and actions that it was made for.",
+            ) from error
+
+    def _evaluate(
+        self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
+        size, family = action.shape[:batch_dims], self.family
+        if family is not None:
+            params, values = self.parameters(columns)
+            if entropy:
+                found = family.log_prob_and_entropy(params, action)
+                return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values
+            return one_a_row(family.log_prob(params, action), size, family), None, values
+        inputs = {k: columns[k] for k in self.in_keys}
+        td = TensorDict(inputs, batch_size=size)  # type: ignore[arg-type]
+        dist = self.actor.get_dist(td)
+        written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]
+        log_prob = one_a_row(dist.log_prob(action), size, dist)
+        return log_prob, one_a_row(self._entropy(dist), size, dist) if entropy else None, {**columns, **written}
+
+    def _entropy(self, dist: torch.distributions.Distribution) -> Tensor:
+        try:
+            return dist.entropy()
+        except NotImplementedError:  # no closed form: minus the mean log-probability of a few samples
+            shape = torch.Size([self.mc_samples])
+            sample = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
+            return -dist.log_prob(sample).mean(0)
+
+
+def _known(actor: ProbabilisticTensorDictSequential) -> Known:
+    parts = take_apart(actor)
+    if parts is None or parts.head is None or (family := family_of(parts.head)) is None:
+        return Known()
+    return Known(family, parts.stages, param_keys(parts.head))
+
+
+def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
+    """A log-probability or entropy `[*B]`, or `[*B, 1]` of an action of one dim, as `[*B]`: it would broadcast."""
+    if x.shape == size:
+        return x
+    if x.shape != (*size, 1):
+        raise ArgumentError(
+            "the log-probability of an action is not one number a row",
+            why=f"that of {type(of).__name__} is {tuple(x.shape)} in a batch {tuple(size)}",
+            fix="Use IndependentNormal, or wrap the distribution in torch.distributions.Independent(..., 1).",
+        )
+    return x.squeeze(-1)
+
+
+def also_called(key: Key) -> tuple[Key, ...]:
+    """The other name under which a batch may hold the log-probability that is looked for under `key`."""
+    names = (SAMPLE_LOG_PROB, ACTION_LOG_PROB)
+    return tuple(name for name in names if name != key) if key in names else ()
+
+
+def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:
+    """Under which key the actor stores the log-probability of its actions."""
+    for module in reversed(list(actor.modules())):
+        if isinstance(module, ProbabilisticTensorDictModule) and module.return_log_prob:
+            return unravel(module.log_prob_key)
+    return SAMPLE_LOG_PROB

@@ -1,0 +1,85 @@
+"""Rows that are collected already, as transforms see them: of a buffer, or of a batch; and which follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.keys import COLLECTOR_MASK, IS_INIT, Key
+
+
+class BufferIndex(Protocol):
+    """Which rows of a buffer follow each other, as transforms ask."""
+
+    def successors(self, rows: np.ndarray) -> np.ndarray:
+        """The row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
+
+    def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
+
+
+class BufferRows(Protocol):
+    """The stored rows of a buffer, as transforms see them; a `Ring` of `rlcli.data` is one."""
+
+    @property
+    def index(self) -> BufferIndex: ...
+    @property
+    def fields(self) -> Collection[Key]:
+        """The keys of a row; the same object while they are the same."""
+
+    @property
+    def sparse_keys(self) -> Sequence[Key]:
+        """Keys beside those, of which few rows hold something."""
+
+    def read(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> TensorDictBase:
+        """A new batch ``[N]`` of live rows int64 ``[N]``."""
+
+    def columns(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> dict[Key, Tensor]:
+        """The same as columns ``[N, *F]``."""
+
+    def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
+        """Tell trajectories apart by these keys."""
+
+
+@runtime_checkable
+class GatheredRows(Protocol):
+    """A column that is put together when it is read, as `next_obs=exact` keeps next observations."""
+
+    nbytes_held: int
+
+    def full(self) -> Tensor:
+        """It as a plain tensor."""
+
+
+def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:
+    """bool `[*B]`: rows that the row below in time, of the last of these dims, continues; the last row is none.
+
+    Parameters
+    ----------
+    tensordict : TensorDict ``[*B]``
+        Whose `is_init` and padding mask are looked at, where it has them.
+    done, ids, count : Tensor ``[*B, ...]``, optional
+        End flags, trajectory ids and step counts: one value a row.
+    """
+    shape = tensordict.shape
+    first, real = tensordict.get(IS_INIT, None), tensordict.get(COLLECTOR_MASK, None)
+    known = next((x for x in (done, ids, count) if x is not None), None)
+    found = torch.ones(shape, dtype=torch.bool, device=tensordict.device if known is None else known.device)
+    here, below = found[..., :-1], (..., slice(1, None))
+    if done is not None:
+        here &= ~done.reshape(shape)[..., :-1].bool()
+    if ids is not None:
+        here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
+    if count is not None:
+        here &= count.reshape(shape)[below] == count.reshape(shape)[..., :-1] + 1
+    if first is not None:
+        here &= ~first.reshape(shape)[below].bool()
+    if real is not None:  # rows of a padded slice that repeat its last one
+        here &= real.reshape(shape)[below]
+    found[..., -1:] = False
+    return found

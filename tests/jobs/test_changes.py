@@ -1,0 +1,208 @@
+"""Thirty things that may be different when a run is resumed: what breaks exactness is refused and listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlcli.config import registry
+from rlcli.config.compose import configure
+from rlcli.data.files import sealed_folder
+from rlcli.errors import ConfigError
+from rlcli.jobs import collect, resume, train
+from rlcli.runs import checkpoint
+from rlcli.runs.folder import open_run
+from rlcli.runs.provenance import surroundings
+
+TINY = [
+    "total_frames=256", "collector.frames_per_batch=128", "env.num=2", "policy.hidden=[8]", "optim.epochs=1",
+    "run.eval_episodes=0", "console=off", "logger=none", "run.checkpoint_every=128", "sampler.batch_size=64",
+]  # fmt: skip
+NOW = surroundings(1)
+
+# typed on the command line; None where it is harmless, or what the refusal must list
+TYPED = {
+    "total_frames=384": None,
+    "run.checkpoint_every=64": None,
+    "run.keep=3": None,
+    "run.eval_episodes=1": None,
+    "console.kind=plain": None,
+    "console=plain": None,
+    "logger=auto": None,
+    "logger.kind=auto": None,
+    "threads=1": None,  # what auto has chosen
+    "threads=3": "threads 1 -> 3",
+    "seed=7": "seed 0 -> 7",
+    "env.num=4": "env.num 2 -> 4",
+    "env.id=Acrobot-v1": "env.id 'CartPole-v1' -> 'Acrobot-v1'",
+    "collector.frames_per_batch=64": "collector.frames_per_batch 128 -> 64",
+    "policy.hidden=[16]": "policy.hidden [8] -> [16]",
+    "optim.lr=0.5": "optim.lr 0.0003 -> 0.5",
+    "value.gamma=0.5": "value.gamma 0.99 -> 0.5",
+    "loss.clip_epsilon=0.5": "loss.clip_epsilon 0.2 -> 0.5",
+}
+# what the run was saved with, where that is not what is here now
+AROUND = {
+    ("torch", "1.0.0"): f"torch 1.0.0 -> {NOW['torch']}",
+    ("numpy", "1.0.0"): f"numpy 1.0.0 -> {NOW['numpy']}",
+    ("tensordict", "0.0.1"): f"tensordict 0.0.1 -> {NOW['tensordict']}",
+    ("gymnasium", "0.20"): f"gymnasium 0.20 -> {NOW['gymnasium']}",
+    ("numba", "0.1"): f"numba 0.1 -> {NOW['numba']}",
+    ("rlcli", "0.0.0"): f"rlcli 0.0.0 -> {NOW['rlcli']}",
+    ("mujoco", "1.2"): "mujoco 1.2 -> ",
+    ("ale-py", "0.1"): "ale-py 0.1 -> ",
+    ("python", "3.7.1"): f"python 3.7.1 -> {NOW['python']}",
+    ("python", ".".join([*NOW["python"].split(".")[:2], "99"])): None,  # a bug-fix release
+    ("device", "cuda"): "device cuda -> cpu",
+    ("cpu", "NEON"): f"cpu NEON -> {NOW['cpu']}",
+    ("rich", "1.0"): None,
+    ("hydra-core", "0.1"): None,
+    ("platform", "another kernel"): None,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folders of a training and of a collecting run, both finished."""
+    root = tmp_path_factory.mktemp("finished")
+    train(configure("train", words := [*TINY, f"run.dir={root}/train"]), words)
+    words = [*TINY[:3], "console=off", "logger=none", "policy=random", f"run.dir={root}/collect"]
+    collect(configure("collect", words), words)
+    return root
+
+
+@pytest.fixture
+def copied(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def reseal(folder: Path, **parts) -> None:
+    """Let the checkpoints of a run say something else in their manifests, under a seal that fits."""
+    for path in checkpoint.list_checkpoints(folder / "checkpoints"):
+        manifest = checkpoint.read_manifest(path)
+        for name, change in parts.items():
+            manifest[name].update(change)
+        (path / checkpoint.MANIFEST).write_bytes(sealed_folder.sealed(manifest))
+
+
+def resume_flags() -> list[str]:
+    """What the command needs for packages that other tests of this process have imported."""
+    return [word for package in registry.imported for word in ("--import", package)]
+
+
+def is_refused_until_forced(path, listed: str, overrides=()) -> None:
+    before = {file: file.read_bytes() for file in Path(path).rglob("*.json*")}
+    with pytest.raises(ConfigError) as refused:
+        resume(path, overrides)
+    command = shlex.join(["rlcli", "resume", str(path), *resume_flags(), *overrides, "--force"])
+    assert listed in str(refused.value) and str(refused.value).rstrip(".").endswith(command)
+    assert all(file.read_bytes() == data for file, data in before.items()), "a refusal changes nothing"
+    resume(path, overrides, force=True)
+
+
+def test_there_are_thirty_of_them():
+    assert len(TYPED) + len(AROUND) >= 30
+
+
+@pytest.mark.parametrize("override", TYPED)
+def test_a_typed_change(copied, override):
+    if TYPED[override] is None:
+        resume("train", [override])
+    elif override.startswith(("env.id", "policy")):  # forced, these fit no weights: the refusal alone
+        with pytest.raises(ConfigError) as refused:
+            resume("train", [override])
+        assert TYPED[override] in str(refused.value)
+    else:
+        is_refused_until_forced("train", TYPED[override], [override])
+
+
+@pytest.mark.parametrize("name, was", AROUND)
+def test_another_version_or_machine(copied, name, was):
+    reseal(copied / "train", versions={name: was})
+    listed = AROUND[name, was]
+    if listed is None:
+        assert resume("train", ["total_frames=384"]).summary["frames"] == 384
+        (record,) = open_run("train").info["resumed"]
+        assert f"{name} {was} -> " in record["said"], "harmless, and listed all the same"
+    else:
+        is_refused_until_forced("train", listed)
+
+
+def test_all_differences_are_in_one_list(copied):
+    reseal(copied / "train", versions={"torch": "1.0.0"}, config={"seed": 5})
+    with pytest.raises(ConfigError) as refused:
+        resume("train", ["optim.lr=0.5"])
+    for listed in ("optim.lr 0.0003 -> 0.5", "seed 5 -> 0", "torch 1.0.0 -> "):
+        assert listed in str(refused.value)
+
+
+def test_more_cores_matter_only_where_auto_took_them_all(copied, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    resume("train")  # a small net: one thread then, and now
+    reseal(copied / "train", versions={"threads": "4", "cores": "4"})
+    with pytest.raises(ConfigError, match="threads 4 -> 64"):
+        resume("train")
+
+
+@pytest.mark.parametrize(
+    "override, listed", [("seed=7", "seed 0 -> 7"), ("env.reward_scale=2.0", "env.reward_scale 1.0 -> 2.0")]
+)
+def test_a_collecting_run_is_as_strict(copied, override, listed):
+    is_refused_until_forced("collect", listed, [override])
+    assert resume("collect", ["total_frames=384"]).summary["frames"] == 384
+
+
+def test_what_was_changed_once_stays_changed_and_is_reported(copied):
+    run = resume("train", ["total_frames=384"])
+    assert run.config["total_frames"] == 384
+    assert resume("train").summary["frames"] == 384, "not told again, and finished at what it was told"
+    assert resume("train", ["total_frames=512"]).summary["frames"] == 512
+    run = open_run("train")
+    assert [record["said"] for record in run.info["resumed"]] == ["total_frames 256 -> 384", "total_frames 384 -> 512"]
+    assert run.summary["resumed"] == run.info["resumed"]
+    report = (run.path / "report.md").read_text()
+    assert "at 256 frames: total_frames 256 -> 384" in report and "at 384 frames: total_frames 384 -> 512" in report
+    sealed = checkpoint.load_latest(run.path / "checkpoints").manifest["config"]
+    assert sealed == json.loads((run.path / "config.json").read_text()) and sealed["total_frames"] == 512
+
+
+def test_what_was_forced_need_not_be_forced_again_even_if_it_was_killed_before_the_next_checkpoint(copied, monkeypatch):
+    from rlcli.learning.update import Update
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Update, "improve", lambda *_, **__: 1 / 0)
+        resume("train", ["total_frames=384", "optim.lr=0.5"], force=True)
+    assert resume("train").summary["frames"] == 384
+    assert resume("train", ["total_frames=512"]).config["optim"]["lr"] == 0.5
+    with pytest.raises(ConfigError, match=r"optim\.lr 0\.5 -> 0\.1"):
+        resume("train", ["optim.lr=0.1"])
+
+
+def test_a_value_that_returns_is_forced_and_noted_anew(copied):
+    for frames, lr in [(384, 1e-3), (512, 3e-4)]:
+        resume("train", [f"total_frames={frames}", f"optim.lr={lr}"], force=True)
+    with pytest.raises(ConfigError, match=r"optim\.lr 0\.0003 -> 0\.001"):
+        resume("train", ["total_frames=640", "optim.lr=1e-3"])
+    for frames, console in [(640, "plain"), (768, "off"), (896, "plain")]:
+        resume("train", [f"total_frames={frames}", f"console={console}"])
+    said = [record["said"] for record in open_run("train").info["resumed"]]
+    assert len(said) == 5 and all(
+        f"console.kind {was!r} -> {now!r}" in text
+        for text, was, now in zip(said[2:], ["off", "plain", "off"], ["plain", "off", "plain"], strict=True)
+    ), said
+
+
+def test_a_change_by_hand_that_was_never_forced_is_refused_whatever_was_forced_before(copied):
+    resume("train", ["total_frames=384", "optim.lr=0.5"], force=True)
+    config = json.loads(Path("train/config.json").read_text())
+    config["optim"]["lr"] = 0.25
+    Path("train/config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"optim\.lr 0\.5 -> 0\.25"):
+        resume("train")

@@ -1,0 +1,51 @@
+"""Random actions of a Box follow one law, wherever they are drawn: gymnasium's."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlcli.lanes.actions import ActionFormat
+from rlcli.specs import Bounded
+
+LOW = np.array([-1, 2, -np.inf, -np.inf], np.float32)
+HIGH = np.array([3, np.inf, -2, np.inf], np.float32)
+COUNT = 20_000
+
+
+def drawn_here(seed):
+    u = np.random.default_rng(seed).random((COUNT, 1, len(LOW)))
+    actions, _ = ActionFormat(spaces.Box(LOW, HIGH)).from_uniform(u)
+    return u[:, 0], actions[:, 0]
+
+
+def by_gymnasium():
+    space = spaces.Box(LOW, HIGH, seed=1)
+    return np.stack([space.sample() for _ in range(COUNT)])
+
+
+def by_a_spec():
+    return Bounded(LOW, HIGH).rand((COUNT,), generator=torch.Generator().manual_seed(1)).numpy()
+
+
+@pytest.mark.parametrize("other", [by_gymnasium, by_a_spec])
+def test_every_part_of_a_box_follows_the_law_of_gymnasium(other):
+    _, mine = drawn_here(0)
+    theirs = other()
+    for part in range(len(LOW)):
+        places = np.sort(np.concatenate([mine[:, part], theirs[:, part]]))
+        ranks = [np.searchsorted(np.sort(x[:, part]), places, side="right") / COUNT for x in (mine, theirs)]
+        assert np.abs(ranks[0] - ranks[1]).max() < 2 / np.sqrt(COUNT), part  # Kolmogorov-Smirnov, 1 in 1,500
+
+
+def test_a_part_without_bounds_moves_no_number_of_another_part():
+    u, actions = drawn_here(3)
+    assert np.array_equal(actions[:, 0], (-1 + u[:, 0] * 4.0).astype(np.float32))
+    assert np.array_equal(actions[:, 1], (2 - np.log1p(-u[:, 1])).astype(np.float32))
+    assert np.array_equal(np.argsort(actions[:, 3], kind="stable"), np.argsort(u[:, 3], kind="stable"))
+
+
+def test_a_box_of_one_number_without_bounds_is_drawn():
+    actions, density = ActionFormat(spaces.Box(-np.inf, np.inf, ())).from_uniform(np.full((2, 3), 0.5))
+    assert not actions.any() and actions.shape == (2, 3)
+    assert density == pytest.approx(-0.5 * np.log(2 * np.pi))
