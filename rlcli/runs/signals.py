@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 import termios
 import threading
 from collections.abc import Callable
@@ -100,8 +101,9 @@ class StopSignals:
 class BeforeTheRun:
     """While there is nothing to save yet, or no longer: a signal ends the process with 75, Ctrl-C with an interrupt.
 
-    `StopSignals` takes over for as long as a run is going on, and also takes what a library has swallowed by then:
-    what is raised from a handler lands in the middle of any import.
+    `StopSignals` takes over for as long as a run is going on, and also takes what a library has swallowed by then.
+    While a module is imported the process ends at once instead: what is raised there can pass through native code
+    that calls Python while it loads, and ends the process by an abort.
     """
 
     current: ClassVar[BeforeTheRun | None] = None
@@ -130,6 +132,10 @@ class BeforeTheRun:
             with contextlib.suppress(OSError):
                 text = f"stopped by {signal.Signals(number).name} while no run was going on; nothing was lost\n"
                 os.write(2, text.encode())
+        if _inside_import(frame):
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os._exit(130 if number == signal.SIGINT else StoppedSafely.exit_code)
         raise self._interruption()
 
     def _interruption(self) -> BaseException:
@@ -145,6 +151,12 @@ def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, obje
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
     return before
+
+
+def _inside_import(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _put_back(before: dict[int, object]) -> None:

@@ -367,6 +367,16 @@ def test_a_real_process_that_is_still_importing_stops_at_once(tmp_path):
     assert ("no run was going on" in err) != (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_no_module_can_swallow_a_signal_that_comes_while_it_is_imported(tmp_path, number, code):
+    (tmp_path / "stubborn.py").write_text(
+        f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\nexcept BaseException:\n    print('went on')\n"
+    )
+    process = command(tmp_path, "train", "--import", "stubborn", "run.dir=r", *SHORT, stdout=subprocess.PIPE)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "") and "Traceback" not in err and not (tmp_path / "r").exists()
+
+
 def test_ctrl_c_twice_on_a_terminal_ends_with_130_at_once(tmp_path):
     ours, theirs = pty.openpty()
     words = [
