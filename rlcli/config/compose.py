@@ -197,7 +197,7 @@ def _as_object(node: DictConfig) -> CollectConfig:
     except OmegaConfBaseException as error:
         reason = " ".join(str(error).splitlines()[0].split())
         raise ConfigError(f"{error.full_key} has no value: {reason}" if error.full_key else reason) from None
-    raise_all(_what_is_no_container(node, cfg))
+    raise_all([*_what_is_no_container(node, cfg), *guard.check_resolved(cfg.env)])
     return cfg
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from rlcli.config import registry
 from rlcli.config.problem import Problem, raise_all
 from rlcli.errors import ConfigError
 
@@ -31,6 +30,8 @@ _RESOLVERS = ("now", "hydra")  # the date, and Hydra's own record of the job: jo
 _REFERENCE = re.compile(
     r"\$\{(?:[\w.\[\]-]+|(?:" + "|".join(_RESOLVERS) + r"):[\w.%:+/ -]*)\}"  # ${env.num}, ${now:%H-%M}
 )
+_ENV_ID = re.compile(r"env\.(?:id|(?:.*\.)?env_ids?)(?:\.\d+)*")
+_IN_MODULE = re.compile(r"([^:,\s]*):([^,\s]*)")  # my_package:Name-v0, or one of several in a sweep
 _SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|str|bool)\(")
 
 
@@ -52,7 +53,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not text in UTF-8") from None
 
 
-def read_yaml(path: Path, *, colon_in_env_id: bool = False) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, after every check of this module.
 
     Raises
@@ -61,7 +62,7 @@ def read_yaml(path: Path, *, colon_in_env_id: bool = False) -> dict[str, Any]:
         If the file cannot be read, is not YAML, is not a mapping, or holds something that could run.
     """
     data = parse_yaml(read_text(path), str(path))
-    raise_all(check(data, str(path), colon_in_env_id=colon_in_env_id))
+    raise_all(check(data, str(path)))
     return data
 
 
@@ -109,17 +110,19 @@ def _refuse_structure(events: Iterator[Any], where: str) -> None:
             raise ConfigError("more than one YAML document", where=where)
 
 
-def check(data: Any, where: str, *, colon_in_env_id: bool = False) -> list[Problem]:
+def check(data: Any, where: str) -> list[Problem]:
     """Everything in nested plain data that could run code or read the machine. `where` names its file."""
-    found: list[Problem] = []
-    for key, value in _leaves(data, ()):
-        found += [p._replace(where=where) for p in _check_leaf(key, value, colon_in_env_id)]
-    return found
+    return [p._replace(where=where) for key, value in _leaves(data, ()) for p in _check_leaf(key, value)]
 
 
 def check_override(key: str, value: Any) -> list[Problem]:
-    """The same for one override; only here an env id may name the module that registers it."""
-    return [p for path, leaf in _leaves(value, tuple(key.split("."))) for p in _check_leaf(path, leaf, True)]
+    """The same for one override."""
+    return [p for path, leaf in _leaves(value, tuple(key.split("."))) for p in _check_leaf(path, leaf)]
+
+
+def check_resolved(env: Any, where: str = "") -> list[Problem]:
+    """What references became in the group `env`: an id may have come from another key."""
+    return check({"env": {"id": env.id, "kwargs": env.kwargs}}, where)
 
 
 def check_places(data: Any, where: str) -> list[Problem]:
@@ -159,7 +162,7 @@ def _leaves(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...],
         yield path, node
 
 
-def _check_leaf(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Iterator[Problem]:
+def _check_leaf(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
     if not all(isinstance(part, str) for part in path):
         yield Problem(f"keys are words, not {'.'.join(map(str, path))}")
         return
@@ -172,7 +175,7 @@ def _check_leaf(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Ite
             allowed = ", ".join((*HYDRA_KEYS, SWEEPER_PARAMS))
             yield Problem(f"{key!r} is not accepted", f"of hydra's own keys only {allowed} are")
         elif in_params:
-            yield from _check_param(path[3:], value, colon_in_env_id)
+            yield from _check_param(path[3:], value)
     elif re.search(r"[^\w.\-]", key) and path[0] not in ("defaults", "env", "policy"):
         yield Problem(f"{key!r} is not a key")
     elif isinstance(value, float) and not math.isfinite(value) and _GIVEN_ON.match(key):
@@ -181,30 +184,23 @@ def _check_leaf(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Ite
         yield from _check_text(key, part, in_params)
     if isinstance(value, str):
         yield from _check_text(key, value, in_params)
-    if key == "env.id" and not colon_in_env_id and not _was_imported(str(value)):
-        yield _colon(str(value))
+    yield from _check_env_id(key, value)
 
 
-def _check_param(path: tuple[Any, ...], value: Any, colon_in_env_id: bool) -> Iterator[Problem]:
+def _check_param(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
     """A sweep parameter becomes the override `key=value`, so its key must be a plain one."""
     key = ".".join(path)
     if not re.fullmatch(r"\w+(\.\w+)*", key) or key.split(".")[0] == "hydra":
         yield Problem(f"a sweep over {key!r} is not accepted", "name a key of the configuration")
-    if key == "env.id" and not colon_in_env_id and ":" in str(value):
-        yield _colon(str(value))
+    yield from _check_env_id(key, value)
 
 
-def _was_imported(env_id: str) -> bool:
-    """Whether making this env imports nothing that the command line did not name."""
-    module, colon, _ = env_id.partition(":")
-    return not colon or module in registry.imported
-
-
-def _colon(env_id: str) -> Problem:
-    return Problem(
-        f"the env id {env_id!r} would import a module",
-        f"name the module on the command line: --import {env_id.partition(':')[0]}",
-    )
+def _check_env_id(key: str, value: Any) -> Iterator[Problem]:
+    """gymnasium imports what stands before a colon in an env's id, and so does an env that makes one of its own."""
+    if _ENV_ID.fullmatch(key) and (found := _IN_MODULE.search(str(value))):
+        module, name = found[1], found[2]
+        fix = f"import it with --import {module}, in Python with import {module}, and give the name alone: {name}"
+        yield Problem(f"{key}={value} would import the module {module!r}", fix)
 
 
 def _check_text(key: str, text: str, in_params: bool) -> Iterator[Problem]:

@@ -60,8 +60,8 @@ def check_env(cfg: Any) -> list[Problem]:
         return lacking("envpool", "env=envpool")
     if kind == "atari" or env_id.startswith("ALE/"):
         return lacking("atari", f"env.id={env_id}")
-    if env_id in registry.names("env") or ":" in env_id:
-        return []  # the module before the colon is imported when the env is made
+    if env_id in registry.names("env"):
+        return []
     from gymnasium.envs.registration import registry as known
 
     # gymnasium accepts an id without version and takes the newest

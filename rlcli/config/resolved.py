@@ -49,8 +49,7 @@ def from_dict(
 
     schema = VERBS[verb]
     anew, parsed, problems = _parse(schema, overrides)
-    typed_here = {key for key, _ in parsed}
-    problems += guard.check(dict(data), where, colon_in_env_id="env.id" in typed_here)
+    problems += guard.check(dict(data), where)
     raise_all(problems)
     node = OmegaConf.structured(schema)
     for key, value in _flatten(schema, data):
@@ -58,7 +57,9 @@ def from_dict(
     for key, value in parsed:
         problems += assign(node, schema, key, value, merge=True)
     raise_all(problems)
-    return OmegaConf.to_object(node)  # type: ignore[return-value]
+    cfg: Any = OmegaConf.to_object(node)
+    raise_all(guard.check_resolved(cfg.env, where))
+    return cfg
 
 
 def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:

@@ -233,7 +233,7 @@ def changes(
         Where the run's stages would be now.
     """
     verb = str(run.info["verb"])
-    before = dict(_flat(to_dict(from_dict(verb, config, [*_as_typed(config)], where="the saved state"))))
+    before = dict(_flat(to_dict(from_dict(verb, config, where="the saved state"))))
     after = dict(_flat(to_dict(cfg)))
     if versions:
         what = "what was sealed with a run's state is damaged"
@@ -257,13 +257,6 @@ def changes(
     breaking |= {key: pair for key, pair in around.items() if decides_bits(key.removeprefix(AROUND), *pair)}
     harmless = {key: pair for key, pair in {**different, **around}.items() if key not in breaking}
     return Changes(frames, harmless, breaking, now, list(overrides))
-
-
-def _as_typed(config: Mapping[str, Any]) -> Iterator[str]:
-    """An env id with a colon was allowed because it was typed; the seal says that it was."""
-    env = config.get("env")
-    if isinstance(env, Mapping) and ":" in str(env.get("id")):
-        yield f"env.id={env['id']}"
 
 
 def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:

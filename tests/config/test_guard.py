@@ -173,14 +173,43 @@ def test_an_override_that_could_run_something_is_refused(override, trap):
         compose.plan("train", [override])
 
 
-def test_an_env_id_with_a_colon_is_accepted_from_the_command_line_only(trap):
-    assert compose.configure("train", ["env.id=trapped:X-v0"]).env.id == "trapped:X-v0"
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["env.id=trapped:X-v0"],
+        ["env.id='trapped:X-v0'"],
+        ["env.kwargs.env_id=trapped:X-v0"],
+        ["env.kwargs={env_id: 'trapped:X-v0'}"],
+        ["env.kwargs.env_ids=['CartPole-v1','trapped:X-v0']"],
+        ["policy.kwargs.x=trapped:X-v0", "env.id=${policy.kwargs.x}", "policy=random"],
+        ["-m", "env.id=CartPole-v1,trapped:X-v0"],
+    ],
+)
+def test_an_env_id_that_names_a_module_is_refused_with_what_to_type(overrides, trap):
+    with pytest.raises(
+        ConfigError, match=r"import the module .trapped.; import it with --import trapped, .* X-v0"
+    ):
+        compose.plan("collect", [word for word in overrides if word != "-m"], multirun="-m" in overrides)
+
+
+def test_an_env_id_that_names_a_module_is_refused_from_python(trap):
+    import rlcli
+
+    with pytest.raises(ConfigError, match="--import trapped"):
+        rlcli.train(env={"id": "trapped:X-v0"})
+
+
+@pytest.mark.parametrize("name", ["wrappers", "transforms"])
+def test_a_part_is_never_found_by_an_import_path(name, trap):
+    with pytest.raises(ConfigError, match="unknown"):
+        compose.plan("train", [f"env.{name}=['trapped:X']"])
 
 
 @pytest.mark.parametrize(
     "data",
     [
         {"env": {"id": "trapped:X-v0"}},
+        {"env": {"id": "${policy.path}"}, "policy": {"path": "trapped:X-v0"}},
         {"env": {"kwargs": {"_target_": "trapped.run"}}},
         {"run": {"dir": "${oc.env:HOME}"}},
         {"hydra": {"callbacks": {"x": {"_target_": "trapped.Run"}}}},
@@ -191,9 +220,9 @@ def test_a_saved_configuration_is_guarded_like_a_recipe(data, trap):
         from_dict("train", data)
 
 
-def test_a_saved_env_id_with_a_colon_is_accepted_when_it_is_typed_again(trap):
-    cfg = from_dict("train", {"env": {"id": "trapped:X-v0"}}, ["env.id=trapped:X-v0"])
-    assert cfg.env.id == "trapped:X-v0"
+def test_a_saved_env_id_that_names_a_module_is_refused_though_it_is_typed_again(trap):
+    with pytest.raises(ConfigError, match="--import trapped"):
+        from_dict("train", {"env": {"id": "trapped:X-v0"}}, ["env.id=trapped:X-v0"])
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path):
