@@ -48,7 +48,7 @@ from rlcli.planning.foresee import Learning, expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.checkpoint import newest
-from rlcli.runs.folder import Run, open_run, resume_command, with_command
+from rlcli.runs.folder import FRAMES, Run, note_new, open_run, resume_command, with_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import REPLAY_NOTICE, begun, closing, lose, notes, reporter_of
 from rlcli.runs.signals import StopSignals
@@ -96,6 +96,7 @@ def _write(collection: Collection) -> None:
     """Segments, after those that are there; an error names the frames that are on the disk."""
     folder, found = collection.run.path / SEGMENTS, collection.resumed
     frames = 0
+    note_new(collection.run, FRAMES, SEGMENTS)
     try:
         with SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer:
             if found is not None and found.segments is not None:

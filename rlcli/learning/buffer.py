@@ -19,7 +19,7 @@ from rlcli.config import registry
 from rlcli.config.schemas import Config
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
-from rlcli.runs.folder import BUFFER, Run
+from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -111,7 +111,7 @@ def clear_rows(folder: Path) -> None:
         disk.remove(old)
     if not place.is_dir():
         return
-    ours = [path for pattern in _ROWS for path in place.glob(pattern)]
+    ours = [path for pattern in ROWS for path in place.glob(pattern)]
     if others := sorted(set(place.iterdir()).difference(ours)):
         raise ResourceError(
             "the folder of the buffer holds other files",
@@ -122,9 +122,6 @@ def clear_rows(folder: Path) -> None:
     disk.rename(place, old)
     disk.make_folder(place)
     disk.remove(old)
-
-
-_ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-*.bin", "state-*.safetensors")
 
 
 def build_storage(cfg: Config, run: Run) -> Storage:
@@ -138,6 +135,8 @@ def build_storage(cfg: Config, run: Run) -> Storage:
         folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
         if run.checkpoints:  # it is resumed; rows of another run in this place are refused by the storage
             clear_rows(folder)
+        if s.scratch_dir is None and not folder.exists():  # else it is not the run's own
+            note_new(run, *(f"{BUFFER}/{name}" for name in ROWS), BUFFER)
         options["scratch_dir"] = folder
     return registry.build("storage", s.kind, Storage, **options)
 

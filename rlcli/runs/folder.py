@@ -1,4 +1,5 @@
-"""A run folder: made for a new run, never over anything, and read: what the run was made with, and whether it goes on.
+"""A run folder: made for a new run, never over anything, and read: what the run was made with, whether it goes on, and
+the commands that continue it or begin it anew.
 
 runs/train/ppo_exact/2031-05-06_14-03-59_s1/
   run.json       verb, recipe, seed, overrides, command, packages, versions, git commit; what resumes changed
@@ -15,10 +16,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -29,13 +29,18 @@ from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.report.metrics import read_metrics
-from rlcli.runs.lock import LOCK, read_holder
+from rlcli.runs.lock import read_holder
 from rlcli.runs.provenance import git_state, versions
 
 ROOT = "runs"
 DIFF, METRICS = "git.diff", "metrics.jsonl"
 BUFFER = "buffer"
-_EVENTS = "events.out."
+EVIDENCE = "not_finite.safetensors"  # what a NumericsError was raised about
+EVENTS = "events.out.*"
+ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-[0-9]*.bin", "state-[0-9]*.safetensors")  # of a storage on disk
+FRAMES = f"{SEGMENTS}/journal.jsonl"
+# what holds something only after the first batch
+_RESULTS = (METRICS, SUMMARY, EVIDENCE, f"{CHECKPOINTS}/checkpoint_*/*", FRAMES, f"{SEGMENTS}/*.safetensors")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class Run:
     ----------
     path : Path
 
+    Attributes
+    ----------
+    made : list of str
+        What this process makes in it before the first batch: names and patterns of files, and folders, in its order.
+
     Raises
     ------
     ResourceError
@@ -55,6 +65,7 @@ class Run:
     """
 
     path: Path
+    made: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def info(self) -> dict:
@@ -226,63 +237,57 @@ def create(
         "versions": versions(),
         "git": git,
     }
-    made: list[Path] = []
+    run = Run(path)
     try:
         for name, content in ((CONFIG, _lines(config)), (DIFF, diff), (RUN, _lines(info))):
             if content:
                 with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
-                    made.append(path / name)
+                    run.made.append(name)
                     file.write(content)
         (path / CHECKPOINTS).mkdir()
+        run.made.append(CHECKPOINTS)
     except OSError as error:
-        _take_away(made, None if there else path)
+        _take_away(run, given=there)
         if isinstance(error, FileExistsError):
             raise _occupied(path) from None
         raise _refused(path, error) from error
-    return Run(path)
+    return run
 
 
 def _lines(content: Mapping) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _take_away(made: list[Path], folder: Path | None) -> None:
-    """What there is of a run that could not be begun: nothing that another process made."""
-    for path in made:
+def note_new(run: Run, *names: str) -> None:
+    """Note that this process is about to make files and folders in a run folder, those that are not there yet."""
+    run.made.extend(name for name in names if not any(run.path.glob(name)))
+
+
+def _take_away(run: Run, *, given: bool) -> None:
+    """Remove what this process has made in a run folder; a folder only if it is empty, a `given` run folder never."""
+    made = [path for name in run.made for path in run.path.glob(name)]
+    for path in [*made, *([] if given else [run.path])]:
         with contextlib.suppress(OSError):  # the first error is the one to report
-            path.unlink()
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @contextlib.contextmanager
 def taken_back(run: Run, *, given: bool) -> Iterator[None]:
-    """A run that ends in an error before anything came of it leaves nothing behind.
-
-    A folder that was there before the run (`given`) stays, and what is in it that no run makes.
+    """Take away what a run has made in its folder, if it ends in an error before there is a metric, a frame or a
+    checkpoint. What else is in the folder stays, since an env or a user wrote it; and so does the folder then, or if it
+    was there before the run (`given`).
     """
     try:
         yield
     except Exception:
         with contextlib.suppress(OSError):  # the error that ended the run is the one to report
-            if not any(_came_of(run, path) for path in run.path.rglob("*")):
-                for path in filter(_made_by_runs, run.path.iterdir()) if given else [run.path]:
-                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+            if not any(_holds_something(path) for name in _RESULTS for path in run.path.glob(name)):
+                _take_away(run, given=given)
         raise
 
 
-def _came_of(run: Run, path: Path) -> bool:
-    """Whether a file is more than what is there before the first batch: our own, a logger's, a buffer's empty rows."""
-    first = path.relative_to(run.path).parts[0]
-    before = first in (CONFIG, RUN, DIFF, LOCK, BUFFER) or first.startswith(_EVENTS)
-    return not before and path.is_file() and path.stat().st_size > 0
-
-
-def _made_by_runs(path: Path) -> bool:
-    """Whether something in a run folder is called as what is there before the first batch."""
-    names = (CONFIG, RUN, DIFF, LOCK, BUFFER, CHECKPOINTS, METRICS, SEGMENTS)
-    return path.name in names or path.name.startswith(_EVENTS)
+def _holds_something(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _claim_new(path: Path) -> Path:

@@ -25,8 +25,19 @@ from rlcli.keys import Key
 from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
-from rlcli.runs.folder import CHECKPOINTS, Run, create, resume_command, taken_back, with_command
-from rlcli.runs.lock import RunLock
+from rlcli.runs.folder import (
+    CHECKPOINTS,
+    EVENTS,
+    EVIDENCE,
+    METRICS,
+    Run,
+    create,
+    note_new,
+    resume_command,
+    taken_back,
+    with_command,
+)
+from rlcli.runs.lock import LOCK, RunLock
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -34,7 +45,6 @@ if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
-EVIDENCE = "not_finite.safetensors"
 REPLAY_NOTICE = "this env's episodes cannot be replayed: a resumed run begins new ones"
 REPLAY_LOST = "{} open episodes could not be brought back and count as truncated"
 
@@ -47,6 +57,7 @@ def begun(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[t
         run = create(
             to_dict(cfg), verb=verb, recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
         )
+        note_new(run, LOCK)
         with taken_back(run, given=given), RunLock(run.path), kept_in(run.path):
             yield run, stop
 
@@ -80,7 +91,10 @@ def reporter_of(
     logger: Any = cfg.logger.kind
     if logger in registry.users_names("logger"):
         logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
+    note_new(run, METRICS)
+    there = set(run.path.glob(EVENTS))
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
+    run.made.extend(path.name for path in set(run.path.glob(EVENTS)) - there)
     stop.in_place = reporter.redraws
     return reporter
 

@@ -43,6 +43,26 @@ class Told(gym.Env):
         return result
 
 
+NOTES = (
+    "data/mine.npz",
+    "buffer/mine.bin",
+    "buffer/rows-of-mine.bin",
+    "events.out.mine",
+    "checkpoints/x",
+    "mine",
+    "empty",
+)
+
+
+def leave_notes():
+    """Files of the env's own in the run folder, and no episode."""
+    (folder,) = {path.parent for path in Path.cwd().rglob("run.json")}
+    for name in NOTES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("" if name == "empty" else "mine")
+    raise RuntimeError("no licence")
+
+
 class Unspeakable(Exception):
     """No text, no pickle."""
 
@@ -103,6 +123,7 @@ for name, fault in FAULTS.items():
     )
 
 env("reset_raises", reset=lambda self, **_: throw(RuntimeError("no licence")))
+env("leaves_notes", reset=lambda self, **_: leave_notes())
 env("reset_alone", reset=lambda self, **_: np.zeros(3, np.float32))
 env("init_raises", __init__=lambda self: throw(RuntimeError("no port")))
 env("init_exits", __init__=lambda self: sys.exit(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,25 @@ def test_an_evaluation_counts_instead_of_stopping(hostile):
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_an_env_that_cannot_begin_is_named(hostile, verb, name, words):
     is_a_sentence(hostile(verb, f"env.id={name}", "run.dir=r"), 3, *words)
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("words", [["run.dir=r"], [], ["run.dir=r", "recipe=dqn_cartpole", "storage=memmap"]])
+def test_what_an_env_wrote_into_a_run_folder_is_left_of_a_run_that_did_not_begin(hostile, words, there):
+    if there:
+        Path("r").mkdir()
+    is_a_sentence(hostile("train", "env.id=leaves_notes", *words), 3, "no licence")
+    notes = sys.modules["hostile_package"].NOTES
+    assert {path.name for path in Path.cwd().rglob("*") if path.is_file()} == {Path(name).name for name in notes}
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("words", [["run.dir=r"], ["run.dir=r", "recipe=dqn_cartpole", "storage=memmap"]])
+def test_nothing_of_a_run_that_did_not_begin_is_left_but_a_folder_that_was_there(hostile, words, there):
+    if there:
+        Path("r").mkdir()
+    is_a_sentence(hostile("train", "env.id=reset_raises", *words), 3, "no licence")
+    assert not any(Path("r").rglob("*")) and Path("r").is_dir() == there
 
 
 @pytest.mark.parametrize("name", ["ends_at_once", "never_ends", "chatters", "reuses", "unseeded"])
