@@ -74,15 +74,52 @@ def test_what_cannot_be_rescaled_is_refused():
         ValueNorm(decay=0.0)
 
 
-class BodyLast(nn.Module):
-    """A critic that makes its head before its body."""
+class Critic(nn.Module):
+    """A critic of the user's, that makes its head before its body."""
 
-    def __init__(self):
+    def __init__(self, after=lambda value: value):
         super().__init__()
-        self.head, self.body = nn.Linear(8, 1), nn.Linear(4, 8)
+        self.head, self.body, self.after = nn.Linear(8, 1), nn.Linear(4, 8), after
 
-    def forward(self, x):
-        return self.head(self.body(x).tanh())
+    def forward(self, observation):
+        return self.after(self.head(self.body(observation).tanh()))
+
+
+def estimated(network, norm, **options):
+    return GAE(gamma=0.9, lmbda=0.9, value_network=network, value_norm=norm, **options)(rollout(make_actor(), (4, 25)))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Critic(),
+        Critic(lambda value: value.squeeze(-1).unsqueeze(-1)),
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Identity()),
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 1), nn.Flatten()),
+    ],
+)
+def test_a_call_shows_the_layer_where_the_structure_does_not_say_it(network):
+    critic = ValueOperator(network)
+    norm = PopArt(critic, decay=0.5)
+    assert norm.layer is None
+    with pytest.raises(ArgumentError, match="was not called"):
+        norm.update(torch.randn(50, 1))
+    out = estimated(critic, norm)
+    assert norm.layer is (network.head if isinstance(network, Critic) else network[2])
+    assert not any(m._forward_hooks for m in critic.modules())
+    rows = out.reshape(-1)
+    torch.testing.assert_close(critic(rows.clone())["state_value"], rows["state_value"], rtol=1e-4, atol=1e-5)
+    before = norm.restore(rows["state_value"])
+    norm.update(torch.randn(50, 1) * 30 + 7)
+    torch.testing.assert_close(norm.restore(critic(rows)["state_value"]), before, rtol=1e-4, atol=1e-3)
+
+
+def test_a_call_shows_it_in_lower_precision_in_parts_and_of_a_plain_module():
+    for options in ({"compute_dtype": torch.bfloat16}, {"num_chunks": 3}, {"shifted": True}):
+        network = Critic()
+        norm = PopArt(network)
+        estimated(ValueOperator(network), norm, **options)
+        assert norm.layer is network.head
 
 
 TIED = nn.Linear(4, 4)
@@ -91,10 +128,11 @@ TIED = nn.Linear(4, 4)
 @pytest.mark.parametrize(
     "network",
     [
-        ValueOperator(BodyLast()),
-        BodyLast(),
         nn.Sequential(nn.Linear(4, 1), nn.Softplus()),
-        nn.Sequential(TIED, nn.Tanh(), TIED),
+        Critic(torch.relu_),
+        Critic(lambda value: 2 * value),
+        nn.Sequential(TIED, nn.Tanh(), TIED, nn.Identity()),
+        nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 1))),
         TensorDictSequential(
             ValueOperator(nn.Linear(4, 1)),
             TensorDictModule(nn.Softplus(), ["state_value"], ["state_value"]),
@@ -103,12 +141,42 @@ TIED = nn.Linear(4, 4)
     ],
 )
 def test_a_layer_that_may_not_write_the_value_is_not_rescaled(network):
-    with pytest.raises(ArgumentError, match=r"nothing in .* says that one writes the value"):
-        PopArt(network)
-    told = next(module for module in network.modules() if isinstance(module, nn.Linear))
-    assert PopArt(network, layer=told).layer is told
+    critic = network if isinstance(network, TensorDictSequential) else ValueOperator(network)
+    with pytest.raises(ArgumentError, match=r"the output of one that is called once(.|\n)*value.normaliser=running"):
+        estimated(critic, PopArt(critic))
+    assert not any(m._forward_hooks for m in critic.modules())
+
+
+def test_a_layer_that_is_given_must_be_one_that_can_be_rescaled():
+    network = ValueOperator(Critic(lambda value: value * 1.0))
+    told = network.module.head
+    norm = PopArt(network, layer=told)
+    assert norm.layer is told
     with pytest.raises(ArgumentError, match="none of the network's"):
         PopArt(network, layer=nn.Linear(8, 1))
+    with pytest.raises(ArgumentError, match=r"is no nn\.Linear"):
+        PopArt(network, layer=nn.Tanh())
+    with pytest.raises(ArgumentError, match="computes its weight"):
+        PopArt(network, layer=torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 1)))
+    with pytest.raises(ArgumentError, match="writes no value"):
+        estimated(network, PopArt(network, layer=network.module.body))
+    network.module.head = nn.Linear(8, 1)
+    with pytest.raises(ArgumentError, match=r"none of the network's(.|\n)*was replaced"):
+        estimated(network, norm)
+
+
+@pytest.mark.parametrize("network", [Critic(), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))])
+def test_a_layer_that_was_replaced_is_found_again(network):
+    critic = ValueOperator(network)
+    norm = PopArt(critic)
+    estimated(critic, norm)
+    head = nn.Linear(8, 1)
+    if isinstance(network, Critic):
+        network.head = head
+    else:
+        network[-1] = head
+    estimated(critic, norm)
+    assert norm.layer is head
 
 
 def test_the_layer_that_writes_the_value_is_found_wherever_it_was_made():

@@ -163,7 +163,7 @@ class ValueEstimator(KeyedModule, ABC):
             raise ArgumentError(
                 "PopArt cannot be used with differentiable=True",
                 why="it rescales the network that a gradient would still have to pass",
-                fix="Use ValueNorm.",
+                fix="Use ValueNorm (value.normaliser=running).",
             )
         if network_gradient and not differentiable:
             raise ArgumentError("network_gradient=True needs differentiable=True", why="no gradient flows without it")
@@ -302,7 +302,8 @@ class ValueEstimator(KeyedModule, ABC):
         k, masks = self.tensor_keys, _masks(td)
         check_columns(td, k, self._observed(td), masks)
         ends = ends_of(td, k, time, masks)
-        values = self._values(td, ends, time, target_params)
+        with nullcontext() if self.value_norm is None else self.value_norm.calling():
+            values = self._values(td, ends, time, target_params)
         raw = values.value
         if self.value_norm is not None:
             value, next_value = (self.value_norm.restore(x) for x in values[:2])

@@ -6,14 +6,20 @@ there, and hands out targets in the network's units; advantages stay in units of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
+from rlcli.kernels.mlp import usual
 from rlcli.keys import STATE_VALUE
 from rlcli.modules.stages import last_layer
-from rlcli.objectives.networks import value_key
+from rlcli.objectives.networks import Watched, value_key
 from rlcli.objectives.reduction import reduce
 
 FLOOR = 1e-4  # of the deviation
@@ -62,6 +68,10 @@ class ValueNorm(nn.Module):
         mean, deviation = self.moments()
         return (x - mean.to(x.dtype)) / deviation.to(x.dtype)
 
+    def calling(self) -> AbstractContextManager[None]:
+        """Inside, the network is called whose values are to be restored."""
+        return nullcontext()
+
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
         """What the network writes after an update where it wrote `value`, in units of the reward `restored`, before."""
         return value
@@ -85,40 +95,135 @@ class PopArt(ValueNorm):
     Parameters
     ----------
     network : nn.Module
-        An `nn.Linear` writes its value, and its structure says which: the last one of an `nn.Sequential`, say.
+        What it returns (or writes) is the output of one `nn.Linear`, perhaps reshaped.  Its structure says which,
+        or else the first call that an estimator makes; both are asked again when a module of it was replaced.
     decay : float
     layer : nn.Linear, optional
-        The one that writes the value, where the network's structure does not say.
+        The one that writes the value, where neither can say.
+
+    Raises
+    ------
+    ArgumentError
+        No such layer: here, or when an estimator calls the network.
     """
 
     def __init__(self, network: nn.Module, decay: float = 0.995, *, layer: nn.Linear | None = None) -> None:
         super().__init__(decay)
         if not isinstance(network, nn.Module):
             raise ArgumentError("PopArt needs a value network", why=f"got {type(network).__name__}")
+        if layer is not None and not isinstance(layer, nn.Linear):
+            raise ArgumentError("the layer that PopArt is given is no nn.Linear", why=f"got {type(layer).__name__}")
+        if layer is not None and "weight" not in layer._parameters:
+            raise ArgumentError("the layer that PopArt is given computes its weight", fix="Give a plain nn.Linear.")
+        if not any(isinstance(part, nn.Linear) for part in network.modules()):
+            raise _unwritten(f"{type(network).__name__} has no nn.Linear")
+        object.__setattr__(self, "network", network)  # not a child: its parameters are not this module's
+        object.__setattr__(self, "_given", layer)
+        self._key = value_key(network) if isinstance(network, TensorDictModuleBase) else STATE_VALUE
+        self._layers = Watched(network, self._by_structure)
+
+    @property
+    def layer(self) -> nn.Linear | None:
+        """The layer that is rescaled; None as long as only a call of the network can say which it is."""
+        return next(iter(self._layers()), None)
+
+    def _by_structure(self, network: nn.Module) -> list[nn.Linear]:
+        """The layer, or an empty list that `calling` adds it to; a network that changed gets a new one."""
+        layer: nn.Linear | None = self._given  # type: ignore[assignment]
         if layer is None:
-            key = value_key(network) if isinstance(network, TensorDictModuleBase) else STATE_VALUE
-            layer = last_layer(network, key)
-        if layer is None:
+            layer = last_layer(network, self._key)
+        elif not any(layer is part for part in network.modules()):
             raise ArgumentError(
-                "PopArt rescales the last linear layer of the value network",
-                why=f"nothing in {type(network).__name__} says that one writes the value",
-                fix="End the network with an nn.Linear in an nn.Sequential, give layer=..., or use ValueNorm.",
+                "the layer that PopArt is given is none of the network's", why=f"got {layer}",
+                fix="Make a new PopArt if the layer was replaced.",
+            )  # fmt: skip
+        return [] if layer is None else [_with_bias(layer)]
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        layers = self._layers()
+        if layers or torch.compiler.is_compiling():
+            yield
+            return
+        network: nn.Module = self.network  # type: ignore[assignment]
+        outputs: list[tuple[nn.Module, Tensor, int]] = []  # of the linear layers in one call of the network
+        writers: list[nn.Module | None] = []  # one a call
+
+        def after_layer(layer: nn.Module, _: Any, out: Tensor) -> None:
+            outputs.append((layer, out, _version(out)))
+
+        def after_network(_: nn.Module, __: Any, out: Any) -> None:
+            writers.append(_writer(out.get(self._key) if isinstance(out, TensorDictBase) else out, outputs))
+            outputs.clear()
+
+        plain = [part for part in network.modules() if usual(part, nn.Linear) and not part._modules]
+        hooks = [part.register_forward_hook(after_layer) for part in plain]
+        hooks.append(network.register_forward_hook(after_network))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not writers:  # the batch brought its values
+            return
+        layer = writers[0]
+        if not isinstance(layer, nn.Linear) or any(other is not layer for other in writers) or _shares(layer, network):
+            raise _unwritten(
+                f"what {type(network).__name__} returns is not, as it is, the output of one that is called once"
             )
-        if not any(layer is part for part in network.modules()):
-            raise ArgumentError("the layer that PopArt is given is none of the network's", why=f"got {layer}")
-        if layer.bias is None:
-            raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
-        object.__setattr__(self, "layer", layer)  # not a child: its parameters are the network's
+        layers.append(_with_bias(layer))
 
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
         return self.normalise(restored)
 
     @torch.no_grad()
     def update(self, target: Tensor, mask: Tensor | None = None) -> None:
+        layer = self.layer
+        if layer is None:
+            raise _unwritten("the network was not called, and its structure does not say which layer it is")
+        if layer.out_features != target.shape[-1]:
+            why = f"{layer} does not write the {target.shape[-1]} of a target"
+            raise ArgumentError("the layer that PopArt is given writes no value", why=why)
         old_mean, old_deviation = self.moments()
         super().update(target, mask)
         mean, deviation = self.moments()
-        layer: nn.Linear = self.layer  # type: ignore[assignment]
         dtype = layer.weight.dtype
         layer.weight.mul_((old_deviation / deviation).to(dtype))
         layer.bias.mul_(old_deviation.to(dtype)).add_((old_mean - mean).to(dtype)).div_(deviation.to(dtype))
+
+
+def _writer(value: Any, outputs: list[tuple[nn.Module, Tensor, int]]) -> nn.Module | None:
+    """The layer, called once, whose output lies in the very memory of `value`, with nothing written to it since."""
+    for layer, out, version in outputs:
+        if (
+            isinstance(value, Tensor)
+            and value.untyped_storage()._cdata == out.untyped_storage()._cdata
+            and value.numel() == out.numel()
+            and _version(value) == version
+        ):
+            return layer if sum(other is layer for other, *_ in outputs) == 1 else None
+    return None
+
+
+def _version(x: Tensor) -> int:
+    """How often the memory of `x` was written to since it was made, as far as it is counted."""
+    return 0 if x.is_inference() else x._version
+
+
+def _shares(layer: nn.Linear, network: nn.Module) -> bool:
+    """Whether another module of the network has a parameter of the layer's."""
+    others = {id(p) for part in network.modules() if part is not layer for p in part._parameters.values()}
+    return any(id(p) in others for p in layer._parameters.values())
+
+
+def _with_bias(layer: nn.Linear) -> nn.Linear:
+    if layer.bias is None:
+        raise ArgumentError("PopArt moves the bias of the value network's last layer", why="it has none")
+    return layer
+
+
+def _unwritten(why: str) -> ArgumentError:
+    return ArgumentError(
+        "PopArt rescales the last linear layer of the value network", why=why,
+        fix="Let the network return the output of an nn.Linear as it is, or use ValueNorm (value.normaliser=running).",
+    )  # fmt: skip
