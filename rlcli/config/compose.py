@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
-from rlcli.config.option import find, groups, leaves, value_at
+from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
@@ -318,7 +318,7 @@ def _job(node: DictConfig) -> Job:
 
 def _is_choice(schema: type, text: str) -> bool:
     key = key_of(text)
-    return key == "recipe" or key in groups(schema) or key.startswith("hydra")
+    return key == "recipe" or f"{key}.kind" in leaves(schema) or key.startswith("hydra")
 
 
 @lru_cache(maxsize=32)

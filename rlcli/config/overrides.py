@@ -148,7 +148,7 @@ def _check_one(
         problems = [p for v in values for p in _check_value(schema, key, v, names, facts)]
     if problems:
         return problems
-    return Checked(_retyped(schema, key, text), key, values, override.is_sweep_override())
+    return Checked(_retyped(schema, key, text, values), key, values, override.is_sweep_override())
 
 
 def _check_value(
@@ -159,10 +159,8 @@ def _check_value(
     if key == "recipe":
         if value != [] and value not in names:
             yield unknown_recipe(str(value), names)
-    elif key in groups(schema):
-        if not names:
-            yield Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=...")
-        elif isinstance(value, dict):
+    elif key in groups(schema) and names:
+        if isinstance(value, dict):
             yield Problem(f"{key} is one of {', '.join(names)}", f"set its keys one by one: {key}.<key>=...")
         elif value not in names:
             hint = choice_instead(schema, key, str(value))
@@ -186,10 +184,11 @@ def _check_value(
         yield from check_type(schema, key, value)
 
 
-def _retyped(schema: type, key: str, text: str) -> str:
-    """The text that Hydra needs: `++` below a mapping with free keys, and no `+` elsewhere, since no key is new."""
+def _retyped(schema: type, key: str, text: str, values: Iterable[Any]) -> str:
+    """The text that Hydra needs: `++` where keys of a mapping with free ones are given, else no `+`: no key is new."""
     leaf, bare = find(schema, key), text.lstrip("+")
-    return bare if leaf is None or leaf.key == key else f"++{bare}"
+    free = leaf is not None and (leaf.key != key or (leaf.is_free and any(isinstance(v, dict) and v for v in values)))
+    return f"++{bare}" if free else bare
 
 
 def _presets(usable: list[Checked]) -> list[Checked]:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.config.compose import configure, plan
-from rlcli.config.option import leaves
+from rlcli.config.option import leaves, value_at
 from rlcli.config.overrides import check_overrides, expand, listed
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
@@ -163,6 +163,24 @@ def test_a_sweep_over_mappings_meets_them_too():
     assert plan("train", ["env=atari", "env.id=ALE/Pong-v5", *words], multirun=True).sweep
     with pytest.raises(ConfigError, match=r"env\.atari\.noop_max has no meaning with env=gym"):
         plan("train", words, multirun=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("env.kwargs={a: 1},{a: 2, b: [x]}", "env.kwargs", [{"a": 1}, {"a": 2, "b": ["x"]}]),
+        ("env.kwargs={a: 1},{}", "env.kwargs", [{"a": 1}, {}]),
+        ("run={keep: 2},{keep: 3}", "run.keep", [2, 3]),
+    ],
+)
+def test_a_sweep_goes_over_mappings_as_a_single_run_takes_one(text, key, values):
+    jobs = expand(plan("train", [text], multirun=True).sweep)
+    assert [value_at(configure("train", job), key) for job in jobs] == values
+
+
+def test_what_is_wrong_in_a_mapping_of_a_sweep_is_named_by_its_key():
+    with pytest.raises(ConfigError, match=r"unknown key .run\.kep.; did you mean run\.keep"):
+        plan("train", ["run={keep: 2},{kep: 3}"], multirun=True)
 
 
 def test_arguments_of_the_env_need_no_plus():
