@@ -135,6 +135,11 @@ HARMLESS = (
     "total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout", "env.workers",
     "env.start_method",
 )  # fmt: skip
+# read when a run begins: where it lies, initial weights and coefficients, where policies and rows were taken from
+AT_THE_START = (
+    "run.dir", "policy.orthogonal", "policy.init_std", "policy.path", "loss.kl_coeff", "loss.alpha_init",
+    "storage.init_from",
+)  # fmt: skip
 AROUND = "with/"  # before the names of what is no setting: `with/torch` beside `optim.lr`
 
 Pair = tuple[Any, Any]
@@ -164,13 +169,25 @@ class Changes:
     overrides: list[str] = field(default_factory=list)
 
     def check(self, run: Run, *, force: bool) -> None:
-        """Refuse what would make it another run, unless it is forced or was forced before.
+        """Refuse what has no meaning any more, and what would make it another run, unless it is or was forced.
 
         Raises
         ------
         ConfigError
             Every such difference is listed.
         """
+        known = [record.get("changed", {}) for record in self._since(run)]
+        both = {**self.harmless, **self.breaking}
+        late = {key: both[key] for key in AT_THE_START if key in both and not _holds(known, key, both[key])}
+        if late:
+            fix = "Leave it out, or start a new run."
+            if "run.dir" in late:
+                words = [str(run.path), str(late["run.dir"][1])]
+                fix = f"Leave it out, or move the folder first: {shlex.join(['mv', *words])}; rlcli resume {words[1]}"
+            raise ConfigError(
+                f"{_spelled(late)} would change nothing", where=str(run.path),
+                why="it is read when a run begins, and this one has begun", fix=fix,
+            )  # fmt: skip
         forced = [record.get("changed", {}) for record in self._since(run) if record.get("forced")]
         new = {key: pair for key, pair in self.breaking.items() if not _holds(forced, key, pair)}
         if force or not new:
@@ -272,7 +289,7 @@ def _holds(records: Iterable[Mapping[str, Any]], key: str, pair: Pair) -> bool:
 
 
 def _may_change() -> str:
-    names = [f"{name}.*" if name == "run" else name for name in HARMLESS]
+    names = ["run.* (not run.dir)" if name == "run" else name for name in HARMLESS]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 

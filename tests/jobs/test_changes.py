@@ -135,6 +135,21 @@ def test_another_version_or_machine(copied, name, was):
         is_refused_until_forced("train", listed)
 
 
+@pytest.mark.parametrize("override", ["policy.init_std=0.5", "policy.orthogonal=false", "run={dir: elsewhere}"])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_read_only_when_a_run_begins_is_refused_though_it_is_forced(copied, override, force):
+    with pytest.raises(ConfigError, match=r"would change nothing .*it is read when a run begins"):
+        resume("train", [override, "total_frames=384"], force=force)
+    assert not open_run(Path("train")).info.get("resumed")
+
+
+def test_another_folder_is_refused_with_how_to_move_a_run(copied):
+    with pytest.raises(ConfigError, match="mv train there; rlcli resume there"):
+        resume("train", ["run.dir=there"])
+    shutil.move("train", "there")
+    assert resume("there", ["total_frames=384"]).summary["frames"] == 384
+
+
 def test_all_differences_are_in_one_list(copied):
     reseal(copied / "train", versions={"torch": "1.0.0"}, config={"seed": 5})
     with pytest.raises(ConfigError) as refused:
