@@ -1,5 +1,7 @@
 """Random actions of a Box follow one law, wherever they are drawn: gymnasium's."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 import torch
@@ -49,3 +51,18 @@ def test_a_box_of_one_number_without_bounds_is_drawn():
     actions, density = ActionFormat(spaces.Box(-np.inf, np.inf, ())).from_uniform(np.full((2, 3), 0.5))
     assert not actions.any() and actions.shape == (2, 3)
     assert density == pytest.approx(-0.5 * np.log(2 * np.pi))
+
+
+def test_the_normal_law_is_that_of_the_standard_library_up_to_both_ends():
+    inside = np.concatenate([np.linspace(1e-3, 1 - 1e-3, 4001), np.geomspace(1e-16, 1e-3, 500)])
+    u = np.concatenate([inside, 1 - np.geomspace(1e-15, 1e-3, 500)])[:, None]
+    actions, _ = ActionFormat(spaces.Box(-np.inf, np.inf, (), np.float64)).from_uniform(u)
+    expected = [NormalDist().inv_cdf(x) for x in u[:, 0]]
+    assert actions[:, 0] == pytest.approx(expected, rel=1e-14, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_that_are_rounded_to_the_ends_give_finite_actions(dtype):
+    u = np.array([0, 1e-20, 0.5, 1 - 1e-12, 1]).astype(dtype)[:, None, None].repeat(4, -1)
+    actions, density = ActionFormat(spaces.Box(LOW, HIGH)).from_uniform(u)
+    assert np.isfinite(actions).all() and np.isfinite(density).all()
