@@ -261,7 +261,7 @@ class OffPolicy(Loop):
         self.owed += self.updates_per_frame * min(batch.numel(), max(0, self.collector.frames - self.learning_starts))
         if self.owed >= 1:
             if self.beta is not None:
-                buffer.sampler.beta = self.beta(progress)  # type: ignore[union-attr]
+                buffer.sampler.beta = self.beta(progress)  # type: ignore[attr-defined]
             update.begin(progress)
         while self.owed >= 1:
             with stage("sample"):

@@ -18,9 +18,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffer.prefetch import Prefetcher, Sampled
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
+from rlcli.data.buffer.stream import Prefetcher, Sampled
 from rlcli.data.buffer.tensordict_buffer import INDEX, TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
@@ -53,8 +53,8 @@ class ReplayBufferEnsemble:
     transform : callable, optional
         Of whole samples.
     prefetch : int, optional
-        Samples that a thread makes ahead; those that are not handed out are drawn again. What members were told to
-        make ahead by threads of their own is then left to this one.
+        Samples that a thread makes ahead; those that are not handed out are drawn again. Threads of members then make
+        none, and what members hold ready comes first.
     seed : int, optional
         Of the choice of members.
 
@@ -92,7 +92,11 @@ class ReplayBufferEnsemble:
         self.random = RandomStream(seed)
         self._lock = threading.RLock()
         self._transforms = Transforms()
-        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+        self._ahead: Prefetcher[Sampled] | None = None
+        if prefetch:
+            self._ahead = Prefetcher(
+                self._draw, need_size("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
+            )
         if transform is not None:
             self._transforms.append(transform)
 
@@ -191,7 +195,6 @@ class ReplayBufferEnsemble:
 
     def _draw(self, size: int) -> Sampled:
         with self._lock:
-            position = None if self._ahead is None else self._position()
             random = self.random.state.copy()
             members = range(len(self.buffers)) if self.sample_from_all else self._members()
         drawn: list[tuple[int, Sampled]] = []
@@ -199,18 +202,18 @@ class ReplayBufferEnsemble:
             for member in map(int, members):
                 drawn.append((member, self._part(member, size // self.drawn)))
             batch, info = self._joined(drawn)
-            return Sampled(self._transforms.read(batch), info, False, position)
-        except BaseException:  # nobody gets what was drawn
-            for member, part in reversed(drawn):
-                self.buffers[member]._forget_ahead()
-                self.buffers[member]._undraw(part)
-            with self._lock:
-                self.random.state[:] = random
+            batch = self._transforms.read(batch)
+        except BaseException:
+            self._take_back(random, drawn)
             raise
+        if self._ahead is None:
+            return Sampled(batch, info, False, size)
+        again = [(i, part if part.position is None else part._replace(batch=None, info={})) for i, part in drawn]
+        return Sampled(batch, info, False, size, (random, again))
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
         """Samples of members as one, and what is known beside it."""
-        parts = [self._told(member, part.batch) for member, part in drawn]
+        parts = [self._told(member, part) for member, part in drawn]
         index = [part.info[INDEX] for _, part in drawn]
         ids = [torch.full_like(rows, member) for rows, (member, _) in zip(index, drawn, strict=True)]
         join: Callable[[list[Any]], Any] = torch.stack if self.layout == "stack" else torch.cat
@@ -229,16 +232,12 @@ class ReplayBufferEnsemble:
             batch = join(parts)
         return batch, {INDEX: join(index), BUFFER_IDS: join(ids)}
 
-    def _position(self) -> tuple[np.ndarray, list[Any]]:
-        """Where the draws of members, and from them, stand."""
-        return self.random.state.copy(), [buffer._position() for buffer in self.buffers]
-
-    def _undraw(self, sampled: Sampled) -> None:
-        """Nobody gets this sample, nor one that was drawn after it."""
+    def _take_back(self, random: np.ndarray, drawn: Sequence[tuple[int, Sampled]]) -> None:
+        """Nobody gets what was drawn last, when the choice of members stood at `random`."""
+        for member, part in reversed(drawn):
+            self.buffers[member].stream.take_back(part)
         with self._lock:
-            self.random.state[:], positions = sampled.position
-            for buffer, position in zip(self.buffers, positions, strict=True):
-                buffer._undraw(Sampled(None, {}, False, position))
+            self.random.state[:] = random
 
     def _members(self) -> np.ndarray:
         return np.searchsorted(self._chances, uniform(self.random, self.drawn), side="right")
@@ -248,16 +247,19 @@ class ReplayBufferEnsemble:
         buffer = self.buffers[member]
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
-        return buffer._next(size) if self._ahead is None else buffer._draw(size)
+        return buffer.stream.next(size, ahead=self._ahead is None)
 
-    def _told(self, member: int, part: Any) -> Any:
+    def _told(self, member: int, part: Sampled) -> Any:
         """A sample of a member that says which one it is of."""
-        if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(part, TensorDictBase):
-            for each in part.tensordicts if isinstance(part, LazyStackedTensorDict) else [part]:
+        batch = part.batch
+        if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(batch, TensorDictBase):
+            if part.position is None:  # taken back, it is handed out again
+                batch = batch.copy()
+            for each in batch.tensordicts if isinstance(batch, LazyStackedTensorDict) else [batch]:
                 index = each.get(INDEX)
                 places = {BUFFER_IDS: torch.full_like(index, member), INDEX: index}
                 each.set(INDEX, TensorDict(places, batch_size=each.batch_size))
-        return part
+        return batch
 
     def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBufferEnsemble:
         """Add a transform of whole samples; returns the ensemble."""
@@ -333,9 +335,8 @@ class ReplayBufferEnsemble:
     # ---- the end -----------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Close every member; see `ReplayBuffer.close`."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
+        if self._ahead is not None:
+            self._ahead.close()
         for buffer in self.buffers:
             buffer.close()
 

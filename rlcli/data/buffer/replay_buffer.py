@@ -20,14 +20,13 @@ from torch import Tensor
 
 from rlcli.data.buffer.gate import Gate, SharedGate
 from rlcli.data.buffer.given import as_batch, made, ring_of, rows_at
-from rlcli.data.buffer.prefetch import Prefetcher, Sampled
 from rlcli.data.buffer.saving import SavedParts, no_copy, shallow
+from rlcli.data.buffer.stream import Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.fields import nested
 from rlcli.data.files.dumps import resume
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
-from rlcli.data.samplers.sampler import is_ours, need_live, need_size
+from rlcli.data.samplers.sampler import need_size
 from rlcli.data.shared import RegionWriter, SharedRing, refuse_write_side
 from rlcli.data.storages import ListStorage, Storage
 from rlcli.data.storages.list_storage import ObjectRing, items_of
@@ -79,6 +78,8 @@ class ReplayBuffer:
         Parts do not fit each other; the sentence says which.
     """
 
+    _annotate = False  # whether samples hold what the sampler knows of their rows
+
     def __init__(
         self,
         *,
@@ -97,22 +98,22 @@ class ReplayBuffer:
         shared: bool = False,
     ) -> None:
         self.storage = ListStorage(LIST_SIZE) if storage is None else made("storage", storage, Storage)
-        self.sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
+        chosen: Sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
         self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
         self.storage = self.ring.storage
         self.storage.bind(self.ring)
         with self.ring.asking("sampler"):
-            self.sampler.bind(self.ring)
-        self._trusted = is_ours(self.sampler)
+            chosen.bind(self.ring)
         if generator is not None:
-            self.sampler.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
-        self.batch_size = self.sampler.batch_size() if batch_size is None else need_size("batch_size", batch_size)
-        self.collate_fn, self.pin_memory = collate_fn, pin_memory
-        self.device = None if device is None else torch.device(device)
+            chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
+        self.batch_size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
         self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
         self._transforms = Transforms(self.ring)
         self._iteration: Iterator[Any] | None = None
-        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+        self.stream = SampleStream(
+            self.ring, chosen, self._transforms, self._lock, prefetch=prefetch, collate_fn=collate_fn,
+            pin_memory=pin_memory, device=device, annotate=self._annotate,
+        )  # fmt: skip
         if transform is not None:
             self.append_transform(transform)
         if resume(self.ring):
@@ -120,6 +121,11 @@ class ReplayBuffer:
             self.sampler.extended(self.ring, len(self.ring))
         self.storage.belong_to(self.ring)  # last: the parts of a buffer that was refused are free for another
         self.sampler.belong_to(self.ring)
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the rows of samples; another one comes by `set_sampler`."""
+        return self.stream.sampler
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: Any) -> Tensor:
@@ -181,7 +187,7 @@ class ReplayBuffer:
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             try:
                 self.ring.clear(fields=fields)
@@ -204,19 +210,20 @@ class ReplayBuffer:
         ArgumentError
             The buffer is empty, no batch size is known, or the sampler finds nothing to draw.
         """
-        sampled = self._next(self._size(batch_size))
+        sampled = self.stream.next(self._size(batch_size))
         return (sampled.batch, sampled.info) if return_info else sampled.batch
 
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
         size = self._size(None)
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             self.sampler.restart()
         last = False
         while not last:
-            batch, _, last, _ = self._next(size)
-            yield batch
+            sampled = self.stream.next(size)
+            last = sampled.last
+            yield sampled.batch
 
     def next(self) -> Any:
         """The next sample of an iteration that goes on from call to call; None at its end; then a new one begins."""
@@ -231,7 +238,7 @@ class ReplayBuffer:
         """Stored rows by number, slice, list, tensor or mask, as samples give them but without markers of slices."""
         with self._lock:
             rows, single = rows_at(self.ring, place)
-            batch = self._transforms.read_stored(self._read(Draw(rows)), rows)
+            batch = self.stream.read(Draw(rows))
         batch = self._transforms.read(batch)
         return batch[0] if single else batch
 
@@ -247,69 +254,6 @@ class ReplayBuffer:
                 fix=f"Use {type(self).__name__}(batch_size=...), or sample(batch_size).",
             )
         return size
-
-    def _next(self, size: int) -> Sampled:
-        return self._draw(size) if self._ahead is None else self._ahead.next(size)
-
-    def _draw(self, size: int) -> Sampled:
-        with self._lock:
-            if not len(self.ring):
-                raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
-            position = self.sampler.position()
-            try:
-                draw = self.sampler.sample(self.ring, size)
-                if not self._trusted:
-                    need_live(self.ring, draw)
-                info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
-                batch = self._transforms.read_stored(self._read(draw, info), draw.rows)
-            except BaseException:
-                self.sampler.go_back(position)
-                raise
-            last = self.sampler.ran_out
-        try:
-            batch = self._placed(self._transforms.read(batch))
-        except BaseException:
-            self._undraw(Sampled(None, info, last, position))
-            raise
-        return Sampled(batch, info, last, position)
-
-    def _position(self) -> Any:
-        with self._lock:
-            return self.sampler.position()
-
-    def _undraw(self, sampled: Sampled) -> None:
-        """Nobody gets this sample, nor one that was drawn after it."""
-        if sampled.position is not None and not self._lock.closed:
-            with self._lock:
-                self.sampler.go_back(sampled.position)
-
-    def _read(self, draw: Draw, info: dict[str, Tensor] | None = None) -> Any:
-        """What a sampler chose, with its marks and what is to be told of it."""
-        if isinstance(self.ring, ObjectRing):
-            batch: Any = self.ring.read(draw.rows)
-            if info is not None and isinstance(batch, TensorDictBase):
-                self._note(batch, info)
-        else:
-            columns = self.ring.columns(draw.rows, self._transforms.wanted() if self.collate_fn is None else None)
-            if info is not None:
-                self.sampler.mark(columns, draw)
-                self._note(columns, info)
-            batch = nested(columns, torch.Size((len(draw.rows),)), self.storage.device)
-        return batch if self.collate_fn is None else self.collate_fn(batch)
-
-    def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
-        """Write into a sample what only some kinds of buffer tell in it."""
-
-    def _placed(self, batch: Any) -> Any:
-        if self.device is None and not self.pin_memory:
-            return batch
-        if type(batch) in (list, tuple):
-            return type(batch)(self._placed(item) for item in batch)
-        if not hasattr(batch, "to"):
-            return batch  # an object that lies on no device
-        if self.pin_memory and torch.cuda.is_available():
-            batch = batch.pin_memory()
-        return batch if self.device is None else batch.to(self.device, non_blocking=self.pin_memory)
 
     # ---- priorities, transforms, seed --------------------------------------------------------------------------
     def update_priority(self, index: Tensor | Sequence[int] | int, priority: Tensor | float) -> None:
@@ -336,7 +280,7 @@ class ReplayBuffer:
         index : int
             Its place among those that samples pass, where the parts of a `Compose` count each.
         """
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             if isinstance(self.ring, SharedRing):
                 refuse_write_side(transform, invert)
@@ -351,7 +295,7 @@ class ReplayBuffer:
         ArgumentError, MissingKeyError
             It does not fit this buffer, which goes on with the sampler it has.
         """
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             new: Sampler = made("sampler", sampler, Sampler)
             with self.ring.asking("sampler"):
@@ -359,12 +303,13 @@ class ReplayBuffer:
                 if len(self.ring):
                     new.extended(self.ring, len(self.ring))
             new.belong_to(self.ring)
-            self.sampler, self._trusted, self._iteration = new, is_ours(new), None
+            self.stream.use(new)
+            self._iteration = None
             self.batch_size = new.batch_size() or self.batch_size
 
     def set_seed(self, seed: int) -> None:
         """Start the sampler's random stream anew."""
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             self.sampler.set_seed(seed)
 
@@ -389,16 +334,10 @@ class ReplayBuffer:
         return self._state(columns=False), self.ring
 
     def _state(self, *, columns: bool) -> dict[str, Any]:
-        ahead = [] if self._ahead is None else self._ahead.take()
-        try:
-            with self._lock:
-                state = {**self._saved.state(columns=columns), "ahead": [sampled.state() for sampled in ahead]}
-        finally:
-            if self._ahead is not None:
-                self._ahead.put_back(ahead, self._ahead.size)
-        if self._ahead is not None:
-            state["ahead_size"] = self._ahead.size
-        return state
+        ahead = self.stream.ready()
+        with self._lock:
+            state = {**self._saved.state(columns=columns), "ahead": [sampled.state() for sampled in ahead]}
+        return state | {"ahead_size": ahead[0].size} if ahead else state
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
@@ -411,13 +350,10 @@ class ReplayBuffer:
         Samples that the other one made ahead come first. Where they are thrown away here (by another batch size, a seed
         or a dump) nobody draws them again.
         """
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             self._saved.load(state)
-        if state["ahead"]:
-            if self._ahead is None:  # those that the other one's thread made come first here too
-                self._ahead = Prefetcher(self._draw, 0, self._undraw)
-            self._ahead.put_back([Sampled.of_state(saved) for saved in state["ahead"]], state["ahead_size"])
+        self.stream.keep([Sampled.of_state(saved, state["ahead_size"]) for saved in state["ahead"]])
 
     def dumps(self, folder: Path | str) -> Path:
         """Write the buffer beside the dumps that a folder holds, whole or not at all; the folder of this dump.
@@ -429,7 +365,7 @@ class ReplayBuffer:
         ResourceError
             The disk refuses: the dump before is as it was.
         """
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             return self._saved.dump(folder)
 
@@ -444,17 +380,12 @@ class ReplayBuffer:
             There is no dump, none verifies, or it is of a buffer of another shape, with another sampler or with other
             transforms: this one is as it was.
         """
-        self._forget_ahead()
+        self.stream.drop()
         with self._lock:
             self._saved.load_dump(folder)
 
     dump = save = dumps
     load = loads
-
-    def _forget_ahead(self) -> None:
-        """Not under the lock: a sample that is being made needs it."""
-        if self._ahead is not None:
-            self._ahead.drop()
 
     # ---- the end -----------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -475,9 +406,7 @@ class ReplayBuffer:
             self._lock.closed = True
             if isinstance(self.ring, SharedRing):
                 self.ring.close()
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:  # not under the lock: a sample that is being made needs it
-            ahead.close()
+        self.stream.close()
 
     # ---- between processes -------------------------------------------------------------------------------------
     def writer(self) -> RegionWriter:
@@ -501,8 +430,7 @@ class ReplayBuffer:
             self.sampler.extended(self.ring, count)
 
     def _in_child(self) -> None:
-        """In a forked child: the thread that makes samples ahead is not here."""
-        self._ahead = None
+        self.stream.in_child()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if isinstance(self.ring, SharedRing):

@@ -11,7 +11,7 @@ from rlcli.data.buffer.replay_buffer import LIST_SIZE, ReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages import Storage
-from rlcli.data.storages.list_storage import ObjectRing, items_of, tell
+from rlcli.data.storages.list_storage import ObjectRing, items_of
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import Key, show, unravel
 
@@ -28,6 +28,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     **options
         As for `ReplayBuffer`.
     """
+
+    _annotate = True
 
     def __init__(self, *, priority_key: Key = "td_error", **options: Any) -> None:
         self.priority_key = unravel(priority_key)
@@ -50,13 +52,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def writer(self) -> RegionWriter:
         writer = super().writer()
         return RegionWriter(writer.place, self.priority_key) if self.sampler.has_priorities else writer
-
-    def _note(self, columns: Any, info: dict[str, Tensor]) -> None:
-        for name, value in info.items():
-            if type(columns) is dict:
-                columns[name] = value.to(self.storage.device)
-            else:  # a batch of objects
-                tell(columns, name, value.to(self.storage.device))
 
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
         """Give the rows of a sample the priorities that it now holds under `priority_key`.

@@ -1,5 +1,6 @@
 """A buffer that is closed gives back what it held, and says so whatever is asked of it."""
 
+import copy
 import gc
 import threading
 
@@ -101,6 +102,21 @@ def test_objects_and_ensembles():
     for call in (rb.sample, lambda: rb.extend(episodes([4]), buffer=0), lambda: len(rb), lambda: rb[0][0]):
         with pytest.raises(ArgumentError, match="the buffer is closed"):
             call()
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_every_handle_of_it_is_closed(prefetch):
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, prefetch=prefetch)
+    rb.extend(episodes([5, 5]))
+    ensemble = ReplayBufferEnsemble(rb, batch_size=4, prefetch=prefetch)
+    handles = [copy.copy(rb), copy.copy(ensemble)]
+    ensemble.sample()
+    rb.sample()
+    ensemble.close()
+    for handle in (rb, ensemble, *handles):
+        with pytest.raises(ArgumentError, match="the buffer is closed"):
+            handle.sample()
+        handle.close()
 
 
 def test_a_call_that_waits_while_it_is_closed_is_told():

@@ -151,6 +151,49 @@ def test_a_state_leaves_no_sample_out_whoever_makes_samples_ahead(prefetch, thei
         each.close()
 
 
+@pytest.mark.parametrize("way", ["their own threads", "a state of each", "a state of each, loaded with a thread"])
+@pytest.mark.parametrize("prefetch", [None, 3])
+@pytest.mark.parametrize("chance", [False, True])
+@pytest.mark.parametrize("disturb", ["nothing", "a state", "a transform", "a sample that fails"])
+def test_samples_that_members_hold_ready_come_first(prefetch, chance, way, disturb):
+    """Whoever made them, however often what the ensemble made of them is thrown away."""
+
+    def made(theirs):
+        storage, sampler = LazyTensorStorage(100), RandomSampler(seed=5)
+        rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, prefetch=theirs)
+        rb.extend(episodes([10, 10]))
+        return rb
+
+    def joined(members, prefetch=None, transform=None):
+        options = {} if chance else {"sample_from_all": True}
+        return ReplayBufferEnsemble(
+            *members, batch_size=12, seed=7, prefetch=prefetch, layout="stack", transform=transform, **options
+        )
+
+    fail = []
+    holding, plain = [made(2) for _ in range(3)], [made(None) for _ in range(3)]
+    for one, other in zip(holding, plain, strict=True):
+        assert (one.sample(4) == other.sample(4)).all()  # and makes two more
+    if way != "their own threads":
+        loaded = [made(2 if "thread" in way else None) for _ in range(3)]
+        for one, other in zip(loaded, holding, strict=True):
+            one.load_state_dict(other.state_dict())
+            other.close()
+        holding = loaded
+    with joined(holding, prefetch, lambda td: td if not fail else 1 / fail.pop()) as rb, joined(plain) as wanted:
+        for turn in range(8):
+            if turn == 1 and disturb == "a state":
+                rb.state_dict()
+            elif turn == 1 and disturb == "a transform":
+                rb.append_transform(lambda td: td)
+            elif turn == 0 and disturb == "a sample that fails":
+                fail.append(0)
+                with pytest.raises(ZeroDivisionError):
+                    rb.sample()
+            found, expected = rb.sample(), wanted.sample()
+            assert (found["index"] == expected["index"]).all() and (found == expected).all(), turn
+
+
 @pytest.mark.parametrize("prefetch", [None, 3])
 def test_members_drawn_by_chance_are_those_of_the_seed_whatever_was_thrown_away(prefetch):
     with per_worker(prefetch=prefetch, sample_from_all=False, num_buffer_sampled=2) as rb:

@@ -487,6 +487,23 @@ def test_what_one_buffer_made_ahead_comes_first_in_another_that_makes_more_or_le
         one.close()
 
 
+@pytest.mark.parametrize("theirs", [None, 2])
+@pytest.mark.parametrize("loads", ["the buffer", "the handle"])
+def test_handles_of_one_buffer_share_its_sampler_and_the_samples_that_are_ready(theirs, loads):
+    rb, other = (buffer(sampler=SamplerWithoutReplacement(shuffle=False), prefetch=p) for p in (3, theirs))
+    rb.extend(episodes([40]))
+    rb.sample()
+    handles = [other, copy.copy(other)]
+    handles[loads == "the handle"].load_state_dict(rb.state_dict())
+    found = [handles[turn % 2].sample()["action"] for turn in range(4)]
+    assert torch.equal(torch.cat(found), other[8:]["action"])
+    handles[1].set_sampler(SamplerWithoutReplacement(shuffle=False))
+    for turn, one in enumerate(handles):
+        assert torch.equal(one.sample()["action"], other[8 * turn : 8 * turn + 8]["action"])
+    for one in (rb, other):
+        one.close()
+
+
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
 @pytest.mark.parametrize("kind", ["buffer", "ensemble"])
 def test_a_copy_of_the_object_is_refused_in_a_sentence_that_says_what_to_do(kind, copied):

@@ -111,17 +111,17 @@ def test_rows_that_were_drawn_stay_while_a_transform_looks_at_the_buffer():
             assert torch.equal(rb.ring.columns(rows)["observation"], sample["observation"])
             return sample
 
-    with shared() as rb, rb.writer() as writer:
+    def write_over(columns):  # between the draw and the transform: everything that was drawn is overwritten
+        for rows in later:
+            writer.extend(rows)
+        later.clear()
+        return columns
 
-        def write_over(columns):  # between the draw and the transform: everything that was drawn is overwritten
-            writer.extend(batch(0, 0, 100, 1, 100)[0])
-            return columns
-
-        rb.collate_fn = write_over
+    later = [batch(0, 0, 100, 1, 100)[0]]
+    with shared(collate_fn=write_over) as rb, rb.writer() as writer:
         rb.append_transform(Peek())
         writer.extend(batch(0, 0, 0, 1, 100)[0])
         assert rb.sample()["observation"][:, 3].max() < 100
-        rb.collate_fn = None
         assert rb.sample()["observation"][:, 3].min() >= 100
 
 

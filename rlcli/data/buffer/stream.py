@@ -1,0 +1,278 @@
+"""The samples of a buffer, one after the other: drawn, made ahead by a thread, taken back, kept over a checkpoint."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.data.buffer.gate import Gate
+from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.fields import columns_of, nested
+from rlcli.data.samplers import Draw, Sampler
+from rlcli.data.samplers.sampler import is_ours, need_live, need_size
+from rlcli.data.storages.list_storage import ObjectRing, tell
+from rlcli.errors import ArgumentError
+
+Item = TypeVar("Item")
+
+
+class Sampled(NamedTuple):
+    """A sample, what is known beside it, whether it is the last of an epoch, and the batch size that was asked for."""
+
+    batch: Any
+    info: dict[str, Any]
+    last: bool
+    size: int
+    position: Any = None  # of what draws, before this was drawn; None: of a state, it cannot be drawn again
+
+    def state(self) -> dict[str, Any]:
+        """As columns and plain values, for a checkpoint."""
+        if not isinstance(self.batch, TensorDictBase):
+            raise ArgumentError(
+                "samples that were made ahead have no place in a file",
+                why=f"a collate_fn or a transform made {type(self.batch).__name__} of them",
+                fix="Leave out prefetch, or give TensorDicts.",
+            )
+        return {
+            "columns": columns_of(self.batch),
+            "shape": list(self.batch.shape),
+            "info": self.info,
+            "last": self.last,
+        }
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], size: int) -> Sampled:
+        """The inverse of `state`."""
+        return cls(nested(state["columns"], torch.Size(state["shape"])), state["info"], state["last"], size)
+
+
+class Prefetcher(Generic[Item]):
+    """Keeps `depth` items ready.
+
+    One thread makes them, one after the other, so they come in the order of the random stream.
+
+    Parameters
+    ----------
+    make : callable
+        From a batch size to an item.
+    depth : int
+    undo : callable
+        Told of items that are thrown away, the last one first, when nothing is being made.
+    """
+
+    def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
+        self._make, self._depth, self._undo, self._size = make, depth, undo, 0
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
+        self._waiting: deque[Future[Item]] = deque()
+
+    def next(self, size: int, *, ahead: bool = True) -> Item:
+        """The oldest item of this batch size; what its thread raised is raised here, and the next call starts anew.
+
+        Without `ahead` no further ones are made ahead.
+        """
+        if size != self._size:
+            self.drop()
+            self._size = size
+        if ahead:
+            self._fill()
+        if not self._waiting:
+            return self._make(size)
+        try:
+            item = self._waiting.popleft().result()
+        except BaseException:
+            self.drop()
+            raise
+        if ahead:
+            self._fill()
+        return item
+
+    def _fill(self) -> None:
+        while len(self._waiting) < self._depth:
+            self._waiting.append(self._threads.submit(self._make, self._size))
+
+    def take(self) -> list[Item]:
+        """All that is made or being made, oldest first; nothing is made after that until it is asked for.
+
+        What the thread raised is raised here, and what was made is thrown away as by `drop`.
+        """
+        try:
+            made = [future.result() for future in self._waiting]
+        except BaseException:
+            self.drop()
+            raise
+        self._waiting.clear()
+        return made
+
+    def drop(self) -> None:
+        """Throw away what is ready, and wait for what is being made."""
+        begun = [future for future in self._waiting if not future.cancel()]
+        self._waiting.clear()
+        for item in reversed([future.result() for future in begun if future.exception() is None]):
+            self._undo(item)
+
+    def close(self) -> None:
+        """End the thread; whoever asks later makes the item itself."""
+        self._depth = 0
+        self.drop()
+        self._threads.shutdown()
+
+
+class SampleStream:
+    """Samples in the order of the sampler's random stream, whoever made them.
+
+    ```
+    kept       of a state that was loaded or asked for: handed out first
+    prefetch   made ahead by a thread
+    draw       sampler -> rows -> ring -> collate_fn -> [read side of transforms] -> device
+    ```
+
+    Parameters
+    ----------
+    ring : Ring, ObjectRing or SharedRing
+    sampler : Sampler
+    transforms : Transforms
+    lock : Gate
+        Of the buffer: held while rows are chosen and read.
+    prefetch, collate_fn, pin_memory, device
+        See `ReplayBuffer`.
+    annotate : bool
+        Samples hold what the sampler knows of their rows.
+    """
+
+    def __init__(
+        self,
+        ring: Any,
+        sampler: Sampler,
+        transforms: Transforms,
+        lock: Gate,
+        *,
+        prefetch: int | None,
+        collate_fn: Callable[[Any], Any] | None,
+        pin_memory: bool,
+        device: torch.device | str | None,
+        annotate: bool,
+    ) -> None:
+        self._ring, self._transforms, self._lock = ring, transforms, lock
+        self.use(sampler)
+        self._collate, self._pin, self._annotated = collate_fn, pin_memory, annotate
+        self._device = None if device is None else torch.device(device)
+        self._kept: deque[Sampled] = deque()
+        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+
+    def use(self, sampler: Sampler) -> None:
+        """Draw by this one from now on."""
+        self.sampler, self._trusted = sampler, is_ours(sampler)
+
+    # ---- one after the other -----------------------------------------------------------------------------------
+    def next(self, size: int, *, ahead: bool = True) -> Sampled:
+        """The next sample; without `ahead` the thread makes no further ones."""
+        if self._lock.closed:
+            self._lock.check()
+        if self._kept:
+            with self._lock:
+                if self._kept and self._kept[0].size == size:
+                    return self._kept.popleft()
+            self.drop()
+        return self._draw(size) if self._ahead is None else self._ahead.next(size, ahead=ahead)
+
+    def take_back(self, sampled: Sampled) -> None:
+        """Nobody gets this sample, the last one that was handed out: it comes next, or is drawn again."""
+        if sampled.position is None:
+            self._kept.appendleft(sampled)
+        else:
+            self.drop()
+            self._undraw(sampled)
+
+    def drop(self) -> None:
+        """Throw away what is ready: it is drawn again. Not under the lock: a sample that is being made needs it."""
+        if self._ahead is not None:
+            self._ahead.drop()
+        while self._kept:
+            self._undraw(self._kept.pop())
+
+    def _undraw(self, sampled: Sampled) -> None:
+        if sampled.position is not None and not self._lock.closed:
+            with self._lock:
+                self.sampler.go_back(sampled.position)
+
+    # ---- checkpoints, the end ----------------------------------------------------------------------------------
+    def ready(self) -> list[Sampled]:
+        """All that is ready or being made, oldest first; it is handed out as before. Not under the lock."""
+        if self._ahead is not None:
+            self._kept.extend(self._ahead.take())
+        return list(self._kept)
+
+    def keep(self, samples: list[Sampled]) -> None:
+        """Hand these out first."""
+        self._kept.extendleft(reversed(samples))
+
+    def close(self) -> None:
+        """Throw away what is ready and end the thread. Not under the lock."""
+        self.drop()
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def in_child(self) -> None:
+        """In a forked child: the thread is not here."""
+        self._ahead = None
+
+    # ---- one sample --------------------------------------------------------------------------------------------
+    def _draw(self, size: int) -> Sampled:
+        with self._lock:
+            if not len(self._ring):
+                raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
+            position = self.sampler.position()
+            try:
+                draw = self.sampler.sample(self._ring, size)
+                if not self._trusted:
+                    need_live(self._ring, draw)
+                info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
+                batch = self.read(draw, info)
+            except BaseException:
+                self.sampler.go_back(position)
+                raise
+            last = self.sampler.ran_out
+        try:
+            batch = self._placed(self._transforms.read(batch))
+        except BaseException:
+            self._undraw(Sampled(None, info, last, size, position))
+            raise
+        return Sampled(batch, info, last, size, position)
+
+    def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
+        """What a sampler chose, with its marks and what is known of it; under the lock."""
+        if isinstance(self._ring, ObjectRing):
+            batch: Any = self._ring.read(draw.rows)
+            if info is not None and isinstance(batch, TensorDictBase):
+                self._annotate(batch, info)
+        else:
+            columns = self._ring.columns(draw.rows, self._transforms.wanted() if self._collate is None else None)
+            if info is not None:
+                self.sampler.mark(columns, draw)
+                self._annotate(columns, info)
+            batch = nested(columns, torch.Size((len(draw.rows),)), self._ring.storage.device)
+        return self._transforms.read_stored(batch if self._collate is None else self._collate(batch), draw.rows)
+
+    def _annotate(self, columns: Any, info: dict[Any, Tensor]) -> None:
+        for name, value in info.items() if self._annotated else ():
+            if type(columns) is dict:
+                columns[name] = value.to(self._ring.storage.device)
+            else:  # a batch of objects
+                tell(columns, name, value.to(self._ring.storage.device))
+
+    def _placed(self, batch: Any) -> Any:
+        if self._device is None and not self._pin:
+            return batch
+        if type(batch) in (list, tuple):
+            return type(batch)(self._placed(item) for item in batch)
+        if not hasattr(batch, "to"):
+            return batch  # an object that lies on no device
+        if self._pin and torch.cuda.is_available():
+            batch = batch.pin_memory()
+        return batch if self._device is None else batch.to(self._device, non_blocking=self._pin)
