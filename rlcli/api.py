@@ -158,7 +158,7 @@ def evaluate(
     max_steps : int, optional
         Steps after which an episode is cut off; by default as in the run's own evaluations.
     video : str, optional
-        Where to write the first episode.
+        Where to write the first episode: a file that ends in .mp4, .mov, .mkv, .avi or .gif.
 
     Examples
     --------
@@ -189,10 +189,10 @@ def load(path: PathName) -> TrainedPolicy:
     Raises
     ------
     ConfigError
-        It is no training run, or a package that registered its env, policy or transforms was not imported: it is
-        named, and never imported here.
+        There is no such run, it is no training run, or a package that registered its env, policy or transforms was not
+        imported: it is named, and never imported here.
     ResourceError, DamagedDataError
-        There is no such run, no checkpoint yet, or none that can be read or that fits the run's configuration.
+        There is no checkpoint yet, or none that can be read or that fits the run's configuration.
 
     Examples
     --------
@@ -235,7 +235,7 @@ def verify(path: PathName) -> list[Checked]:
 
     Raises
     ------
-    ConfigError, ResourceError
+    ConfigError
         There is no such folder, or nothing with checksums in it.
 
     Examples

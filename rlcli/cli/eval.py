@@ -39,16 +39,19 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         raise ConfigError(f"--episodes is {args.episodes}", fix="Allowed: >= 1.")
     if args.seed is not None and not 0 <= args.seed < 2**32:
         raise ConfigError(f"--seed is {args.seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
+    if args.max_steps is not None and args.max_steps < 1:
+        raise ConfigError(f"--max-steps is {args.max_steps}", fix="Allowed: >= 1.")
     quiet = _console(args.words) == "off"
     path = run_folder(args.path, "eval")
     with loading(quiet):
         from rlcli.jobs import evaluate
+        from rlcli.report.figures import wrapped
 
     film = f", then one more for {args.video}" if args.video else ""
     say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
     say(f"playing {args.episodes} episodes{film} ...")
     with contextlib.nullcontext() if quiet else announced():
-        result = evaluate(
+        evaluate(
             path,
             episodes=args.episodes,
             deterministic=not args.stochastic,
@@ -56,11 +59,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             max_steps=args.max_steps,
             video=args.video,
             say=say,
+            show=lambda found: print("\n".join(map(wrapped, found.lines())), flush=True),
         )
-    if result is not None:
-        from rlcli.report.figures import wrapped
-
-        print("\n".join(map(wrapped, result.lines())))
     return 0
 
 

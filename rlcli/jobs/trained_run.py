@@ -56,9 +56,9 @@ def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
     Raises
     ------
     ConfigError
-        It is no training run, or the packages that it was made with are not imported.
+        There is no run, it is no training run, or the packages that it was made with are not imported.
     ResourceError, DamagedDataError
-        There is no run, or no checkpoint that verifies.
+        There is no checkpoint that verifies.
     """
     run = open_run(Path(path))
     if run.info.get("verb") != "train":
@@ -105,14 +105,22 @@ def evaluate(
     max_steps: int | None = None,
     video: str | None = None,
     say: Callable[[str], None] = lambda line: None,
+    show: Callable[[Evaluation], None] = lambda found: None,
 ) -> Evaluation:
-    """See `rlcli.evaluate`; `say` is given a line every ten seconds, of how far it is."""
+    """See `rlcli.evaluate`; `say` is given a line every ten seconds, of how far it is, `show` what came of it.
+
+    The result is shown before the film is made, which may fail.
+    """
     if episodes < 1:
         raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
     if max_steps is not None and max_steps < 1:
         raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
     if seed is not None and not 0 <= seed < 2**32:
         raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
+    if video is not None:
+        from rlcli.learning.video import check, record, without_windows
+
+        check(Path(video))
     saved, cfg = trained(path)
     state = saved.state
     env = build_evaluation_env(cfg, episodes)
@@ -128,15 +136,15 @@ def evaluate(
         assert found is not None  # nobody asked it to stop
     finally:
         env.close()
+    show(found)
     if video is not None:
-        from rlcli.learning.video import record
-
         kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
         serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
-        shown = build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)
-        try:
-            restored_transforms(shown, state)
-            record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
-        finally:
-            shown.close()
+        with without_windows():
+            shown = build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)
+            try:
+                restored_transforms(shown, state)
+                record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
+            finally:
+                shown.close()
     return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,22 +17,56 @@ from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, EnvError, in_words
 
 LONGEST = 10_000
+SUFFIXES = (".mp4", ".mov", ".mkv", ".avi", ".gif")
+
+
+def check(path: Path) -> None:
+    """Refuse a film that could not be written, before anything is played.
+
+    Raises
+    ------
+    ConfigError
+        Its name is none of a film, its folder is missing or cannot be written, or a package is not installed.
+    """
+    fix = f"Name a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, and a film is a file", fix=fix)
+    if (suffix := path.suffix.lower()) not in SUFFIXES:
+        raise ConfigError(f"{path} is not the name of a film", fix=fix)
+    if not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+        raise ConfigError(f"cannot write {path}", why=why, fix=f"Make it: mkdir -p {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}", why="permission denied", fix="Choose another file.")
+    for package in ("imageio", *(() if suffix == ".gif" else ("imageio_ffmpeg",))):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"writing {path} needs the package {package}", fix=f"Install it: {install('video')}.")
+
+
+@contextlib.contextmanager
+def without_windows() -> Iterator[None]:
+    """Envs that draw with pygame draw into memory: looking for a display, its library complains of the desktop."""
+    before = os.environ.get("SDL_VIDEODRIVER")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SDL_VIDEODRIVER"]
 
 
 def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) -> None:
     """Play one episode of `env` (batch size `(1,)`, made with `render_mode="rgb_array"`) and write its frames.
 
-    An episode is filmed up to `LONGEST` steps; a warning says so where it goes on.
+    An episode is filmed up to `LONGEST` steps; a warning says so where it goes on. `check` the path before.
 
     Raises
     ------
     ConfigError
-        No film writer is installed.
+        The file cannot be written.
     EnvError
         The env cannot be rendered.
     """
-    if importlib.util.find_spec("imageio") is None:
-        raise ConfigError("writing a film needs imageio", fix=install("video"))
     import imageio.v3 as imageio
 
     lanes = env.lanes  # type: ignore[attr-defined]
@@ -51,11 +88,7 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) 
     try:
         imageio.imwrite(path, frames, fps=fps)
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(
-            f"cannot write {path}",
-            why=str(error).splitlines()[0],
-            fix=f"For .mp4: {install('video')}; or use .gif.",
-        ) from error
+        raise ConfigError(f"cannot write {path}", why=in_words(error)) from error
 
 
 def _picture(env, name: str):

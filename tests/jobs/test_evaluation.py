@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
 
 import gymnasium as gym
@@ -15,7 +17,7 @@ from rlcli.config.registry import register_transform
 from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.envs.build import build_env, evaluation_lanes
-from rlcli.errors import ArgumentError, EnvError
+from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.jobs import collect, evaluate, learner
 from rlcli.jobs.trained_run import config_of, restored_policy
 from rlcli.keys import OBSERVATION
@@ -277,3 +279,40 @@ def test_a_film_that_ends_before_its_episode_says_so(run, monkeypatch, longest):
     assert said == (["film.gif ends after 5 steps, before the episode that it shows"] if longest == 5 else [])
     frames = len(imageio.imread("film.gif", index=None))
     assert frames <= 5 if longest == 5 else frames > 5  # equal pictures share one
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("missing/film.mp4", "there is no folder missing. Make it: mkdir -p missing"),
+        ("folder", "folder is a folder, and a film is a file"),
+        ("folder.gif", "folder.gif is a folder"),
+        ("film.xyz", "film.xyz is not the name of a film. Name a file that ends in .mp4"),
+        ("film", "film is not the name of a film"),
+        ("film.avi", "needs the package imageio_ffmpeg. Install it: pip install"),
+    ],
+)
+def test_a_film_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path, monkeypatch, path, words):
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "folder.gif"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        evaluate("no run, and nobody has looked for one", episodes=1, video=path)
+
+
+def test_a_result_is_shown_before_its_film_fails_and_the_film_opens_no_window(run, monkeypatch):
+    pytest.importorskip("imageio")
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    drivers, shown = [], []
+
+    def breaks(env):
+        drivers.append(os.environ.get("SDL_VIDEODRIVER"))
+        raise RuntimeError("no display")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleEnv.render", breaks)
+    run("run.dir=r", *BRIEF)
+    with pytest.raises(EnvError, match=r"cannot be rendered.*no display"):
+        evaluate("r", episodes=3, video="film.gif", show=shown.append)
+    assert [len(found.returns) for found in shown] == [3]
+    assert drivers == ["dummy"] and "SDL_VIDEODRIVER" not in os.environ
