@@ -151,7 +151,7 @@ def test_verify_tells_what_is_damaged(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no folder"):
         rlcli.verify("nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ResourceError, match="nothing with checksums"):
+    with pytest.raises(ConfigError, match="nothing with checksums"):
         rlcli.verify("empty")
 
 

@@ -64,8 +64,9 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
 
         print_help(verb, recipe_dirs)
         return 0
-    if args.resolve and not args.cfg:
-        raise ConfigError("--resolve goes with --cfg", fix="Write --cfg job --resolve.")
+    for flag, given in (("--resolve", args.resolve), ("--package KEY", args.package)):
+        if given and not args.cfg:
+            raise ConfigError(f"{flag.split()[0]} goes with --cfg", fix=f"Write --cfg job {flag}.")
     if args.cfg and args.multirun:
         raise ConfigError("--cfg prints one configuration, and -m asks for several", fix="Leave out one of them.")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcli.cli.flags import looked_at
 from rlcli.cli.job import print_cfg
+from rlcli.errors import ConfigError
 
 USAGE = """\
 usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
@@ -24,6 +25,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
     if (args := looked_at("show", words, USAGE, "--why", "--faces")) is None:
         return 0
+    if args.faces and args.why:
+        raise ConfigError("--why and --faces each print a table of their own", fix="Leave out one of them.")
     if args.faces:
         _print_faces(args, recipe_dirs)
         return 0

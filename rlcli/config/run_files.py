@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.typed import (
     Check,
     Misfit,
@@ -50,10 +50,10 @@ def read_run_file(folder: Path, name: str) -> dict:
 
     Raises
     ------
-    ResourceError
-        It is not there: the folder holds no run.
+    ConfigError
+        The folder holds no run.
     DamagedDataError
-        It is not what it should be.
+        The file is not what it should be, or is gone.
     """
     path = folder / name
     try:
@@ -61,7 +61,11 @@ def read_run_file(folder: Path, name: str) -> dict:
     except FileNotFoundError as error:
         if name == SUMMARY:
             return {}
-        raise ResourceError("this is not a run folder", where=str(folder), why=f"it holds no {name}") from error
+        if name != RUN and (folder / RUN).exists():
+            raise DamagedDataError(_UNREADABLE, where=str(path), why="it is gone") from error
+        raise ConfigError(
+            "this is not a run folder", where=str(folder), why=f"it holds no {name}", fix="rlcli ls runs lists runs."
+        ) from error
     except (OSError, Misfit) as error:
         raise DamagedDataError(_UNREADABLE, where=str(path), why=str(error)) from error
     return held(_FORMS[name], content, path, what=_UNREADABLE)

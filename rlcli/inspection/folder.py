@@ -26,7 +26,7 @@ from rlcli.data.ring.ring import Ring
 from rlcli.data.storages.row_journal import unfinished
 from rlcli.data.stored import Place, open_buffer, places
 from rlcli.data.stored.place import DUMP, FRAMES, KEPT
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.errors import ArgumentError, ConfigError
 from rlcli.inspection.found import Inspection, KeyFacts, Lanes, Steps, Trajectories
 from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unravel
 from rlcli.runs import checkpoint
@@ -49,17 +49,17 @@ def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[In
 
     Raises
     ------
-    ResourceError
+    ConfigError
         There is nothing of ours here.
     DamagedDataError
         What is here is not as it was written.
     """
     folder = Path(path)
     if not folder.exists():
-        raise ResourceError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")
+        raise ConfigError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")
     found = [*_stored(folder, trajectory), *_checkpoints(folder)]
     if not found:
-        raise ResourceError(
+        raise ConfigError(
             "there is nothing to inspect here",
             where=str(folder),
             why="it is no run, holds no segments, no buffer and no checkpoint",

@@ -12,7 +12,7 @@ from rlcli.data.collected.folder import JOURNAL, has_header
 from rlcli.data.files.checkpoints import gone
 from rlcli.data.files.disk import ASIDE
 from rlcli.data.stored.place import Checked, check_files
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.typed import Misfit, read_json
 
 _LEFT_OVER = (".tmp_", ".old_")
@@ -25,7 +25,7 @@ def check(path: PathLike[str] | str) -> Iterator[Checked]:
 
     Raises
     ------
-    ConfigError, ResourceError
+    ConfigError
         There is no such folder, or nothing with checksums was in it.
     """
     folder, sums = Path(path), False
@@ -35,7 +35,7 @@ def check(path: PathLike[str] | str) -> Iterator[Checked]:
         sums = sums or found.state in ("ok", "damaged")
         yield found
     if not sums:
-        raise ResourceError(
+        raise ConfigError(
             "there is nothing with checksums here",
             where=str(path),
             fix="Give the folder of a run, of a collection, or that dumps() wrote.",
@@ -73,7 +73,7 @@ def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
     for name in read:
         try:
             read[name]()
-        except (DamagedDataError, ResourceError) as error:
+        except (DamagedDataError, ConfigError) as error:
             yield Checked(folder / name, "damaged", str(error.why))
             return
     trained = run.info.get("verb") == "train"

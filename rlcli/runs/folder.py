@@ -27,7 +27,7 @@ from typing import Any
 from rlcli.config import registry
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.report.metrics import read_metrics
 from rlcli.runs.lock import read_holder
 from rlcli.runs.provenance import git_state, versions
@@ -118,12 +118,12 @@ def open_run(path: Path | str) -> Run:
 
     Raises
     ------
-    ResourceError
+    ConfigError
         The folder is missing or holds no run.
     """
     run = Run(Path(path))
     if not run.path.is_dir():
-        raise ResourceError("there is no such run folder", where=str(path), fix="`rlcli ls` lists the runs.")
+        raise ConfigError("there is no such run folder", where=str(path), fix="`rlcli ls` lists the runs.")
     _ = run.info
     return run
 

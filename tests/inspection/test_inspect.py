@@ -11,7 +11,7 @@ import rlcli
 from rlcli.data import SegmentWriter, TensorDictReplayBuffer, open_segments
 from rlcli.data.collected import SegmentReader
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
-from rlcli.errors import ArgumentError, ResourceError
+from rlcli.errors import ArgumentError, ConfigError
 from rlcli.inspection.found import BINS, Trajectories
 
 QUIET = ["console=off", "logger=none"]
@@ -146,9 +146,9 @@ def test_a_training_run_shows_its_newest_checkpoint(tmp_path):
 
 
 def test_a_folder_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ResourceError, match="nothing to inspect"):
+    with pytest.raises(ConfigError, match="nothing to inspect"):
         rlcli.inspect(tmp_path)
-    with pytest.raises(ResourceError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         rlcli.inspect(tmp_path / "gone")
 
 

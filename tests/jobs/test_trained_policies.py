@@ -19,7 +19,7 @@ from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv, TransformedEnv
 from rlcli.envs.build import build_env
-from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, ResourceError
+from rlcli.errors import ArgumentError, ConfigError, MissingKeyError
 from rlcli.jobs.trained_policy import TrainedPolicy
 from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic, ProbabilisticActor
@@ -330,7 +330,7 @@ def test_a_run_that_is_going_shows_its_newest_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(Saver, "finish", looking)
     trained(tmp_path)
     assert seen == [("running", 128)]
-    with pytest.raises(ResourceError):
+    with pytest.raises(ConfigError):
         rlcli.load(tmp_path / "nothing")
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs.folder import all_runs, create, open_run
 from rlcli.runs.lock import RunLock, read_holder
 
@@ -101,13 +101,20 @@ def test_runs_are_found_newest_first(tmp_path):
 
 
 def test_what_is_not_a_run_is_named(tmp_path):
-    with pytest.raises(ResourceError, match=r"not a run folder.*run.json"):
+    with pytest.raises(ConfigError, match=r"not a run folder.*run.json"):
         open_run(tmp_path)
-    with pytest.raises(ResourceError, match="no such run folder"):
+    with pytest.raises(ConfigError, match="no such run folder"):
         open_run(tmp_path / "gone")
     (tmp_path / "run.json").write_text("[1")
     with pytest.raises(DamagedDataError, match=r"run\.json"):
         open_run(tmp_path)
+
+
+def test_a_file_that_is_gone_from_a_run_is_damage_and_no_other_folder(tmp_path):
+    run = made(tmp_path)
+    (run.path / "config.json").unlink()
+    with pytest.raises(DamagedDataError, match=r"config\.json.*it is gone"):
+        _ = open_run(run.path).config
 
 
 def test_checkpoints_come_oldest_first_and_whole(tmp_path):

@@ -31,7 +31,7 @@ from rlcli.data.files.sealed_folder import MANIFEST, SealedFolders
 from rlcli.data.storages.row_journal import FORMAT as ROWS
 from rlcli.data.storages.row_journal import Committed, check_rows, unfinished
 from rlcli.data.storages.segment import files_in
-from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.typed import Misfit, read_json
 
 FRAMES, KEPT, DUMP, CHECKPOINT = "collected frames", "rows of a storage", "dump", "buffer in a checkpoint"
@@ -65,19 +65,19 @@ def find(path: Path | str) -> Place:
 
     Raises
     ------
-    ResourceError
+    ConfigError
         There are no stored steps here.
     DamagedDataError
         A journal or manifest is not as it was written, or all dumps or checkpoints are damaged.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise ResourceError("there is no such folder", where=str(path), fix="rlcli ls runs lists the runs.")
+        raise ConfigError("there is no such folder", where=str(path), fix="rlcli ls runs lists the runs.")
     for place in places(folder):
         return place
     trained = (folder / "checkpoints").is_dir() or (folder / MANIFEST).is_file()
     why = "the run learns from each batch once, or has saved nothing yet" if trained else "it holds no journal, no dump"
-    raise ResourceError(
+    raise ConfigError(
         "there are no stored steps here",
         where=str(path),
         why=why,

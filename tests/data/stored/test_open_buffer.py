@@ -29,7 +29,7 @@ from rlcli.data import (
 from rlcli.data.next_obs import concat
 from rlcli.data.storages import mapped
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, ResourceError
 from rlcli.inspection.folder import inspect
 
 NEXT = ("next", "observation")
@@ -313,9 +313,9 @@ def test_a_lane_that_stops_leaves_the_trajectories_of_other_lanes_whole(lanes, k
 
 # ---- bad input -----------------------------------------------------------------------------------------------------
 def test_folders_without_steps_are_refused(tmp_path):
-    with pytest.raises(ResourceError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         open_buffer(tmp_path / "nowhere")
-    with pytest.raises(ResourceError, match="no stored steps"):
+    with pytest.raises(ConfigError, match="no stored steps"):
         open_buffer(tmp_path)
     SegmentWriter(tmp_path / "data").close()
     with pytest.raises(ResourceError, match="nothing was written here yet"):
