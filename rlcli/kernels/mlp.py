@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
@@ -66,9 +67,23 @@ def usual(module: Any, base: type[nn.Module], *methods: str) -> bool:
 
 def hooked(module: Any) -> bool:
     """Whether calling `module` does more than its class says; so may anything that is no module."""
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, nn.Module) or hooked_everywhere():
         return True
-    return any(hooks_of(module)) or "forward" in vars(module)
+    return any(hooks_of(module)) or any(name in vars(module) for name in OWN_CALLS)
+
+
+def hooked_everywhere() -> bool:
+    """Whether something runs beside the forward of every module, as `register_module_forward_hook` has it."""
+    return any(_EVERYWHERE)
+
+
+_EVERYWHERE = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
+OWN_CALLS = ("forward", "_call_impl")  # what one module has of its own instead of its class's
 
 
 def hooks_of(module: nn.Module) -> tuple[dict, ...]:

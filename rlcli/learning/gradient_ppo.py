@@ -43,7 +43,8 @@ class ClosedPPO:
         from rlcli.kernels import ppo  # loads the compiler
 
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
-        self._kernel, self._ppo = ppo, ppo.categorical if _discrete(loss) else ppo.normal
+        self._discrete = _discrete(loss)
+        self._kernel, self._ppo = ppo, ppo.categorical if self._discrete else ppo.normal
         self._grads: dict[int, tuple[Tensor, ...]] = Recent()
 
     def __call__(self, columns: Columns) -> dict[str, float]:
@@ -55,17 +56,18 @@ class ClosedPPO:
             grads = tuple(torch.empty_like(x, memory_format=contiguous).detach() for x in (*params, value))
             self._grads[value.shape[0]] = grads
         target = columns[keys.value_target].reshape(-1)
+        goal = target.numpy()
         rows = self._kernel.Rows(
-            value=_flat(per_row(value.detach(), target, "state_value")),
+            value=per_row(value.detach(), target, "state_value").numpy(),
             old_log_prob=_flat(columns[keys.sample_log_prob]),
             advantage=_flat(columns[keys.advantage]),
-            target=target.numpy(),
-            old_value=target.numpy() if loss.clip_value is None else _flat(columns[keys.value]),
+            target=goal,
+            old_value=goal if loss.clip_value is None else _flat(columns[keys.value]),
         )
         action = columns[keys.action]
         terms = self._ppo(
             tuple(x.detach().contiguous().numpy() for x in params),
-            _flat(action) if _discrete(loss) else action.numpy(),
+            _flat(action) if self._discrete else action.numpy(),
             rows,
             self._settings(),
             tuple(x.numpy() for x in grads[:-1]),

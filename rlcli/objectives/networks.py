@@ -165,6 +165,13 @@ class Known(NamedTuple):
     stages: tuple[Stage, ...] = ()
     param_keys: Sequence[Key] = ()
 
+    def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
+        """See `Density.parameters`."""
+        values = dict(columns)
+        for stage in self.stages:
+            stage.run(values)
+        return tuple(values[k] for k in self.param_keys), values
+
 
 class Density:
     """The action distribution of an actor, as a function of columns.
@@ -192,11 +199,7 @@ class Density:
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         """The distribution's parameters, and columns with everything the net writes (family only)."""
-        values = dict(columns)
-        known = self.known()
-        for stage in known.stages:
-            stage.run(values)
-        return tuple(values[k] for k in known.param_keys), values
+        return self.known().parameters(columns)
 
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
@@ -224,9 +227,10 @@ class Density:
     def _evaluate(
         self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        size, family = action.shape[:batch_dims], self.family
+        size, known = action.shape[:batch_dims], self.known()
+        family = known.family
         if family is not None:
-            params, values = self.parameters(columns)
+            params, values = known.parameters(columns)
             if entropy:
                 found = family.log_prob_and_entropy(params, action)
                 return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values

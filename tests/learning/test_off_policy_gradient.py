@@ -7,6 +7,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.learning.flat import FlatParameters
@@ -265,6 +267,10 @@ CHANGES = {
     "a hook on a weight": lambda loss, net: net[0].weight.register_hook(lambda grad: -grad),
     "another layer": lambda loss, net: swap(net),
     "another forward": lambda loss, net: setattr(net[0], "forward", lambda x, f=net[0].forward: 2 * f(x)),
+    "a call of its own": lambda loss, net: setattr(net[0], "_call_impl", lambda x, f=net[0].forward: 2 * f(x)),
+    "a hook on every module": lambda loss, net: register_module_forward_hook(
+        lambda module, _, out: 0.5 * out if isinstance(module, nn.Linear) else None
+    ),
     "another loss_function": lambda loss, net: setattr(loss, "loss_function", "l1"),
     "another reduction": lambda loss, net: setattr(loss, "reduction", "sum"),
     "another gamma": lambda loss, net: setattr(loss, "gamma", 0.5),
@@ -290,8 +296,12 @@ def test_a_change_after_the_first_update_counts_as_it_does_for_autograd(kind, ch
     fast, slow = GradientChoice(loss, flat), GradientChoice(loss, flat, "autograd")
     before = by(fast, batch, generator)
     assert not isinstance(fast.of(batch), Autograd)
-    change(loss, net)
-    (figure, grad), (expected, wanted) = by(fast, batch, generator), by(slow, batch, generator)
+    made = change(loss, net)
+    try:
+        (figure, grad), (expected, wanted) = by(fast, batch, generator), by(slow, batch, generator)
+    finally:
+        if isinstance(made, RemovableHandle):  # of a hook on every module
+            made.remove()
     assert figure == pytest.approx(expected, rel=2e-5) and (grad - wanted).abs().max() <= 2e-5 * (
         1 + wanted.abs().max()
     )
