@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.mdp import complete_flags, episode_over, merged, promoted, step_mdp
 from rlcli.envs.policies import acted, on_tensordicts
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 
@@ -166,7 +166,7 @@ class EnvBase:
         mask = td.get(RESET, None) if td is not None else None
         if mask is not None and not bool(mask.all()):
             self._check_going_on(td)
-        out = self._reset(td)
+        out = returned_by("_reset", self, self._reset(td))
         shape = (*self.batch_size, 1)
         for name in END_FLAGS:
             flag = out.get(name, None)
@@ -198,7 +198,7 @@ class EnvBase:
         if td.get(ACTION, None) is None:
             raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
         written = td.get(NEXT, None)  # by a recurrent policy
-        out = self._step(td)
+        out = returned_by("_step", self, self._step(td))
         complete_flags(out, self.batch_size)
         reward = out.get("reward", None)
         shape = (*self.batch_size, 1)
@@ -315,6 +315,16 @@ class EnvBase:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_size={list(self.batch_size)})"
+
+
+def returned_by(method: str, env: EnvBase, out: Any) -> TensorDictBase:
+    """What a method of the env's returned, a TensorDict; an `EnvError` where it is something else."""
+    if not isinstance(out, TensorDictBase):
+        raise EnvError(
+            f"the env's {method} did not return a TensorDict", where=type(env).__name__,
+            why=f"got a {type(out).__name__}",
+        )  # fmt: skip
+    return out
 
 
 def own_stepping(env: EnvBase) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.base import steps_as_ours
+from rlcli.envs.base import returned_by, steps_as_ours
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
@@ -238,18 +238,21 @@ class TensorDictLanes(Lanes):
     def _call(self, name: str, *arguments) -> Any:
         """The env's method; what it raises is told with env, step and seed."""
         try:
-            return getattr(self.env, name)(*arguments)
+            out = getattr(self.env, name)(*arguments)
         except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None if self.env.batch_size else 0, name) from error
+        return out if name == "set_seed" else returned_by(name, self.env, out)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
         def step(t: int, actions) -> Sequence[int]:
             now = self.clock[0] = self.clock[0] + 1
             root = {key: arrays[t] for key, arrays in rows.items()}
-            following = self._call("step", self._acted(root, rows, t, actions)).get(NEXT)
+            following = self._call("step", self._acted(root, rows, t, actions)).get(NEXT, None)
+            if following is None:
+                raise self._refuse("step wrote no 'next'", "it overrides EnvBase.step", "Write what follows there.")
             self._check_states(following, rows, t)
             if self._untold:
                 self.held = {key for key in self._untold if following.get(key, None) is None}

@@ -21,6 +21,9 @@ from rlcli.lanes.lanes import NONE, Rows
 from rlcli.lanes.observations import BadValue, plain, writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
+STEP = ("observation", "reward", "terminated", "truncated", "info")
+RESET = ("observation", "info")
+
 
 class GymLanes(ReplayableLanes):
     """Gymnasium envs in one process.
@@ -77,16 +80,13 @@ class GymLanes(ReplayableLanes):
         lane = -1
         try:
             for lane, seed in zip(lanes, self.begin_episodes(lanes), strict=True):
-                result = self.inner[lane].reset(seed=seed)
-                if result.__class__ is not tuple or len(result) != 2:
-                    raise BadValue("(observation, info) from reset", f"a {type(result).__name__}")
-                self.last[lane] = result[0]
-                write(t, lane, result[0])
+                self.last[lane], _ = _whole(self.inner[lane].reset(seed=seed), RESET)
+                write(t, lane, self.last[lane])
         except (RlcliError, KeyboardInterrupt):
             raise
         except BadValue as error:
             raise broken(
-                self, "reset returned a bad observation", lane=lane, expected=error.expected, got=error.got
+                self, "reset returned a bad value", lane=lane, expected=error.expected, got=error.got
             ) from None
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, "reset") from error
@@ -107,13 +107,15 @@ class GymLanes(ReplayableLanes):
             add_reward = engine.outcome.rewards.append
             done = NONE
             lane, value = 0, None
+            result: Any = STEP  # nothing yet, and nothing wrong
             row = t + 1
             target = column[row] if only else None
             sent = send(actions)
             engine.history.append(sent)
             try:
                 for lane, stepper, action in zip(lanes, steppers, sent, strict=False):
-                    value, reward, terminated, truncated, _ = stepper(action)
+                    result = stepper(action)
+                    value, reward, terminated, truncated, _ = result
                     if target is None:
                         write(row, lane, value)
                     else:  # one plain array: `write` without its call; of equal size and ndim, numpy compares shapes
@@ -140,11 +142,13 @@ class GymLanes(ReplayableLanes):
                     expected=error.expected, got=error.got,
                 ) from None  # fmt: skip
             except BaseException as error:  # an env that calls sys.exit must not end the run as if all were well
-                got = getattr(value, "shape", None)
-                if only and isinstance(error, ValueError) and got not in (None, only.shape):
+                bad, got = _unlike(result, STEP), getattr(value, "shape", None)
+                if bad is None and only and isinstance(error, ValueError) and got not in (None, only.shape):
+                    bad = BadValue(f"shape {only.shape}", f"shape {got}")
+                if bad is not None:
                     raise broken(
                         engine, "step returned a bad value", lane=lane, action=sent[lane],
-                        expected=f"shape {only.shape}", got=f"shape {got}",
+                        expected=bad.expected, got=bad.got,
                     ) from None  # fmt: skip
                 raise env_raised(engine, error, lane, "step", sent[lane]) from error
             return done
@@ -179,10 +183,10 @@ class GymLanes(ReplayableLanes):
         send, env, seed = self.actions.sender(), self.inner[0], self.seed_of(0, 0)
         sent, taken = None, 0
         try:
-            seen = [self._fingerprint(env.reset(seed=seed)[0])]
+            seen = [self._fingerprint(_whole(env.reset(seed=seed), RESET)[0])]
             for actions in drawn:
                 sent, taken = send(actions)[0], taken + 1
-                observation, reward, terminated, truncated, _ = env.step(sent)
+                observation, reward, terminated, truncated, _ = _whole(env.step(sent), STEP)
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
                     break
@@ -203,10 +207,10 @@ class GymLanes(ReplayableLanes):
         """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""
         env, seed, taken = self.inner[lane], self.seed_of(lane, self.episodes[lane]), 0
         try:
-            self.last[lane], _ = env.reset(seed=seed)
+            self.last[lane], _ = _whole(env.reset(seed=seed), RESET)
             for sent in self.history[len(self.history) - steps :]:
                 taken += 1
-                self.last[lane], _, terminated, truncated, _ = env.step(sent[lane])
+                self.last[lane], _, terminated, truncated, _ = _whole(env.step(sent[lane]), STEP)
                 if terminated or truncated:
                     return False
         except (EnvError, KeyboardInterrupt):
@@ -226,6 +230,23 @@ class GymLanes(ReplayableLanes):
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
+    """What is wrong with a result of an env that is to hold these, if it does not."""
+    listed = isinstance(result, tuple | list)
+    if listed and len(result) == len(names):
+        return None
+    got = f"a {type(result).__name__}" + (f" of {len(result)}" if listed else "")
+    return BadValue(f"({', '.join(names)}) from {'reset' if names is RESET else 'step'}", got)
+
+
+def _whole(result: Any, names: tuple[str, ...]) -> Any:
+    """A result that holds these; `BadValue` where it does not."""
+    bad = _unlike(result, names)
+    if bad is not None:
+        raise bad
+    return result
 
 
 def _checked(envs: Sequence[Any]) -> str:

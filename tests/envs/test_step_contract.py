@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from gym_worlds import OBSERVATIONS, Breaking, Sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.envs import GymEnv, SerialEnv
+from rlcli.envs import EnvBase, GymEnv, SerialEnv
 from rlcli.errors import EnvError
+from rlcli.specs import Composite, Unbounded
 
 
 def with_observation(value):
@@ -21,6 +24,7 @@ def with_part(index, value):
     return lambda result: (*result[:index], value, *result[index + 1 :])
 
 
+WHOLE = "expected (observation, reward, terminated, truncated, info) from step"
 GOOD = np.zeros(3, np.float32)
 # name -> (what a step gives instead, words that the error must hold)
 STEP_FAULTS = {
@@ -54,8 +58,9 @@ STEP_FAULTS = {
     "terminated None": (with_part(2, None), ["a bool as terminated", "None (NoneType)"]),
     "truncated text": (with_part(3, "no"), ["a bool as truncated", "'no' (str)"]),
     "truncated array": (with_part(3, np.array([False])), ["a bool as truncated", "ndarray"]),
-    "old tuple of four": (lambda result: (*result[:2], False, {}), ["raised in step", "ValueError"]),
-    "nothing": (lambda result: None, ["raised in step", "TypeError"]),
+    "old tuple of four": (lambda result: (*result[:2], False, {}), ["step returned a bad", WHOLE, "a tuple of 4"]),
+    "tuple of six": (lambda result: (*result, {}), ["step returned a bad", WHOLE, "a tuple of 6"]),
+    "nothing": (lambda result: None, ["step returned a bad value", WHOLE, "got a NoneType"]),
 }
 
 
@@ -116,6 +121,48 @@ def test_resets_keep_the_contract_too(name):
 def test_a_reset_must_return_a_pair():
     with pytest.raises(EnvError, match=r"expected \(observation, info\) from reset, got a ndarray"):
         batches(serial(lambda result: result[0], 0, 2), 3)
+
+
+class Loose(EnvBase):
+    """An env on tensordicts of which one method returns something else."""
+
+    def __init__(self, method, result):
+        super().__init__()
+        self.observation_spec = Composite({"observation": Unbounded((1,))})
+        self.action_spec, self.state = Unbounded((1,)), TensorDict({"observation": torch.zeros(1)})
+        setattr(self, method, lambda *_: result)
+
+    def _set_seed(self, seed):
+        pass
+
+    def _reset(self, td):
+        return self.state.clone()
+
+    def _step(self, td):
+        return self.state.clone().update({"reward": torch.zeros(1), "terminated": torch.zeros(1, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize("method", ["_reset", "_step", "reset", "step"])
+@pytest.mark.parametrize("result", [None, (1, 2)])
+def test_an_env_on_tensordicts_that_returns_something_else_is_refused(method, result):
+    words = rf"the env's {method} did not return a TensorDict \(Loose.*got a {type(result).__name__}"
+    with pytest.raises(EnvError, match=words):
+        Collector(Loose(method, result), frames_per_batch=4).rollout()
+    if method.startswith("_"):
+        with pytest.raises(EnvError, match=words):
+            Loose(method, result).rollout(3)
+
+
+def test_a_step_on_tensordicts_that_writes_no_next_is_refused():
+    with pytest.raises(EnvError, match="step wrote no 'next'"):
+        Collector(Loose("step", TensorDict()), frames_per_batch=4).rollout()
+
+
+def test_what_a_probe_is_given_instead_of_five_values_is_named():
+    lanes = GymEnv(Breaking(lambda result: result[:4], 2)).lanes
+    lanes.seed(0)
+    with pytest.raises(EnvError, match=r"step returned a bad value .*a first try.*got a tuple of 4"):
+        lanes.repeats()
 
 
 def test_a_reset_that_raises_names_its_lane():
