@@ -10,6 +10,7 @@ What nobody kept is the fill value.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType
 
 import numpy as np
 import torch
@@ -36,9 +37,11 @@ class NextStateReconstructor(Transform):
         Where successors are looked for. In "storage" (a buffer's transform) every row gets its true next observation
         unless the storage does not hold it: the end of a trajectory, or of what was written so far. In "sample" a row
         has one if the row below goes on with its trajectory; one dim of time, the last.
-    traj_key, done_key : key or None
-        Whose change, and what, cuts a trajectory; None does not look. In "storage" the buffer's own markers count, and
-        another key given here becomes one of them.
+    traj_key, done_key : key or None, optional
+        The id whose change, and the flag which, ends a trajectory. In "sample" they are ``("collector", "traj_ids")``
+        and ``("next", "done")`` if left out; None looks at none. In "storage" trajectories are those of the buffer:
+        left out or None, its own keys count; a key given here becomes the buffer's, whose sampler and other transforms
+        may name no other one.
     step_count_key : key, optional
         "sample": the row below also counts one step more.
     fill_value : float, default NaN
@@ -55,9 +58,10 @@ class NextStateReconstructor(Transform):
     Raises
     ------
     ArgumentError
-        An unknown source, "storage" without a buffer, or an integer observation without a fill value.
+        An unknown source, "storage" without a buffer, an integer observation without a fill value, or a traj_key or
+        done_key other than the one that the buffer's sampler or another transform names.
     MissingKeyError
-        A key or marker is not in the batch.
+        A key is not in the batch.
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class NextStateReconstructor(Transform):
         keys: Sequence[Key] = (OBSERVATION,),
         *,
         source: str = "storage",
-        traj_key: Key | None = TRAJ_IDS,
-        done_key: Key | None = DONE,
+        traj_key: Key | EllipsisType | None = ...,
+        done_key: Key | EllipsisType | None = ...,
         step_count_key: Key | None = None,
         fill_value: float = float("nan"),
         strict: bool = True,
@@ -77,15 +81,17 @@ class NextStateReconstructor(Transform):
         if not self.in_keys:
             raise ArgumentError("NextStateReconstructor was given no keys", fix="Name the observations.")
         self.source, self.fill_value, self.strict = source, fill_value, strict
-        self.traj_key, self.done_key, self.step_count_key = traj_key, done_key, step_count_key
+        self.traj_key = TRAJ_IDS if traj_key is ... else traj_key
+        self.done_key = DONE if done_key is ... else done_key
+        self.step_count_key = step_count_key
+        self._asked = [None if key is ... else key for key in (traj_key, done_key)]
         self._ring: BufferRows | None = None
 
     def bind_buffer(self, ring):
         self._ring = ring
-        others = self.traj_key not in (None, TRAJ_IDS) or self.done_key not in (None, DONE)
-        if self.source == "storage" and others:
-            own = None if self.traj_key == TRAJ_IDS else self.traj_key
-            ring.use_markers(own, () if self.done_key in (None, DONE) else (self.done_key,))
+        traj_key, done_key = self._asked
+        if self.source == "storage" and (traj_key is not None or done_key is not None):
+            ring.use_markers(traj_key, () if done_key is None else (done_key,))
 
     def sampled(self, tensordict, rows):
         if self.source == "sample" or self._ring is None:

@@ -848,6 +848,8 @@ def rebuilt(**keys):
         ({"end_key": ("next", "done")}, {"done_key": ENDS}),
         ({"traj_key": "part"}, {"traj_key": "episode"}),
         ({"end_keys": [("next", "done"), ("next", "truncated")]}, {"done_key": ENDS}),
+        ({"end_key": ENDS}, {"done_key": ("next", "done")}),
+        ({"traj_key": "part"}, {"traj_key": ("collector", "traj_ids")}),
     ],
 )
 def test_a_sampler_and_a_transform_that_tell_trajectories_apart_by_other_keys_are_refused(sampler, transform):
