@@ -356,14 +356,18 @@ class ReplayBuffer:
         self.stream.keep([Sampled.of_state(saved, state["ahead_size"]) for saved in state["ahead"]])
 
     def dumps(self, folder: Path | str) -> Path:
-        """Write the buffer beside the dumps that a folder holds, whole or not at all; the folder of this dump.
+        """Write the rows, and all that decides later samples, into a new folder within this one; its path.
 
-        Samples that were made ahead are not part of it: they are drawn again.
+        The dump that was there before is taken away once the new one is complete. Samples that were made ahead are not
+        written: this buffer draws them again, and so does one that loads the dump. Those that came with a state
+        (`load_state_dict`) and were not handed out are lost.
 
         Raises
         ------
         ResourceError
             The disk refuses: the dump before is as it was.
+        ArgumentError
+            The rows are objects of a `ListStorage`, or something has no place in a file.
         """
         self.stream.drop()
         with self._lock:

@@ -88,7 +88,10 @@ class SavedParts:
             self.use_asked_markers()
 
     def use_asked_markers(self) -> None:
-        """Loaded rows may have been told apart by other keys than this buffer's sampler asked for."""
+        """Divide loaded rows into trajectories by the keys that this buffer's sampler and transforms name, if any.
+
+        The buffer that was saved may have used others.
+        """
         if isinstance(self.ring, Ring):
             self.ring.use_asked_markers()
 

@@ -82,9 +82,10 @@ class Markers:
         for key in (*([traj_key] if traj_key is not None else []), *end_keys):
             if unravel(key) not in keys:
                 raise MissingKeyError(
-                    f"{show(key)} is not in the batch, and the sampler tells trajectories apart by it",
+                    f"{show(key)} is not in the batch, and the buffer is to tell trajectories apart by it",
                     why=f"it holds {', '.join(map(show, keys))}",
-                    fix="Store it, or name another traj_key or end_key.",
+                    fix="Store it, or name another key: traj_key or end_key of the sampler, traj_key or done_key of a "
+                    "transform.",
                 )
         ends: Sequence[Key] = end_keys
         if not ends:
