@@ -75,10 +75,6 @@ class RowFile(NamedTuple):
         """The number of the first live step, and one past that of the last."""
         return self.first + self.start, self.first + self.stop
 
-    def part(self, folder: Path, size: int, fields: Mapping[Key, Field]) -> Part:
-        """Where the live rows lie, of a file whose columns are all raw."""
-        return Part.within(folder / self.name, size, self.first, fields, self.stride, self.start, self.stop)
-
     def columns(self, folder: Path, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
         """The live rows; the caller has compared the checksum of the file."""
         content = np.fromfile(folder / self.name, np.uint8)
@@ -189,11 +185,6 @@ class RowFiles:
         return file, disk.write_file(path / file.name, chunks)
 
 
-def packs(about: Mapping[str, Any]) -> bool:
-    """Whether columns are packed: the storage held its frames compressed."""
-    return any(size is not None for file in about["rows"] for size in file["packed"])
-
-
 def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     """Refuse what a manifest says of rows, if its files cannot hold them.
 
@@ -248,11 +239,16 @@ class SavedRows:
         Their folder.
     about : dict
         See `RowFiles.about`.
+
+    Attributes
+    ----------
+    fields : dict of key to Field
+        Of the columns.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self._lanes = path, about["lanes"]
-        self._fields = read_fields(about["fields"])
+        self.fields = read_fields(about["fields"])
         self._files = [RowFile(**entry) for entry in about["rows"]]
 
     @property
@@ -262,6 +258,21 @@ class SavedRows:
             return 0, 0
         return self._files[0].live[0], self._files[-1].live[1]
 
+    @property
+    def packed(self) -> bool:
+        """Whether columns are packed: the storage held its frames compressed."""
+        return any(size is not None for file in self._files for size in file.packed)
+
+    def parts(self, files: Mapping[str, Any]) -> list[Part]:
+        """Where the rows lie, if none are packed; `files` are the manifest's, by name: their sizes."""
+        return [
+            Part.within(
+                self.path / file.name, files[file.name]["size"], file.first, self.fields,
+                file.stride, file.start, file.stop,
+            )
+            for file in self._files
+        ]  # fmt: skip
+
     def __len__(self) -> int:
         """Rows."""
         return sum(file.stop - file.start for file in self._files)
@@ -269,16 +280,16 @@ class SavedRows:
     def __iter__(self) -> Iterator[tuple[int, dict[Key, Tensor]]]:
         """The number of a first step, and the columns of rows from it on, in the order of their numbers."""
         for file in self._files:
-            yield file.live[0], file.columns(self.path, self._fields, self._lanes)
+            yield file.live[0], file.columns(self.path, self.fields, self._lanes)
 
     def columns(self) -> dict[Key, Tensor]:
         """All of them."""
         parts = [columns for _, columns in self]
-        return {key: torch.cat([part[key] for part in parts]) for key in self._fields} if parts else {}
+        return {key: torch.cat([part[key] for part in parts]) for key in self.fields} if parts else {}
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same rows, byte for byte, however they are cut into files."""
-        if not isinstance(other, SavedRows) or self._fields != other._fields:
+        if not isinstance(other, SavedRows) or self.fields != other.fields:
             return False
         mine, theirs = self.columns(), other.columns()
         return mine.keys() == theirs.keys() and all(
@@ -295,7 +306,7 @@ class SavedRows:
         Misfit
             The storage has other columns.
         """
-        if self._fields != dict(storage.fields):
+        if self.fields != dict(storage.fields):
             raise Misfit("the files and the state of a buffer do not belong together")
         for number, columns in self:
             storage.write(number, columns)

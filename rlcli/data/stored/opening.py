@@ -25,10 +25,10 @@ from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.batches import key_of
 from rlcli.data.collected.folder import left_out
-from rlcli.data.fields import Field, read_fields
+from rlcli.data.fields import Field
 from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
 from rlcli.data.files.dumps import FOLDERS, read_dump
-from rlcli.data.files.row_files import RowFile, SavedRows, packs
+from rlcli.data.files.row_files import SavedRows
 from rlcli.data.files.state import ROWS, decode_state, loading_state
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
@@ -159,26 +159,6 @@ def open_rows(path: Path) -> MappedStorage:
     return _storage(path, header, fields, parts, ring)
 
 
-def open_files(
-    path: Path, about: Mapping[str, Any], files: Mapping[str, Any], ring: Mapping[str, Any]
-) -> MappedStorage:
-    """Rows that a dump or a checkpoint wrote, not compressed; the caller has verified them.
-
-    Parameters
-    ----------
-    about : mapping
-        See `RowFiles.about`.
-    files : mapping
-        The manifest's, by name: their sizes.
-    ring : mapping
-        The state of the ring.
-    """
-    fields = read_fields(about["fields"])
-    found = [RowFile(**entry) for entry in about["rows"]]
-    parts = [file.part(path, files[file.name]["size"], fields) for file in found]
-    return _storage(path, about, fields, parts, ring)
-
-
 def _storage(
     path: Path, about: Mapping[str, Any], fields: dict[Key, Field], parts: list[Part], ring: Mapping[str, Any]
 ) -> MappedStorage:
@@ -287,12 +267,13 @@ def _of_files(
     path: Path, about: Mapping[str, Any], files: Mapping[str, Any], ring: Mapping[str, Any],
     make: Callable[..., TensorDictReplayBuffer],
 ) -> TensorDictReplayBuffer:  # fmt: skip
-    """Rows of a dump or a checkpoint, whose checksums were compared."""
-    if not packs(about):
-        return make(storage=open_files(path, about, files, ring))
+    """Rows of a dump or a checkpoint, whose checksums were compared: read where they lie, unless they are packed."""
+    rows = SavedRows(path, about)
+    if not rows.packed:
+        return make(storage=_storage(path, about, rows.fields, rows.parts(files), ring))
     buffer = make(storage=CompressedStorage(about["max_size"], ndim=about["ndim"]))
     with loading_state(path, ROWS):
-        fill(buffer.ring, {"ring": ring, "columns": SavedRows(path, about)})
+        fill(buffer.ring, {"ring": ring, "columns": rows})
     buffer.ring.use_asked_markers()
     buffer.sampler.extended(buffer.ring, len(buffer.ring))
     return buffer
