@@ -21,9 +21,12 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGES, re.M | re.S)  # (language, 
 
 
 def files() -> dict[str, str]:
-    """Blocks whose first line names a file: `# my_rl/__init__.py`."""
-    named = ((re.match(r"# (\S+\.(?:py|yaml))\n", text), text) for _, text in BLOCKS)
-    return {match[1]: text for match, text in named if match}
+    """Blocks whose first line names a file, `# my_rl/__init__.py`, and recipes by the command that runs them."""
+    named = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# (\S+\.py)\n", text))}
+    recipes = [
+        (re.search(r"^# command: rlcli \w+ recipe=(\w+)$", text, re.M), text) for kind, text in BLOCKS if kind == "yaml"
+    ]
+    return named | {f"recipes/{match[1]}.yaml": text for match, text in recipes if match}
 
 
 def snippets() -> str:
@@ -91,6 +94,11 @@ def test_a_users_own_env_and_policy_train(tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["env"] == "Thermostat" and summary["frames"] == 2048
+
+
+def test_the_recipe_shown_is_listed_by_its_title(tmp_path):
+    done = in_a_new_process("from rlcli.cli.main import main; main(['ls', 'recipes'])", tmp_path)
+    assert re.search(r"^  acrobot +train +PPO on Acrobot\.$", done.stdout, re.M), done.stdout
 
 
 def test_every_command_is_accepted(tmp_path):
