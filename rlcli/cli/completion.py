@@ -120,7 +120,7 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
     from rlcli.config.option import choices, groups, leaves
     from rlcli.config.recipes import find_recipes
     from rlcli.config.schemas import VERBS as SCHEMAS
-    from rlcli.config.unread import read_with
+    from rlcli.config.unread import read_by
 
     schema = SCHEMAS[verb]
     key, equals, _ = word.partition("=")
@@ -132,15 +132,14 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
         return
     if find_recipes():
         yield "recipe="
+    keys = [key for key in read_by(schema) if not key.endswith(".kind")]
     for group in groups(schema):
         if f"{group}.kind" in leaves(schema) and choices(schema, group):
             yield f"{group}="
-        yield f"{group}."
+        if any(key.startswith(f"{group}.") for key in keys):
+            yield f"{group}."
     in_group = word.partition(".")[0] if "." in word else None
-    for name, leaf in leaves(schema).items():
-        offered = (name.partition(".")[0] == in_group or "." not in name) and not name.endswith(".kind")
-        if offered and read_with(schema, leaf) is not None:
-            yield f"{name}="
+    yield from (f"{key}=" for key in keys if key.partition(".")[0] == in_group or "." not in key)
 
 
 def _values(schema: type, key: str) -> Iterable[str]:

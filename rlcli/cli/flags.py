@@ -14,6 +14,7 @@ from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError
 
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a number may be negative
+OF_JOBS = ("-m", "--multirun", "-c", "--cfg", "--resolve", "-p", "--package")  # train's and collect's
 _OF_EVERY_VERB = ("--import", "--recipe-dir", "--debug")
 
 
@@ -112,6 +113,12 @@ def read(
     if args.help:
         print(usage, end="")
         return None
+    for name in (word.partition("=")[0] for word in (getattr(args, rest) if rest else ())):
+        if name in OF_JOBS:
+            fix = (
+                "Leave it out." if name not in OF_JOBS[:2] else "Give each key one value, or one command for each run."
+            )
+            raise ConfigError(f"rlcli {verb} has no flag {name}; rlcli train and collect have", fix=fix)
     return args
 
 

@@ -77,7 +77,7 @@ def check_overrides(
         if (parts := words.entries(schema, override)) is not None:
             waiting = [*parts, *waiting]
             continue
-        result = _check_one(schema, override, recipes, multirun, facts)
+        result = _check_one(schema, override, recipes, multirun, flags, facts)
         if isinstance(result, Checked):
             usable.append(result)
         else:
@@ -114,7 +114,12 @@ def _key_of(text: str) -> str:
 
 
 def _check_one(
-    schema: type, override: Override, recipes: list[str], multirun: bool, facts: Mapping[str, Any]
+    schema: type,
+    override: Override,
+    recipes: list[str],
+    multirun: bool,
+    flags: Collection[str],
+    facts: Mapping[str, Any],
 ) -> Checked | list[Problem]:
     if problem := words.misused(override):
         return [problem]
@@ -129,7 +134,8 @@ def _check_one(
         return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write '{key}=range(a,b,step)'")]
     if override.is_sweep_override():
         if not multirun:
-            return [Problem(f"{text!r} is a sweep over several values", "add -m to run them all, or quote the value")]
+            fix = "add -m to run them all" if "-m" in flags else "give one value"
+            return [Problem(f"{text!r} is a sweep over several values", f"{fix}, or quote the value")]
         raw = value.filter(list(names)) if isinstance(value, Glob) else override.sweep_iterator()
         values = tuple(words.plain(v) for v in itertools.islice(raw, MAX_JOBS + 1))
         if not values:
@@ -140,6 +146,10 @@ def _check_one(
         values = (words.plain(value),)
     if repr(whole := tuple(with_whole_numbers(schema, v, key) for v in values)) != repr(values):
         values, text = whole, f"{_key_of(text)}={','.join(map(words.spell, whole))}"
+    spelled = list(map(words.spell, values))
+    if len(set(spelled)) < len(spelled):
+        twice = next(value for value in spelled if spelled.count(value) > 1)
+        return [Problem(f"{text!r} names {twice} twice", "name each value once: the same run would be run again")]
     if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
         values = tuple([] if v is None else v for v in values)
         text = f"recipe={','.join(map(words.spell, values))}"
@@ -158,10 +168,13 @@ def _check_value(
         return
     if key == "recipe":
         if value != [] and value not in names:
-            yield unknown_recipe(str(value), names)
+            said = unknown_recipe(_bare(value), names)
+            yield said if isinstance(value, str) else said._replace(what=_no_name(key, value))
     elif key in groups(schema) and names:
         if isinstance(value, dict):
             yield Problem(f"{key} is one of {', '.join(names)}", f"set its keys one by one: {key}.<key>=...")
+        elif not isinstance(value, str):
+            yield unknown(key, _bare(value), names)._replace(what=_no_name(key, value))
         elif value not in names:
             hint = choice_instead(schema, key, str(value))
             yield Problem(f"unknown {key} {value!r}", hint) if hint else unknown(key, str(value), names)
@@ -182,6 +195,15 @@ def _check_value(
         yield unknown(key, str(value), choices(schema, "memory"))
     elif not (isinstance(value, str) and "${" in value):
         yield from check_type(schema, key, value)
+
+
+def _no_name(key: str, value: Any) -> str:
+    return f"{key}={words.spell(value)}: {key} is chosen by one name"
+
+
+def _bare(value: Any) -> str:
+    """The name that may be meant by what is none: `gym` of `[gym]`."""
+    return value if isinstance(value, str) else words.spell(value).strip("[]")
 
 
 def _retyped(schema: type, key: str, text: str, values: Iterable[Any]) -> str:

@@ -14,6 +14,7 @@ from rlcli.config.option import Leaf, branches, find, groups, leaves
 from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig
+from rlcli.config.unread import read_by
 
 _FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
 C = TypeVar("C", bound=CollectConfig)
@@ -129,7 +130,8 @@ def unknown_key(
     """
     text = "" if value is None or isinstance(value, Mapping) else str(value)
     hint = instead(schema, key, text, facts or facts_of(schema, (), {}))
-    hint = hint or did_you_mean(key, (*leaves(schema), *groups(schema), "recipe"))
+    known = read_by(schema)
+    hint = hint or did_you_mean(key, dict.fromkeys((*known, *(each.partition(".")[0] for each in known), "recipe")))
     free = [leaf.key for leaf in leaves(schema).values() if leaf.is_free and leaf.key == f"{key.split('.')[0]}.kwargs"]
     for mapping in free if "." in key and _takes_arguments(key.partition(".")[0]) else ():
         hint += f" (an argument of its own: {mapping}.{key.split('.', 1)[1]}={text or '...'})"
@@ -157,7 +159,7 @@ def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping
     """
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(
-        name, (*flags, *leaves(schema))
+        name, (*flags, *read_by(schema))
     )
     return Problem(f"there is no flag {name}", hint or "(--help lists flags and keys)")
 

@@ -200,6 +200,12 @@ def test_a_tab_never_offers_what_would_be_refused():
     assert not [word for word in candidates("rlcli collect lo") if word.startswith("loss")]
 
 
+def test_what_is_always_refused_is_neither_completed_nor_meant(rlcli):
+    assert not candidates("rlcli train wei") and not candidates("rlcli train weights.")
+    for word in ("weights.swa=step", "weigths.swap=step", "swapp=step"):
+        assert "weights" not in rlcli(f"train {word}")[2].replace(word.partition("=")[0], "")
+
+
 def test_the_bash_script_completes_in_a_real_bash(process):
     script = (
         'eval "$(rlcli completion bash)"; COMP_LINE="rlcli train memory=ex"; COMP_POINT=${#COMP_LINE}; '

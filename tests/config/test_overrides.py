@@ -41,7 +41,7 @@ def complaints(*overrides: str) -> str:
         ("env.atari={noop:3}", "unknown key 'env.atari.noop'"),
         ("env.kind=atari", "write env=atari"),
         ("~env.num", "a key cannot be deleted"),
-        ("seed=1,2", "add -m"),
+        ("seed=1,2", "give one value, or quote"),
         ("optim.lr=interval(0,1)", "range(a,b,step)"),
         ("seed=[1", "cannot read 'seed=[1'"),
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
