@@ -32,7 +32,7 @@ OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt"
 
 
 def part_of(module: str) -> str:
-    """The room a module is in: `rlcli.envs.gym_env` -> `envs`."""
+    """The room a module is in: `rlcli.envs.lanes_env` -> `envs`."""
     return module.removeprefix("rlcli").lstrip(".").split(".")[0]
 
 
@@ -146,7 +146,7 @@ def test_rooms_that_work_without_torch_do_not_import_it(room, heavy):
 @pytest.mark.parametrize(
     ("module", "target"),
     [
-        ("rlcli.kernels.scan.cpu", "rlcli.envs.gym_env"),
+        ("rlcli.kernels.scan.cpu", "rlcli.envs.lanes_env"),
         ("rlcli.data.collected", "rlcli.envs"),
         ("rlcli.config.validate", "rlcli.cli.main"),
         ("rlcli.learning.loops", "rlcli.jobs.train"),

@@ -1,13 +1,14 @@
 """What a batch holds, key by key: worked out once from the parts that write it, and read by all who need to know.
 
 The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  Which keys
-the consumer asked for (`Kept`) decides what of it is stored.
+the consumer asked for (`Kept`) decides what of it is stored; what a row then holds in any mode says `RowSchema`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from rlcli.data.fields import Field
+from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
     DONE,
@@ -31,8 +34,10 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.lanes.lanes import Schema
+from rlcli.specs import Categorical
 from rlcli.transforms import Faces
 from rlcli.transforms.base import RAW
+from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
 
 ROW, BATCH, PASS, LATE = "row", "batch", "pass", "late"
 HOST, POLICY = "host", "policy"
@@ -279,3 +284,98 @@ def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
         raise ArgumentError(
             f"keep_keys names {show(key)}, which no batch holds", fix=f"Did you mean {near[0]}?" if near else None
         )
+
+
+# ---- rows of a collector, read off it with no row made ---------------------------------------------------------
+@dataclass(frozen=True)
+class RowSchema:
+    """What a row of a batch `[lanes, steps]` holds, whatever the mode.
+
+    Attributes
+    ----------
+    fields : dict
+        Keys that are stored in every mode.
+    copies : dict
+        Keys under "next" that transforms write; `compact` drops them.
+    successors : dict
+        Next observations, kept as the mode says.
+    kinds : dict
+        How many values there are of a key that counts from 0.
+    delta_dtype : torch dtype
+        What `delta` keeps differences in.
+    keeps_overflows : bool
+        Whether `delta` keeps next observations whole that no difference holds.
+    """
+
+    lanes: int
+    steps: int
+    fields: Mapping[Key, Field]
+    copies: Mapping[Key, Field]
+    successors: Mapping[Key, Field]
+    kinds: Mapping[Key, int]
+    delta_dtype: torch.dtype = torch.float16
+    keeps_overflows: bool = False
+
+    @classmethod
+    def of(cls, schema: BatchSchema, env: EnvBase, lanes: int, steps: int) -> RowSchema:
+        """The rows that a collector's `schema` says, of so many lanes of its `env`; it may itself have one."""
+        full = dataclasses.replace(schema, mode="full")  # what a mode leaves out, `stored` says
+        fields = {key: _field(entry) for key, entry in full.delivered.items() if key not in full.copies}
+        copies = {key: _field(entry) for key, entry in full.copies.items()}
+        successors: dict[Key, Field] = {under_next(key): fields[key] for key in full.successors}
+        return cls(lanes, steps, fields, copies, successors, _kinds(env))
+
+    @property
+    def frames(self) -> int:
+        return self.lanes * self.steps
+
+    def stored(self, mode: str) -> dict[Key, Field]:
+        """What every row holds in a mode; the few next observations that `exact` keeps apart are not among it."""
+        found = {**self.fields, **({} if mode == "compact" else self.copies)}
+        if mode == "full":
+            return found | dict(self.successors)
+        if mode == "delta":
+            for key, field in self.successors.items():
+                found |= _coded(as_tuple(key)[1:], field, self.delta_dtype)
+        return found
+
+    def overflows(self, mode: str) -> dict[Key, Field]:
+        """Columns for next observations that no difference can stand for, where a run keeps them."""
+        if mode != "delta" or not self.keeps_overflows:
+            return {}
+        sources = {as_tuple(key)[1:]: field for key, field in self.successors.items()}
+        return {
+            kept_key(key): field
+            for key, field in sources.items()
+            if saves(math.prod(field.shape), field.dtype, self.delta_dtype)
+        }
+
+
+def _kinds(env: EnvBase) -> dict[Key, int]:
+    leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
+    return {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
+
+
+def _field(entry: Entry) -> Field:
+    dtype = entry.dtype if isinstance(entry.dtype, torch.dtype) else torch.from_numpy(np.empty(0, entry.dtype)).dtype
+    return Field(dtype, torch.Size(entry.shape))
+
+
+def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key, Field]:
+    """The difference of a next observation, or itself where that is smaller."""
+    if not saves(math.prod(field.shape), field.dtype, wanted):
+        return {under_next(key): field}
+    nothing = field.empty(1).zero_()
+    coded = encode(nothing, nothing, wanted, 1)
+    found: dict[Key, Field] = {delta_key(key): Field.of(coded.delta)}
+    return found if coded.scale is None else found | {scale_key(key): Field.of(coded.scale)}
+
+
+def row_specs(env: EnvBase) -> dict[str, str]:
+    """Key -> its spec in words and without the batch dims, of observations and action.
+
+    Kept with collected frames, and compared by who learns from them.
+    """
+    one = (0,) * len(env.batch_size)
+    leaves = {**dict(env.full_observation_spec.items(True, True)), **dict(env.full_action_spec.items(True, True))}
+    return {show(unravel(key)): repr(leaf[one] if one else leaf) for key, leaf in leaves.items()}

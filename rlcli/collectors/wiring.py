@@ -17,7 +17,7 @@ from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
 from rlcli.collectors.states import missing_transforms, refuse_lost_states
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
-from rlcli.envs.policies import on_tensordicts
+from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
 from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel

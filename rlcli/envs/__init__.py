@@ -5,8 +5,7 @@ from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from rlcli.envs.base import EnvBase
-from rlcli.envs.gym_env import GymEnv
-from rlcli.envs.lanes_env import NativeEnv, make_native
+from rlcli.envs.lanes_env import GymEnv, NativeEnv, make_native
 from rlcli.envs.mdp import step_mdp
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv

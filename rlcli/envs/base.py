@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.envs.mdp import complete_flags, episode_over, merged, promoted, step_mdp
-from rlcli.envs.policies import acted, on_tensordicts
+from rlcli.envs.mdp import acted, complete_flags, episode_over, merged, on_tensordicts, promoted, step_mdp
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded

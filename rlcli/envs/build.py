@@ -13,8 +13,7 @@ from rlcli.config import registry
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.envs.base import EnvBase
-from rlcli.envs.gym_env import GymEnv
-from rlcli.envs.lanes_env import make_native
+from rlcli.envs.lanes_env import GymEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv

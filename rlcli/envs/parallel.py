@@ -11,8 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli.envs.base import EnvBase
-from rlcli.envs.gym_env import GymEnv, recipe_of
-from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.lanes_env import GymEnv, LanesEnv, recipe_of
 from rlcli.envs.serial import differing, narrows, one_each, shown
 from rlcli.errors import ArgumentError, in_words
 from rlcli.lanes.bounds import strictest

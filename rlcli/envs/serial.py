@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.base import SPECS, EnvBase
-from rlcli.envs.gym_env import GymEnv
-from rlcli.envs.lanes_env import LanesEnv
+from rlcli.envs.lanes_env import GymEnv, LanesEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET

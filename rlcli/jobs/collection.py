@@ -19,7 +19,7 @@ import torch
 
 from rlcli.algorithms.policy import build_policy
 from rlcli.collectors.build import build_collector, devices, keys_of
-from rlcli.collectors.row_fields import row_specs
+from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.run_files import SEGMENTS

@@ -22,8 +22,7 @@ from rlcli.collectors.build import EXPLORATION
 from rlcli.collectors.states import missing_transforms
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.mdp import merged
-from rlcli.envs.policies import on_tensordicts
+from rlcli.envs.mdp import merged, on_tensordicts
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.lanes.configured import configured

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.collectors.row_fields import RowSchema, schema_of
+from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import Config
 from rlcli.errors import ResourceError
@@ -50,7 +50,8 @@ def build_buffer(
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
         next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
-        frame_stack=frame_stacks(cfg, schema_of(collector, 1, 1)) or None, codes=cfg.storage.codes,
+        frame_stack=frame_stacks(cfg, RowSchema.of(collector.schema, collector.env, 1, 1)) or None,
+        codes=cfg.storage.codes,
     )  # fmt: skip
     if cfg.memory.next_obs == "delta":
         buffer.append_transform(NextObservationDelta())

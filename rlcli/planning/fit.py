@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlcli.collectors.row_fields import RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk

@@ -14,7 +14,7 @@ import psutil
 from rlcli.collectors import Collector
 from rlcli.collectors.build import delta_of, devices, keeps_overflows
 from rlcli.collectors.options import next_steps
-from rlcli.collectors.row_fields import RowSchema, schema_of
+from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, EnvConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
 from rlcli.envs.build import build_env
@@ -153,7 +153,9 @@ def _tensors(
     lanes, mode, device = cfg.env.num, cfg.memory.next_obs, _device(cfg, "storing_device")
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
     rows = dataclasses.replace(
-        schema_of(collector, lanes, steps), delta_dtype=delta_of(cfg), keeps_overflows=keeps_overflows(cfg)
+        RowSchema.of(collector.schema, collector.env, lanes, steps),
+        delta_dtype=delta_of(cfg),
+        keeps_overflows=keeps_overflows(cfg),
     )
     entries: list[Entry] = []
     peaks: list[Peak] = []

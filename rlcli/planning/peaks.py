@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcli.collectors.row_fields import RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import Field
 from rlcli.keys import Key
 from rlcli.objectives.value.estimator import ValueEstimator

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rlcli.collectors.row_fields import RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import Field
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends

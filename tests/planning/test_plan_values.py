@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
-from rlcli.collectors.row_fields import RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import Field
 from rlcli.modules import MLP
 from rlcli.objectives.value import GAE

@@ -27,7 +27,7 @@ from rlcli.collectors.programs.called import (
 )
 from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.collectors.states import States, no_place
-from rlcli.envs.late_columns import LateColumns
+from rlcli.envs.tensordict_lanes import LateColumns
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, Key, as_tuple, show, unravel
 from rlcli.lanes.lanes import Schema
