@@ -60,6 +60,6 @@ def test_learning_on_policy_loads_no_buffers(tmp_path):
     overrides = ["recipe=ppo_exact", "total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=0"]
     overrides += ["console=off", "logger=none", f"run.dir={tmp_path / 'run'}"]
     found = loaded(f"import rlcli\nrlcli.train({overrides})")
-    rooms = ("buffer", "samplers", "shared", "collected", "stored", "index", "ring")
+    rooms = ("buffer", "samplers", "shared", "collected", "stored", "index", "ring", "storages.mapped")
     assert "rlcli.data.files.checkpoints" in found
     assert not [name for name in found if name.startswith(tuple(f"rlcli.data.{room}" for room in rooms))]

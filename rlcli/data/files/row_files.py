@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,13 +24,13 @@ from torch import Tensor
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.sealed_folder import SealedFolders
-from rlcli.data.next_obs.pairs import bytes_of
-from rlcli.data.storages import Storage
-from rlcli.data.storages.frame_column import unpack_frames
-from rlcli.data.storages.mapped import Part, column_offsets
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key
 from rlcli.typed import Check, Misfit, listed, optional, record, text, whole
+
+if TYPE_CHECKING:  # a checkpoint without a buffer loads no storages
+    from rlcli.data.storages import Storage
+    from rlcli.data.storages.mapped import Part
 
 NAMES = r"rows-\d{8,}\.bin"
 
@@ -77,6 +77,9 @@ class RowFile(NamedTuple):
 
     def columns(self, folder: Path, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
         """The live rows; the caller has compared the checksum of the file."""
+        from rlcli.data.storages.frame_column import unpack_frames
+        from rlcli.data.storages.mapped import column_offsets
+
         content = np.fromfile(folder / self.name, np.uint8)
         offsets, _ = column_offsets(fields, self.stride, self.packed)
         columns, count = {}, self.stop - self.start
@@ -200,6 +203,8 @@ def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     Misfit
         Files are of another size, do not follow each other, or hold more than there is room for.
     """
+    from rlcli.data.storages.mapped import column_offsets
+
     fields, found = read_fields(about["fields"]), [RowFile(**entry) for entry in about["rows"]]
     if about["capacity"] > about["max_size"] or (found and not fields):
         raise Misfit(f"{len(found)} files of {len(fields)} keys, capacity {about['capacity']} of {about['max_size']}")
@@ -265,6 +270,8 @@ class SavedRows:
 
     def parts(self, files: Mapping[str, Any]) -> list[Part]:
         """Where the rows lie, if none are packed; `files` are the manifest's, by name: their sizes."""
+        from rlcli.data.storages.mapped import Part
+
         return [
             Part.within(
                 self.path / file.name, files[file.name]["size"], file.first, self.fields,
@@ -289,6 +296,8 @@ class SavedRows:
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same rows, byte for byte, however they are cut into files."""
+        from rlcli.data.next_obs.pairs import bytes_of
+
         if not isinstance(other, SavedRows) or self.fields != other.fields:
             return False
         mine, theirs = self.columns(), other.columns()
