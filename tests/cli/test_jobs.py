@@ -32,7 +32,7 @@ def test_resume_and_eval_hand_over_the_folder(rlcli, started, tmp_path):
     assert rlcli(f"resume {tmp_path} total_frames=10")[0] == 0
     assert rlcli(f"eval {tmp_path} --episodes 3 --stochastic --video v.mp4")[0] == 0
     assert started[0] == ("resume", (str(tmp_path), ["total_frames=10"]), {"force": False})
-    assert callable(started[1][2].pop("say"))
+    assert all(callable(started[1][2].pop(name)) for name in ("say", "show"))
     assert started[1][2] == {"episodes": 3, "deterministic": False, "seed": None, "max_steps": None, "video": "v.mp4"}
 
 
