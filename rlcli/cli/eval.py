@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rlcli.cli.flags import read, run_folder
-from rlcli.cli.loading import announced, loading
+from rlcli.cli.main import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\

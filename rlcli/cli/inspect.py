@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlcli.cli.flags import read, run_folder
-from rlcli.cli.loading import announced, loading
+from rlcli.cli.main import announced, loading
 from rlcli.errors import ConfigError
 
 USAGE = """\

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlcli.cli.flags import Flags
-from rlcli.cli.loading import loading
+from rlcli.cli.main import loading
 from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError, in_words
 

@@ -1,12 +1,14 @@
-"""`rlcli VERB ...`: finds the verb, hands over, and turns errors into a sentence and an exit code.
+"""`rlcli VERB ...`: finds the verb, hands over, says what it waits for, and turns errors into a sentence and a code.
 
 Imports neither Hydra nor rich nor torch, so that `rlcli --help` answers at once.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import gc
 import io
 import os
 import shlex
@@ -244,6 +246,44 @@ def _unknown_verb(words: list[str]) -> ConfigError:
     ours = _OTHER_NAMES.get(verb.lower())
     hint = f"write rlcli {ours}" if ours else did_you_mean(verb, VERBS)
     return ConfigError(f"{verb!r} is not a verb{'; ' if hint else ''}{hint} (rlcli --help lists them)")
+
+
+# ---- what a verb waits for before it can answer: loading torch, compiling kernels once; a word before each wait ------
+@contextlib.contextmanager
+def loading(quiet: bool = False) -> Iterator[None]:
+    """Import torch and what stands on it inside this context.
+
+    Modules are kept for good, so looking for garbage among them finds none and takes a fifth of the time they need:
+    the collector rests meanwhile, and never looks at them again (`gc.freeze`).
+
+    Parameters
+    ----------
+    quiet : bool
+        Say nothing. Otherwise a line goes to the standard error, where it cannot mix with a result.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    if not quiet:
+        print("loading torch ...", file=sys.stderr, flush=True)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.freeze()
+            gc.enable()
+            atexit.register(gc.unfreeze)  # or nanobind (of triton, imported by tensordict) reports leaks at the end
+
+
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """Say, for a verb without a console of its own, what compiles inside this context; once, on the standard error."""
+    from rlcli.report.compiling import Compiling
+
+    with Compiling(lambda text: print(text, file=sys.stderr, flush=True)):
+        yield
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 
 from rlcli.cli.flags import looked_at
-from rlcli.cli.loading import announced, loading
+from rlcli.cli.main import announced, loading
 
 USAGE = """\
 usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--json]
 
 Bytes of every key, under every way to keep the next observation; parameters, optimizer, buffer;
 what value estimation and an update hold for a moment; the process itself; whether it fits, and what
-would make it fit. One env is made and never stepped; nothing of the run's size is allocated.
+would make it fit. Some envs are made and never stepped; nothing of the run's size is allocated.
 
   --json   the same as one JSON object
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.cli.flags import read, run_folder
-from rlcli.cli.loading import loading
+from rlcli.cli.main import loading
 
 USAGE = """\
 usage: rlcli resume RUN [key=value ...] [--force]

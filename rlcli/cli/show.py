@@ -41,7 +41,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
-    from rlcli.cli.loading import loading
+    from rlcli.cli.main import loading
     from rlcli.config.compose import configure
 
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)

@@ -13,7 +13,7 @@ def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_word_goes_to_the_standard_error_before_torch_is_loaded():
     ran = in_a_process(
         "import sys\n"
-        "from rlcli.cli.loading import loading\n"
+        "from rlcli.cli.main import loading\n"
         "with loading():\n"
         "    assert 'torch' not in sys.modules\n"
         "    import torch\n"
@@ -26,7 +26,7 @@ def test_a_word_goes_to_the_standard_error_before_torch_is_loaded():
 def test_nothing_is_collected_while_modules_load_and_everything_after():
     ran = in_a_process(
         "import gc\n"
-        "from rlcli.cli.loading import loading\n"
+        "from rlcli.cli.main import loading\n"
         "with loading(quiet=True):\n"
         "    assert not gc.isenabled()\n"
         "assert gc.isenabled() and gc.get_freeze_count() > 0\n"
@@ -37,7 +37,7 @@ def test_nothing_is_collected_while_modules_load_and_everything_after():
 def test_a_collector_that_was_off_stays_off():
     in_a_process(
         "import gc; gc.disable()\n"
-        "from rlcli.cli.loading import loading\n"
+        "from rlcli.cli.main import loading\n"
         "with loading(quiet=True):\n"
         "    pass\n"
         "assert not gc.isenabled() and gc.get_freeze_count() == 0\n"
@@ -47,7 +47,7 @@ def test_a_collector_that_was_off_stays_off():
 def test_a_verb_without_a_console_says_once_that_it_compiles():
     ran = in_a_process(
         "import numba\n"
-        "from rlcli.cli.loading import announced\n"
+        "from rlcli.cli.main import announced\n"
         "with announced():\n"
         "    numba.njit(lambda x: x + 1)(1)\n"
         "    numba.njit(lambda x: x + 2)(1)\n"
