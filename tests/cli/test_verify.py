@@ -87,4 +87,4 @@ def test_folders_without_checksums_are_refused(rlcli, tmp_path):
     assert rlcli(f"verify {tmp_path}/nowhere")[0] == 2
     (tmp_path / "empty").mkdir()
     code, _, err = rlcli(f"verify {tmp_path}/empty")
-    assert code == 5 and "nothing with checksums" in err
+    assert code == 2 and "nothing with checksums" in err
