@@ -19,8 +19,8 @@ from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import Key, unravel
-from rlcli.lanes.configured import configured
 from rlcli.lanes.engines import auto_prefers_native
+from rlcli.lanes.make import configured
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 

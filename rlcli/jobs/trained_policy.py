@@ -25,7 +25,7 @@ from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.mdp import merged, on_tensordicts
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
-from rlcli.lanes.configured import configured
+from rlcli.lanes.make import configured
 from rlcli.lanes.observations import BadValue, Leaf
 from rlcli.modules import ActorCritic
 from rlcli.transforms import Compose, Transform

@@ -299,6 +299,6 @@ def test_an_unknown_start_method_is_refused():
 
 def test_this_room_needs_numpy_alone():
     rooms = "rlcli.processes.crew, rlcli.processes.region, rlcli.lanes.parallel_lanes, rlcli.lanes.native_lanes"
-    program = f"import sys, {rooms}, rlcli.lanes.configured"
+    program = f"import sys, {rooms}, rlcli.lanes.make"
     program += "\nprint(*sorted({'torch', 'tensordict', 'hydra', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"
