@@ -1,7 +1,7 @@
-"""`rlcli plan`: what a run will need, from specs alone: one env is made and never stepped, nothing else is allocated.
+"""`rlcli plan`: what a run will need, from specs: some envs are made and never stepped, nothing else is allocated.
 
-What the process itself takes is measured here and now, since it depends on the machine: the imports, one env and one
-more, the compiler. `foresee` does the rest, also for a run that has begun: its report says how far off the plan was.
+What processes take is measured here and now, since it depends on the machine: the imports, envs, one that steps an env,
+the compiler. `foresee` does the rest, also for a run that has begun: its report says how far off the plan was.
 """
 
 from __future__ import annotations
@@ -9,23 +9,31 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import itertools
+import time
 from typing import Any
+
+import psutil
 
 from rlcli.algorithms import algorithm_of
 from rlcli.collectors.build import build_collector
 from rlcli.collectors.faces import Face
-from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
+from rlcli.config.schemas import CollectConfig, Config, DeviceConfig, EnvConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, evaluation_lanes, wants_native
+from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ConfigError
 from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
-from rlcli.planning.foresee import Learning, foresee, parameter_bytes, working
+from rlcli.planning.foresee import Envs, Learning, foresee, parameter_bytes, working
 from rlcli.planning.plan import Plan
 from rlcli.processes.memory import process_memory
 from rlcli.report.metrics import wants_tensorboard
 from rlcli.runs import random_streams
+
+# while the memory of an env is measured: how many are made at most, in how many seconds and bytes
+MANY, MOMENT, SPARE = 512, 0.5, 64 << 20
 
 
 def plan(cfg: CollectConfig, verb: str) -> Plan:
@@ -44,10 +52,10 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
     gc.collect()
     imported = process_memory()[0]
     with random_streams.kept():
-        env = build_env(one_lane(cfg))
+        env = build_env(lanes_of(cfg, 1))
         try:
             first = process_memory()[0]
-            more = _one_more(cfg)
+            envs = _envs(cfg)
             before = process_memory()[0]
             policy = policy_to_look_at(cfg, env)
             here = dataclasses.replace(cfg, device=DeviceConfig(kind="cpu"))
@@ -56,15 +64,18 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             built = process_memory()[0]
             _load_what_runs_load(cfg)
             loaded = process_memory()[0]
+            here_only = 0 if cfg.env.workers else cfg.env.num
+            played = evaluation_lanes(cfg.env, cfg.run.eval_episodes) if _evaluates(cfg) else 0
+            code = max(first - imported - envs.each, 0) if here_only or played else 0
             process = {
                 "after imports": imported,
-                "envs": max(first - imported, 0) + more * (cfg.env.num - 1),
+                "envs": code + envs.each * here_only,
                 "networks, being made": max(built - before - parameter_bytes(policy), 0),
                 "compiler and kernels": max(loaded - built, 0),
-                "envs of the evaluation": more * _evaluation_envs(cfg),
+                "envs of the evaluation": envs.each * played,
                 "libraries at work": working(learning),
             }
-            return foresee(cfg, verb, collector, learning, process, given=count_init_rows(cfg))
+            return foresee(cfg, verb, collector, learning, process, envs=envs, given=count_init_rows(cfg))
         finally:
             env.close()
 
@@ -78,7 +89,7 @@ def faces(cfg: CollectConfig) -> list[Face]:
         The env or the policy cannot be made: the run would say the same.
     """
     with random_streams.kept():
-        env = build_env(one_lane(cfg))
+        env = build_env(lanes_of(cfg, 1))
         try:
             return build_collector(cfg, env, policy_to_look_at(cfg, env), None).faces()
         finally:
@@ -98,23 +109,47 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------
-def one_lane(cfg: CollectConfig) -> Any:
-    """The env of the run with one lane, on the engine that it would choose for all."""
+def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
+    """The envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
     mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
-    return dataclasses.replace(cfg.env, num=1, mode=mode, workers=None)
+    return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
 
 
-def _one_more(cfg: CollectConfig) -> int:
-    """Bytes that one more env takes."""
-    before = process_memory()[0]
-    another = build_env(one_lane(cfg))
-    grown = process_memory()[0] - before
-    another.close()
-    return max(grown, 0)
+def _envs(cfg: CollectConfig) -> Envs:
+    """What one more env takes, and what processes that step them take beside.
+
+    A small env takes less than a page of memory: as many are made as are quickly there.
+    """
+    count, each = 1, 0
+    for _ in range(2):
+        began, before = time.monotonic(), process_memory()[0]
+        another = build_env(lanes_of(cfg, count))
+        spent, grown = time.monotonic() - began, max(process_memory()[0] - before, 0)
+        another.close()
+        each = grown // count
+        count = int(min(MANY, cfg.env.num - 1, MOMENT / spent, SPARE / max(grown, 1)))
+        if count <= 1:
+            break
+    return dataclasses.replace(_in_workers(cfg.env, each), each=each) if cfg.env.workers else Envs(each)
 
 
-def _evaluation_envs(cfg: CollectConfig) -> int:
-    return evaluation_lanes(cfg.env, cfg.run.eval_episodes) if _trains(cfg) and cfg.run.eval_episodes else 0
+def _in_workers(cfg: EnvConfig, each: int) -> Envs:
+    """One worker with one env is started and looked at, with the processes that the env starts."""
+    assert cfg.workers
+    env = build_env(dataclasses.replace(cfg, num=1, workers=1))
+    try:
+        lanes = env
+        while isinstance(lanes, TransformedEnv):
+            lanes = lanes.base_env
+        worker = psutil.Process(lanes.lanes.crew.workers[0].pid)  # type: ignore[attr-defined]
+        here = psutil.Process()
+        forked_from = itertools.takewhile(lambda parent: parent != here, worker.parents())
+        shared = sum(parent.memory_info().rss for parent in forked_from)
+        started = sum(child.memory_full_info().uss for child in worker.children(recursive=True))
+        alone = max(worker.memory_full_info().uss - each, 0)
+    finally:
+        env.close()
+    return Envs(each, shared + cfg.workers * alone + cfg.num * (each + started), alone)
 
 
 def _load_what_runs_load(cfg: CollectConfig) -> None:
@@ -126,5 +161,5 @@ def _load_what_runs_load(cfg: CollectConfig) -> None:
         importlib.import_module("tensorboard.summary.writer.event_file_writer")
 
 
-def _trains(cfg: CollectConfig) -> bool:
-    return isinstance(cfg, Config)
+def _evaluates(cfg: CollectConfig) -> bool:
+    return isinstance(cfg, Config) and bool(cfg.run.eval_episodes)

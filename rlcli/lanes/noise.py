@@ -11,12 +11,15 @@ lane 3   block 0: steps 0 .. B-1 | block 1: steps B .. 2B-1 | ...      key (seed
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 POLICY, RANDOM = 0, 1  # what the numbers are for
 
 _STEPS, _NUMBERS = 256, 4096  # of a block: steps at most, and numbers a lane where a step takes many
+
+_NUMBER = 8  # bytes
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -67,7 +70,7 @@ class Noise:
         width : int
             About how many a step takes: large ones make blocks of fewer steps.
         """
-        size = max(1, min(_STEPS, _NUMBERS // max(1, width)))
+        size = _steps(width)
         first, last = self.position, self.position + steps
         parts = []
         for block in range(first // size, -(-last // size)):
@@ -81,11 +84,15 @@ class Noise:
 
     def _numbers(self, block: int, draw: Draw, size: int) -> np.ndarray:
         if self._block is None or self._block[0] != block:
-            parts = []
-            for lane in range(self.first_lane, self.first_lane + self.lanes):
-                self._seek(lane, block)
-                parts.append(draw(self._generator, size))
-            self._block = block, np.stack(parts, 1)
+            self._block = None  # its memory goes before another block takes as much
+            numbers: Any = None
+            for place in range(self.lanes):
+                self._seek(self.first_lane + place, block)
+                drawn = draw(self._generator, size)
+                if numbers is None:
+                    numbers = np.empty((size, self.lanes, *drawn.shape[1:]), drawn.dtype)
+                numbers[:, place] = drawn
+            self._block = block, numbers
         return self._block[1]
 
     def _seek(self, lane: int, block: int) -> None:
@@ -94,3 +101,13 @@ class Noise:
         place["state"]["counter"][:] = 0, block, self.purpose, 0
         place["buffer_pos"], place["has_uint32"] = 4, 0
         self._bits.state = place
+
+
+def drawn_ahead(width: int) -> int:
+    """Bytes of one lane's block, where a step takes `width` numbers."""
+    return _steps(width) * max(1, width) * _NUMBER
+
+
+def _steps(width: int) -> int:
+    """Steps of a block."""
+    return max(1, min(_STEPS, _NUMBERS // max(1, width)))

@@ -82,10 +82,21 @@ def _savings(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[str]:
         yield from _of_buffer(cfg, plan, over)
     if place.name == "RAM" and plan.workers and cfg.env.workers > 1:
         half = cfg.env.workers // 2
-        yield _line(f"env.workers={half}", plan.workers * (1 - half / cfg.env.workers), over)
+        yield _line(f"env.workers={half}", plan.worker * (cfg.env.workers - half), over)
+    if place.name == "RAM":
+        yield from _of_envs(cfg, plan, over)
     yield from _of_next_observations(cfg, plan, over)
     yield from _of_stages(cfg, plan, over)
     yield from _of_batches(cfg, plan, over)
+
+
+def _of_envs(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
+    """Fewer of them, where they are a good part of what there is too much of."""
+    envs = plan.env_bytes * cfg.env.num
+    fewer = max(_scaled(cfg.env.num, envs, over) if envs > over else cfg.env.num // 2, cfg.env.workers or 1)
+    saved = plan.env_bytes * (cfg.env.num - fewer)
+    if saved > over / 10:
+        yield _line(f"env.num={fewer}", saved, over)
 
 
 def _of_buffer(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
@@ -133,7 +144,8 @@ def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
     if growing:
         share = max(0.01, 1 - over / growing)
         frames = max(plan.lanes, int(cfg.collector.frames_per_batch * share) // plan.lanes * plan.lanes)
-        yield _line(f"collector.frames_per_batch={frames}", growing * (1 - frames / plan.frames), over)
+        if frames < plan.frames:
+            yield _line(f"collector.frames_per_batch={frames}", growing * (1 - frames / plan.frames), over)
 
 
 def _batches(plan: Plan) -> int:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psutil
-
 from rlcli.collectors import Collector
 from rlcli.collectors.build import delta_of, devices, keeps_overflows
 from rlcli.collectors.options import next_steps
 from rlcli.collectors.schema import RowSchema
-from rlcli.config.schemas import CollectConfig, EnvConfig, draws_slices, is_off_policy
+from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
-from rlcli.envs.build import build_env
 from rlcli.errors import in_words
-from rlcli.keys import Key, unravel
+from rlcli.keys import ACTION, Key, unravel
+from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.optimizer import optimizer_options
 from rlcli.objectives.value.estimator import ValueEstimator
@@ -62,6 +60,25 @@ class Learning:
     estimator: Any = None
 
 
+@dataclass(frozen=True)
+class Envs:
+    """What envs need, as measured.
+
+    Attributes
+    ----------
+    each : int
+        Bytes of one more env.
+    workers : int
+        Bytes of the processes that step the envs, with their envs, and of what they are forked from.
+    worker : int
+        Of them, of each worker without its envs.
+    """
+
+    each: int
+    workers: int = 0
+    worker: int = 0
+
+
 def expected(
     cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, given: int = 0, stored: int = 0
 ) -> Expected:
@@ -76,9 +93,10 @@ def expected(
     stored : int
         Bytes of rows that it holds by now.
     """
-    _, entries, peaks = _tensors(cfg, collector, learning, given)
+    rows, entries, peaks = _tensors(cfg, collector, learning, given)
     values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
-    return Expected(at_peak(so_far(imported, learning, stored), entries, peaks), imported, values)
+    process = so_far(imported, learning, stored) | _noise(rows)
+    return Expected(at_peak(process, entries, peaks), imported, values)
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
@@ -93,24 +111,14 @@ def working(learning: Learning) -> int:
     return WORKING_TO_COLLECT if learning.loss is None else WORKING
 
 
-def worker_bytes(cfg: EnvConfig) -> int:
-    """Of the processes that step the envs, and of what they are forked from: one is made, with one env, and looked at.
+def _noise(rows: RowSchema) -> dict[str, int]:
+    """What lanes have drawn ahead once the first batch is begun."""
+    return {"random numbers, drawn ahead": rows.lanes * _noise_of_lane(rows)}
 
-    The other envs are counted where envs are.
-    """
-    if not cfg.workers:
-        return 0
-    here = psutil.Process()
-    before = set(here.children(recursive=True))
-    env = build_env(dataclasses.replace(cfg, num=1, workers=1))
-    try:
-        made = [child for child in here.children(recursive=True) if child not in before]
-        worker = next(child for child in made if not child.children())
-        parents = itertools.takewhile(lambda parent: parent != here, worker.parents())
-        shared = sum(parent.memory_info().rss for parent in parents)
-        return shared + cfg.workers * worker.memory_full_info().uss
-    finally:
-        env.close()
+
+def _noise_of_lane(rows: RowSchema) -> int:
+    action = rows.fields.get(ACTION)
+    return drawn_ahead(math.prod(action.shape) if action is not None else 1)
 
 
 def foresee(
@@ -120,6 +128,7 @@ def foresee(
     learning: Learning,
     process: dict[str, int],
     *,
+    envs: Envs,
     given: int = 0,
 ) -> Plan:
     """The plan of a run whose parts are there already.
@@ -129,7 +138,8 @@ def foresee(
     collector : Collector
         Asked for its schema; it may have been made with fewer lanes.
     process : dict from part to bytes
-        What the process holds beside tensors.
+        What the process holds beside tensors, and before the first batch.
+    envs : Envs
     given : int
         Rows that a buffer begins with.
     """
@@ -138,9 +148,9 @@ def foresee(
     unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
-        per_end(rows) if mode == "exact" else 0, tuple(peaks), process,
-        workers=worker_bytes(cfg.env), modes=modes, warnings=[*warnings_for(cfg, rows, modes), *unknown],
-        networks=layers(learning.policy),
+        per_end(rows) if mode == "exact" else 0, tuple(peaks), process | _noise(rows),
+        workers=envs.workers, worker=envs.worker, env_bytes=envs.each + _noise_of_lane(rows), modes=modes,
+        warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip
     found = dataclasses.replace(found, places=places_of(cfg, found))
     return dataclasses.replace(found, advice=advice_for(cfg, found))

@@ -112,7 +112,12 @@ class Plan:
     process : dict from part to bytes
         "after imports" and what is loaded and made after that; measured in this process.
     workers : int
-        Bytes of the processes that step the envs, those of `process` apart.
+        Bytes of the processes that step the envs and of the one that they are forked from, their envs included; those
+        of `process` apart.
+    worker : int
+        Of them, of each worker without its envs.
+    env_bytes : int
+        Of one more env, wherever it is stepped, without the rows that are collected from it.
     modes : sequence of Mode
     places : sequence of Place
     advice, warnings : sequence of str
@@ -132,6 +137,8 @@ class Plan:
     peaks: Sequence[Peak]
     process: dict[str, int]
     workers: int = 0
+    worker: int = 0
+    env_bytes: int = 0
     modes: Sequence[Mode] = ()
     places: Sequence[Place] = ()
     advice: Sequence[str] = ()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 import threading
 import tracemalloc
 
@@ -9,18 +11,22 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from large_env import LargeEnv
 
 import rlcli
+from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
+from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.hooks import priority_bytes
 from rlcli.planning.fit import advice_for
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
+from rlcli.processes.memory import size
 from rlcli.report.reporter import Reporter
 
 SMALL = {
@@ -329,23 +335,79 @@ def worker_processes():
     return set(psutil.Process().children(recursive=True))
 
 
-def test_worker_processes_are_counted_as_they_are_measured():
-    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
+@pytest.fixture
+def large_env(monkeypatch):
+    monkeypatch.setattr(registry, "_users", {kind: dict(names) for kind, names in registry._users.items()})
+    rlcli.register_env("large")(LargeEnv)
+
+
+@pytest.mark.parametrize("words", [[], ["env.id=large"], ["env.id=large", "env.kwargs.helper=true"]])
+def test_worker_processes_are_counted_as_they_are_measured(large_env, words):
+    overrides = ["total_frames=512", "env.num=6", "env.workers=3", *words]
     planned = rlcli.plan(overrides)
     before = worker_processes()
     env = build_env(configure("train", overrides).env)
     try:
         env.rollout(4)
         made = worker_processes() - before
-        workers = [process for process in made if not process.children()]
-        assert len(workers) == 3
+        workers = [psutil.Process(worker.pid) for worker in env.lanes.crew.workers]
+        started = [child for worker in workers for child in worker.children(recursive=True)]
+        assert len(workers) == 3 and len(started) == (6 if len(words) == 2 else 0)
         forked_from = {process.parent() for process in workers} - {psutil.Process()}
-        held = sum(p.memory_full_info().uss for p in workers) + sum(p.memory_info().rss for p in forked_from)
+        held = sum(p.memory_full_info().uss for p in [*workers, *started])
+        held += sum(p.memory_info().rss for p in forked_from)
+        assert made <= {*workers, *started, *forked_from}
     finally:
         env.close()
     assert planned.workers == pytest.approx(held, rel=0.2)
+
+
+def test_envs_in_workers_are_not_counted_twice(large_env):
+    overrides = ["env.id=large", "total_frames=512", "env.num=4", "run.eval_episodes=0"]
+    here, apart = rlcli.plan(overrides), rlcli.plan([*overrides, "env.workers=4"])
+    assert here.process["envs"] > 4 * (40 << 20) > 10 * apart.process["envs"]
+    assert apart.workers > 4 * (40 << 20) and apart.env_bytes == pytest.approx(40 << 20, rel=0.1)
+
+
+def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
+    overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
+    planned = rlcli.plan(overrides)
     ram = next(place for place in planned.places if place.name == "RAM")
     assert ram.need == planned.total + planned.workers
     assert rlcli.plan(overrides[:2]).workers == 0
-    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.workers // 2)])
-    assert advice_for(configure("train", overrides), tight)[0].startswith("env.workers=1 saves ")
+    fewer = rlcli.plan([*overrides[:2], "env.workers=1"])
+    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - planned.worker)])
+    assert advice_for(configure("train", overrides), tight)[0] == f"env.workers=1 saves {size(2 * planned.worker)}"
+    assert 2 * planned.worker == pytest.approx(planned.workers - fewer.workers, rel=0.2)
+
+
+MEASURED = """
+import sys
+import rlcli
+from rlcli.config.compose import configure
+from rlcli.envs.build import build_env
+from rlcli.processes.memory import process_memory
+
+planned = rlcli.plan(sys.argv[1:])
+before = process_memory()[0]
+env = build_env(configure("train", sys.argv[1:]).env)
+print(planned.env_bytes, process_memory()[0] - before)
+"""
+
+
+@pytest.mark.parametrize(("mode", "count"), [("serial", 2_000), ("native", 40_000)])
+def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, count):
+    overrides = [f"env.num={count}", f"env.mode={mode}", f"total_frames={count}", "run.eval_episodes=0"]
+    # in a process of its own: what this one has freed would hold some of them
+    answer = subprocess.run([sys.executable, "-c", MEASURED, *overrides], capture_output=True, text=True, check=True)
+    each, held = map(int, answer.stdout.split())
+    drawn = drawn_ahead(1)
+    assert each - drawn == pytest.approx(held / count, rel=0.3)
+
+    planned = dataclasses.replace(rlcli.plan(overrides), env_bytes=each)
+    assert planned.process["random numbers, drawn ahead"] == count * drawn
+    ram = next(place for place in planned.places if place.name == "RAM")
+    tight = dataclasses.replace(planned, places=[dataclasses.replace(ram, free=ram.need - held // 2)])
+    advice = advice_for(configure("train", overrides), tight)
+    assert advice[0].startswith("env.num=") and "not enough" not in advice[0]
+    assert not any(" saves 0 B" in line for line in advice)
