@@ -19,6 +19,8 @@ from rlcli.lanes.lanes import NONE
 from rlcli.lanes.observations import BadValue, lane_writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
+LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
+
 
 class NativeLanes(ReplayableLanes):
     """The array face of an `Engine`.
@@ -155,13 +157,16 @@ class NativeLanes(ReplayableLanes):
         return self._trace(drawn, 0) == self._trace(drawn, 1)
 
     def _trace(self, drawn: Sequence[np.ndarray], turn: int) -> list[list[str]]:
-        """What the first episode of each lane shows and pays, where it runs `turn` lanes further on."""
+        """What the first episode of each lane shows and pays, where it runs `turn` lanes further on; of the first lanes
+        only, where there are very many.
+        """
         engine, n = self.engine, self.n
         seeds = [self.seed_of(lane, 0) for lane in range(n)]
-        places = np.roll(np.arange(n), turn).argsort()  # where each episode runs this time
+        places = np.roll(np.arange(n), turn).argsort()[:LOOKED_AT]  # where each episode runs this time
         first = engine.reset(range(n), [int(seed) for seed in np.roll(seeds, turn)])
         seen = [[fingerprint(self.parts(first, place))] for place in places]
-        open_ = np.ones(n, np.bool_)
+        open_ = np.zeros(n, np.bool_)
+        open_[places] = True
         for actions in drawn:
             observation, reward, terminated, truncated = engine.step(np.roll(actions, turn, 0))
             for episode, place in enumerate(places):

@@ -13,9 +13,11 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
+from rlcli.lanes import native_lanes
 from rlcli.lanes.engine import MaskedEngine
 from rlcli.lanes.engines import auto_prefers_native, engine_of
 from rlcli.lanes.envpool import EnvpoolEngine
+from rlcli.lanes.replay import PROBE_STEPS, fingerprint
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 
@@ -244,6 +246,13 @@ def test_lanes_that_cannot_be_brought_back_are_named():
     engine = NativeEnv(MaskedEngine(vector)).lanes  # by the interface alone, without a seed for each lane
     engine.seed(1, every_episode=True)
     assert not engine.is_replayable()
+
+
+def test_of_very_many_lanes_only_some_are_looked_at_while_it_is_tried_whether_episodes_repeat(monkeypatch):
+    lanes, looked = resumable(lambda: cartpole(40)).lanes, []
+    monkeypatch.setattr(native_lanes, "LOOKED_AT", 8)
+    monkeypatch.setattr(native_lanes, "fingerprint", lambda arrays: looked.append(1) or fingerprint(arrays))
+    assert lanes.is_replayable() and len(looked) <= 2 * 8 * (PROBE_STEPS + 1)
 
 
 # ---- Atari ---------------------------------------------------------------------------------------------------------
