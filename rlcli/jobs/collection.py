@@ -146,7 +146,7 @@ class Collection:
 
     def __init__(self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
-        process = ProcessPeak.of_a_run()
+        process = ProcessPeak()
         self.imported = process.now
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step

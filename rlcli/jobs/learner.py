@@ -89,7 +89,7 @@ class Learner:
 
     def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
-        process = ProcessPeak.of_a_run()
+        process = ProcessPeak()
         self.imported = process.now
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before

@@ -168,8 +168,8 @@ class DevicePeaks:
 class ProcessPeak:
     """Resident bytes of this process from here on, however much it held before: it may have had other runs.
 
-    The system keeps one high-water mark a process. Where it cannot be lowered and was not passed since, the peak is the
-    largest of the readings.
+    The system keeps one high-water mark for all that the process has done, other runs and the program that calls rlcli
+    included. It is read and never lowered: until it is passed, the peak is the largest of the readings.
 
     Attributes
     ----------
@@ -182,18 +182,6 @@ class ProcessPeak:
     def __init__(self) -> None:
         self.now, self._mark = process_memory()
         self.peak, self.sampled = self.now, True
-
-    @classmethod
-    def of_a_run(cls) -> ProcessPeak:
-        """One for which the system's mark is lowered to what is held now, where that may be."""
-        try:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-        except OSError:  # another system, or a kernel or container that refuses it
-            return cls()
-        found = cls()
-        found._mark, found.sampled = 0, False
-        return found
 
     def read(self) -> None:
         """Ask the system."""
