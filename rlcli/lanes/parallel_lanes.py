@@ -256,10 +256,12 @@ class ParallelLanes(ReplayableLanes):
             self._refuse(lost)
 
     def _refuse(self, lost: Lost) -> NoReturn:
+        killed = "SIGKILL" in lost.how
         raise EnvError(
             f"a worker process {lost.how}", where=place_of(self, self.parts[lost.index]),
-            why="its envs are gone with it" + (", perhaps for want of memory" if "SIGKILL" in lost.how else ""),
-            fix="Make the env anew; a run of the command line goes on with rlcli resume.",
+            why="its envs are gone with it" + (", perhaps for want of memory" if killed else ""),
+            fix=("Use a smaller env.num or env.workers, or look" if killed else "Look")
+            + " in one process at what the env does: env.workers=null.",
         ) from None  # fmt: skip
 
     def _call(

@@ -216,6 +216,13 @@ def test_an_env_that_cannot_begin_is_named(hostile, verb, name, words):
     is_a_sentence(hostile(verb, f"env.id={name}", "run.dir=r"), 3, *words)
 
 
+@pytest.mark.parametrize("words", [["plan", "train"], ["train", "run.dir=r"]])
+def test_a_worker_that_dies_before_anything_is_saved_speaks_of_no_run(hostile, words):
+    answer = hostile(*words, "env.id=dies_in_workers", "env.num=2", "env.workers=2")
+    is_a_sentence(answer, 3, "SIGKILL", "env.num", "env.workers=null")
+    assert "resume" not in answer.err
+
+
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("words", [["run.dir=r"], [], ["run.dir=r", "recipe=dqn_cartpole", "storage=memmap"]])
 def test_what_an_env_wrote_into_a_run_folder_is_left_of_a_run_that_did_not_begin(hostile, words, there):
