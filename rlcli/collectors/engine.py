@@ -25,6 +25,7 @@ from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.wiring import Wired
+from rlcli.envs.base import calls_of
 from rlcli.envs.tensordict_lanes import LateColumns, TensorDictLanes
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
 from rlcli.lanes.contract import BatchStart
@@ -55,7 +56,8 @@ class Engine:
     Attributes
     ----------
     begun : bool
-        Whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the env.
+        Whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the env
+        (unseen where a class of the user's overrides `EnvBase.step` or `reset` and does not call them).
     limit : int, optional
         Truncates episodes too, beside `stepping.max_frames_per_traj`.
 
@@ -143,9 +145,10 @@ class Engine:
         self._begin(list(range(self.lanes.n)))
         self.begun = True
 
-    def _place(self) -> tuple[int, list[int], list[int]]:
+    def _place(self) -> tuple[Any, ...]:
         """What changes with every step and reset of the env."""
-        return self._counted.clock[0], list(self._counted.started), list(self._counted.episodes)
+        calls = calls_of(self.lanes.env) if isinstance(self.lanes, TensorDictLanes) else ()
+        return self._counted.clock[0], list(self._counted.started), list(self._counted.episodes), calls
 
     def _goes_on(self) -> bool:
         """Whether the env is where the last batch left it: else the carrier is not what it shows."""

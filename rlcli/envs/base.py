@@ -51,6 +51,7 @@ class EnvBase:
     """
 
     action_spec: TensorSpec
+    _times_called = 0  # `step` and `reset`
 
     def __init__(self, *, batch_size=(), device=None) -> None:
         self.batch_size = torch.Size(batch_size)
@@ -165,6 +166,7 @@ class EnvBase:
         mask = td.get(RESET, None) if td is not None else None
         if mask is not None and not bool(mask.all()):
             self._check_going_on(td)
+        self._times_called += 1
         out = returned_by("_reset", self, self._reset(td))
         shape = (*self.batch_size, 1)
         for name in END_FLAGS:
@@ -197,6 +199,7 @@ class EnvBase:
         if td.get(ACTION, None) is None:
             raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
         written = td.get(NEXT, None)  # by a recurrent policy
+        self._times_called += 1
         out = returned_by("_step", self, self._step(td))
         complete_flags(out, self.batch_size)
         reward = out.get("reward", None)
@@ -324,6 +327,12 @@ def returned_by(method: str, env: EnvBase, out: Any) -> TensorDictBase:
             why=f"got a {type(out).__name__}",
         )  # fmt: skip
     return out
+
+
+def calls_of(env: EnvBase) -> tuple[int, ...]:
+    """How often an env, and each below its transforms, was stepped or reset by `EnvBase`'s own methods."""
+    below = vars(env).get("base_env")
+    return (env._times_called, *(() if below is None else calls_of(below)))
 
 
 def own_stepping(env: EnvBase) -> list[str]:

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from user_parts import ByHand
 from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
@@ -558,6 +559,21 @@ def test_an_env_that_somebody_else_stepped_begins_new_episodes(make, touch, leng
     assert not ids[0] & ids[1]
     if length == 50:
         assert torch.equal(collector.next()["observation"][:, 0], second["next", "observation"][:, -1])
+
+
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: TransformedEnv(env, RewardSum())])
+@pytest.mark.parametrize(
+    "touch", [lambda env: env.reset(), rolled, by_another, lambda env: getattr(env, "base_env", env).rand_step()]
+)
+def test_an_env_on_tensordicts_that_somebody_else_stepped_begins_new_episodes(around, touch):
+    collector = Collector(around(ByHand((3,), "box", "both")), frames_per_batch=6, seed=0)
+    first, second = collector.next(), collector.next()
+    assert torch.equal(first["next", "observation"][:, -1], second["observation"][:, 0]) or first["next", "done"].any()
+    assert collector.state_dict()["engine"]["begun"]
+    touch(collector.env)
+    assert not collector.state_dict()["engine"]["begun"]
+    ids = [set(batch["collector", "traj_ids"].flatten().tolist()) for batch in (second, collector.next())]
+    assert not ids[0] & ids[1]
 
 
 def test_finding_out_whether_episodes_repeat_begins_new_ones():
