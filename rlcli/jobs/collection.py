@@ -48,7 +48,7 @@ from rlcli.planning.foresee import Learning, expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.checkpoint import newest
-from rlcli.runs.folder import FRAMES, Run, note_new, open_run, resume_command, with_command
+from rlcli.runs.folder import FRAMES, Run, note_new, open_run, resume_command, start_command, with_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import REPLAY_NOTICE, begun, closing, lose, notes, reporter_of
 from rlcli.runs.signals import StopSignals
@@ -67,10 +67,11 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     Raises
     ------
     StoppedSafely
-        On SIGTERM or Ctrl-C, with all frames on the disk.
+        On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
     with begun(cfg, "collect", overrides) as (run, stop):
-        collection = Collection(cfg, run, stop)
+        with stop.at_once(f"Begin it with: {start_command(run)}"):
+            collection = Collection(cfg, run, stop)
         with collection.reporter:
             fill(collection)
     return run

@@ -34,7 +34,7 @@ from rlcli.report.peaks import ProcessPeak
 from rlcli.report.reporter import Watched
 from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
-from rlcli.runs.folder import Run, run_command
+from rlcli.runs.folder import Run, run_command, start_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import REPLAY_NOTICE, Saver, begun, closing, lose, notes, reporter_of, resumable
 from rlcli.runs.signals import StopSignals
@@ -52,10 +52,11 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     Raises
     ------
     StoppedSafely
-        On SIGTERM or Ctrl-C, after a checkpoint was written.
+        On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     with begun(cfg, "train", overrides) as (run, stop):
-        learner = Learner(cfg, run, stop)
+        with stop.at_once(f"Begin it with: {start_command(run)}"):
+            learner = Learner(cfg, run, stop)
         with learner.reporter:
             learner.begin()
             go(learner)

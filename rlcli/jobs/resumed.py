@@ -89,7 +89,8 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     different.check(run, force=force)
     if frames >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, frames)
-    learner = Learner(cfg, run, stop, resume_at=frames)
+    with stop.at_once(f"Go on with: {resume_command(run)}"):
+        learner = Learner(cfg, run, stop, resume_at=frames)
     with learner.reporter:
         learner.load(found)
         run = learner.run = different.note(run, cfg, force=force)
@@ -111,7 +112,8 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     different.check(run, force=force)
     if found.closed and found.total >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, found.total)
-    collection = Collection(cfg, run, stop, resume_at=found.frames)
+    with stop.at_once(f"Go on with: {resume_command(run)}"):
+        collection = Collection(cfg, run, stop, resume_at=found.frames)
     with collection.reporter:
         collection.load(found)
         run = collection.run = different.note(run, cfg, force=force)

@@ -14,7 +14,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ClassVar
 
@@ -62,6 +62,7 @@ class StopSignals:
         self.in_place = False
         self._notice = notice
         self._interrupts = 0
+        self._at_once: str | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -74,6 +75,28 @@ class StopSignals:
     def __exit__(self, *exc: object) -> None:
         _put_back(self._before)
 
+    @contextlib.contextmanager
+    def at_once(self, fix: str) -> Iterator[None]:
+        """While the parts of a run are made, which can take minutes: a signal ends that, since nothing is to be saved.
+
+        One that comes while a module is imported, or that code of the user's swallows, is looked at after it.
+
+        Parameters
+        ----------
+        fix : str
+            What to type then.
+
+        Raises
+        ------
+        StoppedSafely
+            At a signal.
+        """
+        self._at_once = fix
+        try:
+            yield
+        finally:
+            self._at_once = None
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             self._interrupts += 1
@@ -81,11 +104,14 @@ class StopSignals:
                 raise KeyboardInterrupt
         elif number == signal.SIGHUP:
             _leave_closed_terminal()
-        if not self.requested:
+        first = not self.requested
+        if first:
             self._ask(number)
-            if self._notice:
-                with contextlib.suppress(OSError):  # the terminal may be what went away
-                    os.write(2, self._line().encode())
+        if self._at_once is not None and not _inside_import(frame):
+            raise StoppedSafely(f"stopped by {self.reason} before it began; nothing was lost", fix=self._at_once)
+        if first and self._notice:
+            with contextlib.suppress(OSError):  # the terminal may be what went away
+                os.write(2, self._line().encode())
 
     def _ask(self, number: int) -> None:
         self.requested = True

@@ -24,7 +24,6 @@ from disks import run_and_die
 
 from rlcli.cli.main import main
 from rlcli.data import open_segments
-from rlcli.jobs.learner import Learner
 from rlcli.learning.optimizer import Step
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import open_run
@@ -58,7 +57,6 @@ def whole(tmp_path_factory):
 
 # ---- at a chosen place -------------------------------------------------------------------------------------------
 PLACES = {
-    "while envs and nets are built": (Learner, "__init__", 1),
     "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
     "between two steps of an update": (Step, "__call__", 20),
     "while a checkpoint is written": ("rlcli.runs.session.checkpoint", "save", 2),
@@ -98,6 +96,44 @@ def test_a_signal_at_any_stage_saves_and_the_printed_command_goes_on(rlcli, monk
     answer = rlcli(*command[1].split())
     assert answer.code == 0, answer.err
     assert statuses("r") == ("done", 1024) and learned("r") == whole[0]
+
+
+@pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing(rlcli, monkeypatch, verb, number):
+    from rlcli.envs.build import Pace
+
+    another = Pace.another
+
+    def asked(self):
+        another(self)
+        if self.made == 3:
+            os.kill(os.getpid(), number)
+        assert self.made <= 3
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pace, "another", asked)
+        answer = rlcli(verb, "run.dir=r", "env.num=1000", "env.mode=serial")
+    assert answer.code == 75 and not Path("r").exists()
+    assert f"stopped by {STOPS[number]} before it began; nothing was lost" in answer.err
+    assert f"Begin it with: rlcli {verb} " in answer.err and "after this batch" not in answer.err
+
+
+def test_a_signal_while_the_parts_of_a_resumed_run_are_made_leaves_it_as_it_was(rlcli, monkeypatch, whole):
+    raise_within(monkeypatch, "in the first batch", signal.SIGTERM)
+    assert rlcli("train", "run.dir=r").code == 75
+    saved = learned("r")
+    with monkeypatch.context() as patch:
+        patch.setattr("rlcli.jobs.learner.build_env", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        answer = rlcli("resume", "r")
+    assert answer.code == 75 and "Go on with: rlcli resume r" in answer.err
+    assert learned("r") == saved and rlcli("resume", "r").code == 0 and learned("r") == whole[0]
+
+
+def test_an_env_that_swallows_a_stop_while_it_is_made_does_not_lose_it(hostile):
+    answer = hostile("train", "env.id=swallows_stops", "run.dir=r")
+    assert answer.code == 75 and "Go on with: rlcli resume r" in answer.err
+    assert statuses("r") == ("stopped", 0)
 
 
 def test_a_signal_in_the_last_checkpoint_of_a_run_finds_it_done(rlcli, monkeypatch, whole):
