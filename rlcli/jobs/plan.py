@@ -1,7 +1,7 @@
 """`rlcli plan`: what a run will need, from specs: some envs are made and never stepped, nothing else is allocated.
 
 What processes take is measured here and now, since it depends on the machine: the imports, envs, one that steps an env,
-the compiler. `foresee` does the rest, also for a run that has begun: its report says how far off the plan was.
+the compiler. `planning.foresee` counts the tensors, also for a run that has begun: its report says how far off that is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import gc
 import importlib
 import itertools
 import time
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
 
 from rlcli.algorithms import algorithm_of
+from rlcli.collectors import Collector
 from rlcli.collectors.build import build_collector
 from rlcli.collectors.faces import Face
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig, EnvConfig
@@ -26,11 +29,41 @@ from rlcli.errors import ConfigError
 from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
-from rlcli.planning.foresee import Envs, Learning, foresee, parameter_bytes, working
-from rlcli.planning.plan import Plan
+from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
+from rlcli.planning.foresee import (
+    Learning,
+    estimates_of,
+    noise_of,
+    noise_of_lane,
+    parameter_bytes,
+    tensors_of,
+    working,
+)
+from rlcli.planning.plan import Plan, layers
+from rlcli.planning.tensors import per_end
 from rlcli.processes.memory import process_memory
 from rlcli.report.metrics import wants_tensorboard
 from rlcli.runs import random_streams
+
+
+@dataclass(frozen=True)
+class Envs:
+    """What envs need, as measured.
+
+    Attributes
+    ----------
+    each : int
+        Bytes of one more env.
+    workers : int
+        Bytes of the processes that step the envs, with their envs, and of what they are forked from.
+    worker : int
+        Of them, of each worker without its envs.
+    """
+
+    each: int
+    workers: int = 0
+    worker: int = 0
+
 
 # while the memory of an env is measured: how many are made at most, in how many seconds and bytes
 MANY, MOMENT, SPARE = 512, 0.5, 64 << 20
@@ -75,7 +108,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                 "envs of the evaluation": envs.each * played,
                 "libraries at work": working(learning),
             }
-            return foresee(cfg, verb, collector, learning, process, envs=envs, given=count_init_rows(cfg))
+            return _foreseen(cfg, verb, collector, learning, process, envs=envs, given=count_init_rows(cfg))
         finally:
             env.close()
 
@@ -106,6 +139,41 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
     algorithm = algorithm_of(cfg)
     estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
     return Learning(policy, loss, estimator), algorithm.keys(loss, estimator, env)
+
+
+def _foreseen(
+    cfg: CollectConfig,
+    verb: str,
+    collector: Collector,
+    learning: Learning,
+    process: dict[str, int],
+    *,
+    envs: Envs,
+    given: int = 0,
+) -> Plan:
+    """The plan of a run whose parts are there already.
+
+    Parameters
+    ----------
+    collector : Collector
+        Asked for its schema; it may have been made with fewer lanes.
+    process : dict from part to bytes
+        What the process holds beside tensors, and before the first batch.
+    envs : Envs
+    given : int
+        Rows that a buffer begins with.
+    """
+    rows, entries, peaks = tensors_of(cfg, collector, learning, given)
+    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), given)
+    unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
+    found = Plan(
+        verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
+        per_end(rows) if mode == "exact" else 0, tuple(peaks), process | noise_of(rows),
+        workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
+        warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
+    )  # fmt: skip
+    found = dataclasses.replace(found, places=places_of(cfg, found))
+    return dataclasses.replace(found, advice=advice_for(cfg, found))
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------

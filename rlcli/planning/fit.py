@@ -16,7 +16,8 @@ from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.keys import Key, show
 from rlcli.learning.hooks import BUFFER
-from rlcli.planning.plan import Mode, Place, Plan, at_once, held
+from rlcli.planning.foresee import at_once, held
+from rlcli.planning.plan import Mode, Place, Plan
 from rlcli.planning.tensors import buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
 from rlcli.report.figures import size

@@ -1,13 +1,23 @@
-"""What a run needs, from its collector's schema and its networks, whether they were made to run or to be looked at."""
+"""What a run needs, from its collector's schema and its networks, whether they were made to run or to be looked at.
+
+What stages hold for a moment is counted by running loss and estimator themselves, on tensors without memory: whatever
+the estimator does (two calls, one pass, shifted, chunks, an actor for V-trace) is counted because it is what runs.
+Where it looks at numbers, it gets what a batch answers in which no trajectory ends before its last step. Drawn slices
+are taken to be whole.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import Collector
 from rlcli.collectors.build import delta_of, devices, keeps_overflows
@@ -21,11 +31,10 @@ from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.optimizer import optimizer_options
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
-from rlcli.planning.peaks import rows_at_once, stage_peak, update_peak
-from rlcli.planning.plan import Peak, Plan, at_peak, layers
 from rlcli.planning.tensors import (
-    per_end,
+    META,
+    batch_without_memory,
+    on_meta,
     planned_batch,
     planned_buffer,
     planned_learner,
@@ -38,9 +47,53 @@ from rlcli.report.ledger import Entry
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import LiveBytes
 
+aten = torch.ops.aten
 VALUES = "values"  # the stage
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
 WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a stage holds for a moment, on top of what stays.
+
+    Attributes
+    ----------
+    stage : str
+        "values", "update".
+    bytes : int
+        At its peak.
+    kept : int
+        Of them in blocks that the process keeps after the stage.
+    rows : int
+        Rows of one call of the network.
+    device : str
+    unknown : str
+        Why it could not be counted; "" where it was.
+    """
+
+    stage: str
+    bytes: int
+    kept: int
+    rows: int
+    device: str = "cpu"
+    unknown: str = ""
+
+
+def held(entries: Sequence[Entry], device: str = "cpu") -> int:
+    """Bytes of entries on one device; what lies on a disk has the device "disk"."""
+    return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
+
+
+def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
+    """The most that stages hold together: the largest at its peak, the others with what they keep."""
+    here = [peak for peak in peaks if peak.device == device]
+    return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
+
+
+def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
+    """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
+    return sum(process.values()) + held(entries) + at_once(peaks)
 
 
 @dataclass(frozen=True)
@@ -60,25 +113,6 @@ class Learning:
     estimator: Any = None
 
 
-@dataclass(frozen=True)
-class Envs:
-    """What envs need, as measured.
-
-    Attributes
-    ----------
-    each : int
-        Bytes of one more env.
-    workers : int
-        Bytes of the processes that step the envs, with their envs, and of what they are forked from.
-    worker : int
-        Of them, of each worker without its envs.
-    """
-
-    each: int
-    workers: int = 0
-    worker: int = 0
-
-
 def expected(
     cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, given: int = 0, stored: int = 0
 ) -> Expected:
@@ -93,9 +127,9 @@ def expected(
     stored : int
         Bytes of rows that it holds by now.
     """
-    rows, entries, peaks = _tensors(cfg, collector, learning, given)
+    rows, entries, peaks = tensors_of(cfg, collector, learning, given)
     values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
-    process = so_far(imported, learning, stored) | _noise(rows)
+    process = so_far(imported, learning, stored) | noise_of(rows)
     return Expected(at_peak(process, entries, peaks), imported, values)
 
 
@@ -111,52 +145,17 @@ def working(learning: Learning) -> int:
     return WORKING_TO_COLLECT if learning.loss is None else WORKING
 
 
-def _noise(rows: RowSchema) -> dict[str, int]:
-    """What lanes have drawn ahead once the first batch is begun."""
-    return {"random numbers, drawn ahead": rows.lanes * _noise_of_lane(rows)}
+def noise_of(rows: RowSchema) -> dict[str, int]:
+    """Bytes that lanes have drawn ahead once the first batch is begun."""
+    return {"random numbers, drawn ahead": rows.lanes * noise_of_lane(rows)}
 
 
-def _noise_of_lane(rows: RowSchema) -> int:
+def noise_of_lane(rows: RowSchema) -> int:
     action = rows.fields.get(ACTION)
     return drawn_ahead(math.prod(action.shape) if action is not None else 1)
 
 
-def foresee(
-    cfg: CollectConfig,
-    verb: str,
-    collector: Collector,
-    learning: Learning,
-    process: dict[str, int],
-    *,
-    envs: Envs,
-    given: int = 0,
-) -> Plan:
-    """The plan of a run whose parts are there already.
-
-    Parameters
-    ----------
-    collector : Collector
-        Asked for its schema; it may have been made with fewer lanes.
-    process : dict from part to bytes
-        What the process holds beside tensors, and before the first batch.
-    envs : Envs
-    given : int
-        Rows that a buffer begins with.
-    """
-    rows, entries, peaks = _tensors(cfg, collector, learning, given)
-    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(_estimates, cfg, learning.estimator), given)
-    unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
-    found = Plan(
-        verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
-        per_end(rows) if mode == "exact" else 0, tuple(peaks), process | _noise(rows),
-        workers=envs.workers, worker=envs.worker, env_bytes=envs.each + _noise_of_lane(rows), modes=modes,
-        warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
-    )  # fmt: skip
-    found = dataclasses.replace(found, places=places_of(cfg, found))
-    return dataclasses.replace(found, advice=advice_for(cfg, found))
-
-
-def _tensors(
+def tensors_of(
     cfg: CollectConfig, collector: Collector, learning: Learning, given: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
     """What rows hold, the tensors that stay, and what stages hold for a moment."""
@@ -170,7 +169,7 @@ def _tensors(
     entries: list[Entry] = []
     peaks: list[Peak] = []
     estimator, loss = learning.estimator, learning.loss
-    added, index = _estimates(cfg, estimator, mode)
+    added, index = estimates_of(cfg, estimator, mode)
     if estimator is not None:
         peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
     entries += planned_batch(rows, mode, added=added, index=index, device=device)
@@ -181,7 +180,7 @@ def _tensors(
     return rows, [*entries, *planned_buffer(cfg, rows, mode, given)], peaks
 
 
-def _estimates(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
+def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
     """What the value stage adds to a batch, and whether it keeps the index of next observations."""
     if estimator is None or cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg):
         return {}, False  # the batch is reported as it was collected
@@ -245,3 +244,105 @@ def parameter_bytes(*modules: Any) -> int:
 def _device(cfg: CollectConfig, stage: str) -> str:
     device = devices(cfg)[stage]
     return "cpu" if device is None else str(device)
+
+
+# ---- an update ---------------------------------------------------------------------------------------------------
+def update_peak(loss: Any, fields: Mapping[Key, Field], rows: int, device: str) -> LiveBytes:
+    """The most that one minibatch step holds: activations, their gradients, temporaries.
+
+    Parameters
+    ----------
+    loss : module from a tensordict to `loss...` terms
+    fields : mapping
+        Must hold the loss's in_keys.
+    """
+    copied = on_meta(loss)
+    columns = {key: fields[key].empty(rows, META) for key in copied.in_keys if key in fields}
+    with LiveBytes(reorders=device == "cpu") as live:
+        terms = copied(TensorDict(columns, batch_size=[rows]))
+        total = sum(terms[name] for name in terms.keys() if name.startswith("loss"))  # noqa: SIM118
+        assert isinstance(total, Tensor)
+        total.mean().backward()
+        del terms, total
+    return live
+
+
+# ---- the value stage ---------------------------------------------------------------------------------------------
+
+
+class Answers(TorchDispatchMode):
+    """Answers for operations whose result depends on numbers, on tensors that have none.
+
+    Parameters
+    ----------
+    share : float
+        Of the elements of a mask that are set, where an operation asks which.
+    whole : int
+        What whole numbers are: how many ends a row has before its last step.
+    flag : bool
+        What is answered where one flag is asked for: whether some next observations are not known.
+    """
+
+    def __init__(self, share: float, whole: int, flag: bool) -> None:
+        super().__init__()
+        self._share, self._whole, self._flag = share, whole, flag
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        x = args[0] if args else None
+        if isinstance(x, Tensor) and x.is_meta:
+            if func is aten._local_scalar_dense.default:
+                return self._flag if x.dtype is torch.bool else 0.0 if x.is_floating_point() else self._whole
+            if func is aten.nonzero.default:
+                count = math.ceil(x.numel() * self._share)
+                return torch.empty(count, x.ndim, dtype=torch.int64, device=META)
+            if func is aten.equal.default:
+                return True
+        return func(*args, **(kwargs or {}))
+
+
+def stage_peak(
+    estimator: ValueEstimator,
+    rows: RowSchema,
+    mode: str,
+    *,
+    flat: bool = False,
+    unknown: bool = False,
+) -> LiveBytes:
+    """Bytes of one batch's value stage, less those that it leaves behind.
+
+    Parameters
+    ----------
+    mode : str
+        How next observations are kept.
+    flat : bool
+        The lanes lie one after the other in one dim.
+    unknown : bool
+        Some next observations are not known, and marked.
+    """
+    with torch.no_grad():
+        stage, batch = on_meta(estimator), batch_without_memory(rows, mode)
+        batch = batch.reshape(-1) if flat else batch
+        ends = rows.lanes - 1 if flat else 0
+        with Answers(1 / _slots(estimator, rows), ends, unknown), LiveBytes() as live:
+            stage(batch)
+        left = live.now  # the batch is alive, and with it what was written
+    live.peak, live.kept = live.peak - left, max(live.kept - left, 0)
+    return live
+
+
+def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
+    """Rows of one call of the value network."""
+    whole = rows.lanes * _slots(estimator, rows)
+    size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
+    if size is None:
+        return whole
+    if estimator.recurrent and not flat:  # whole sequences
+        size = max(1, size // rows.steps) * _slots(estimator, rows)
+    return min(whole, size)
+
+
+def _slots(estimator: ValueEstimator, rows: RowSchema) -> int:
+    """Observations of one lane that go through the network in a row."""
+    if estimator.shifted:
+        return rows.steps + estimator.shifted_budget
+    return rows.steps + 1 if estimator.recurrent else rows.steps

@@ -1,11 +1,11 @@
 """What a run will need, before it runs: the ledger it will show, what its process holds beside it, and what fits where.
 
-Plain values, a policy's layers among them; `foresee` works them out and `view` prints them.
+Plain values, a policy's layers among them; `rlcli.jobs.plan` works them out and `view` prints them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,34 +13,8 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
 from rlcli.keys import show, unravel
+from rlcli.planning.foresee import Peak, at_peak
 from rlcli.report.ledger import Entry
-
-
-@dataclass(frozen=True)
-class Peak:
-    """What a stage holds for a moment, on top of what stays.
-
-    Attributes
-    ----------
-    stage : str
-        "values", "update".
-    bytes : int
-        At its peak.
-    kept : int
-        Of them in blocks that the process keeps after the stage.
-    rows : int
-        Rows of one call of the network.
-    device : str
-    unknown : str
-        Why it could not be counted; "" where it was.
-    """
-
-    stage: str
-    bytes: int
-    kept: int
-    rows: int
-    device: str = "cpu"
-    unknown: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,22 +142,6 @@ class Plan:
         data = asdict(self) | {"entries": [entry.as_dict() for entry in self.entries]}
         data["places"] = [asdict(place) | {"fits": place.fits} for place in self.places]
         return data | {"own": self.own, "total": self.total, "fits": self.fits}
-
-
-def held(entries: Sequence[Entry], device: str = "cpu") -> int:
-    """Bytes of entries on one device; what lies on a disk has the device "disk"."""
-    return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
-
-
-def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
-    """The most that stages hold together: the largest at its peak, the others with what they keep."""
-    here = [peak for peak in peaks if peak.device == device]
-    return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
-
-
-def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
-    """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
-    return sum(process.values()) + held(entries) + at_once(peaks)
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from rlcli.planning.plan import Plan, at_once
+from rlcli.planning.foresee import at_once
+from rlcli.planning.plan import Plan
 from rlcli.report import figures
 from rlcli.report.figures import Table, key_cell, page, shape_cell
 
