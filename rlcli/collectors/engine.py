@@ -25,7 +25,7 @@ from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.wiring import Wired
-from rlcli.envs.base import calls_of
+from rlcli.envs.serial import times_called
 from rlcli.envs.tensordict_lanes import LateColumns, TensorDictLanes
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
 from rlcli.lanes.contract import BatchStart
@@ -56,8 +56,10 @@ class Engine:
     Attributes
     ----------
     begun : bool
-        Whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the env
-        (unseen where a class of the user's overrides `EnvBase.step` or `reset` and does not call them).
+        Whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the env, or
+        one that a `TransformedEnv` or `SerialEnv` is made of. Unseen are methods of the user's that override
+        `EnvBase.step` or `reset` and do not call them, calls of `_step` and `_reset`, and what an env of the user's
+        steps itself: a wrapper's `inner`, the gymnasium env of a `GymEnv`.
     limit : int, optional
         Truncates episodes too, beside `stepping.max_frames_per_traj`.
 
@@ -79,7 +81,7 @@ class Engine:
     ) -> None:
         lanes, program, faces, schema = wired.lanes, wired.program, wired.faces, wired.schema
         self.transforms = wired.transforms
-        self.lanes, self.faces, self.program, self.random = lanes, faces, program, wired.random
+        self.env, self.lanes, self.faces, self.program, self.random = wired.env, lanes, faces, program, wired.random
         self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
         self.keep_finals = schema.mode != "compact"  # the true next observations of episode ends
         self.stream = stream
@@ -147,8 +149,8 @@ class Engine:
 
     def _place(self) -> tuple[Any, ...]:
         """What changes with every step and reset of the env."""
-        calls = calls_of(self.lanes.env) if isinstance(self.lanes, TensorDictLanes) else ()
-        return self._counted.clock[0], list(self._counted.started), list(self._counted.episodes), calls
+        counted = self._counted
+        return counted.clock[0], list(counted.started), list(counted.episodes), times_called(self.env)
 
     def _goes_on(self) -> bool:
         """Whether the env is where the last batch left it: else the carrier is not what it shows."""

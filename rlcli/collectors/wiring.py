@@ -35,6 +35,8 @@ class Wired:
 
     Attributes
     ----------
+    env : EnvBase
+        With all of its transforms.
     lanes : Lanes
         The env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
         `faces` says how each of the others is run.
@@ -46,6 +48,7 @@ class Wired:
         What batches hold.
     """
 
+    env: EnvBase
     lanes: Lanes
     transforms: list[Transform]
     faces: Faces
@@ -173,7 +176,7 @@ def wire(
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.track_policy_version,
     )  # fmt: skip
     everything = env.transforms if isinstance(env, TransformedEnv) else []
-    return Wired(lanes, everything, faces, used, own, program, random, batches)
+    return Wired(env, lanes, everything, faces, used, own, program, random, batches)
 
 
 def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int) -> tuple[Any, Any, Program]:

@@ -51,7 +51,8 @@ class EnvBase:
     """
 
     action_spec: TensorSpec
-    _times_called = 0  # `step` and `reset`
+    # `step` and `reset` of this class; not counted: those that override them without `super()`, `_step` and `_reset`
+    _times_called = 0
 
     def __init__(self, *, batch_size=(), device=None) -> None:
         self.batch_size = torch.Size(batch_size)
@@ -327,12 +328,6 @@ def returned_by(method: str, env: EnvBase, out: Any) -> TensorDictBase:
             why=f"got a {type(out).__name__}",
         )  # fmt: skip
     return out
-
-
-def calls_of(env: EnvBase) -> tuple[int, ...]:
-    """How often an env, and each below its transforms, was stepped or reset by `EnvBase`'s own methods."""
-    below = vars(env).get("base_env")
-    return (env._times_called, *(() if below is None else calls_of(below)))
 
 
 def own_stepping(env: EnvBase) -> list[str]:

@@ -114,6 +114,18 @@ class SerialEnv(EnvBase):
         self.inner.close()
 
 
+def times_called(env: EnvBase) -> int:
+    """How often `EnvBase`'s own `step` and `reset` were called, by anybody: of an env, and of those that it is made of.
+
+    Followed are `TransformedEnv` and `SerialEnv`; an env that a class of the user's steps is not known.
+    """
+    base = env
+    while isinstance(base, TransformedEnv):
+        base = base.base_env
+    members = base.envs if isinstance(base, SerialEnv) else ()
+    return env._times_called + sum(map(times_called, members))
+
+
 def _made(make: Maker) -> EnvBase:
     """The env of a maker."""
     if isinstance(make, str):

@@ -576,6 +576,66 @@ def test_an_env_on_tensordicts_that_somebody_else_stepped_begins_new_episodes(ar
     assert not ids[0] & ids[1]
 
 
+class OnItsOwn(ByHand):
+    """Overrides what others call, and calls none of `EnvBase`'s."""
+
+    def reset(self, td=None):
+        return self._reset(td).update(self.done_spec.zero())
+
+    def step(self, td):
+        out = self._step(td)
+        return td.set("next", out.set("done", out["terminated"] | out["truncated"]))
+
+
+def single() -> ByHand:
+    return ByHand((), "box", "both")
+
+
+def under_sums(env) -> TransformedEnv:
+    return TransformedEnv(env, RewardSum())
+
+
+def on_its_own() -> OnItsOwn:
+    return OnItsOwn((2,), "box", "both")
+
+
+@pytest.mark.parametrize(
+    ("env", "touch"),
+    [
+        (SerialEnv(2, single), lambda env, _: env.envs[1].reset()),
+        (SerialEnv(2, single), lambda env, _: env.inner.reset()),
+        (SerialEnv(2, lambda: under_sums(single())), lambda env, _: env.envs[1].base_env.reset()),
+        (under_sums(SerialEnv(2, single)), lambda env, _: env.base_env.envs[0].rand_step()),
+        (counters(lengths=(50,)), lambda env, _: env.envs[0].reset()),
+        (on_tensordicts(lengths=(50,)), lambda env, _: env.base_env.envs[0].reset()),
+        (under_sums(on_its_own()), lambda env, _: env.reset()),
+        (under_sums(on_its_own()), lambda _, collector: collector.env.reset()),
+        (on_its_own(), lambda _, collector: collector.env.reset()),
+        (on_its_own(), lambda env, _: under_sums(env).reset()),
+    ],
+)
+def test_whichever_env_around_or_inside_is_stepped_is_noticed(env, touch):
+    collector = Collector(env, frames_per_batch=6, max_frames_per_traj=40, seed=0)
+    for _ in range(2):
+        collector.next()
+        assert collector.state_dict()["engine"]["begun"]
+        touch(env, collector)
+        assert not collector.state_dict()["engine"]["begun"]
+
+
+@pytest.mark.parametrize("held", [None, "a text", gym.make("CartPole-v1"), "itself", single()], ids=str)
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: TransformedEnv(env, OwnReward())])
+def test_what_a_users_env_calls_base_env_is_its_own(held, around):
+    env = single()
+    env.base_env = env if isinstance(held, str) and held == "itself" else held
+    collector = Collector(around(env), frames_per_batch=4, seed=0)
+    for _ in range(3):
+        collector.next()
+        if isinstance(held, ByHand):
+            held.reset()  # not what is collected from
+        assert collector.state_dict()["engine"]["begun"]
+
+
 def test_finding_out_whether_episodes_repeat_begins_new_ones():
     collector = Collector(SerialEnv(2, lambda: GymEnv(Walk())), frames_per_batch=10, seed=0, episode_seeds=True)
     before = collector.next()
