@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from rlcli.errors import MissingKeyError
 from rlcli.modules import Categorical, ProbabilisticActor, StateIndependentScale, ValueOperator
-from rlcli.modules.stages import take_apart
+from rlcli.modules.stages import Structure, take_apart
+from rlcli.objectives.networks import Lowered
 
 
 def module(out: str = "logits", reads: str = "observation", net: nn.Module | None = None) -> TensorDictModule:
@@ -106,3 +110,40 @@ def test_a_hook_inside_is_run_because_the_module_is_called():
     assert scale.scale is scale.module and scale.layers is None
     hooked(scale.module)
     assert scale.scale is None
+
+
+def test_a_structure_holds_until_a_module_gets_or_loses_something():
+    def own_forward(net):
+        net[0].forward = lambda x: x
+
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh()))
+    changes = [
+        own_forward,
+        lambda net: vars(net[0]).pop("forward"),
+        lambda net: net[1][0].register_forward_pre_hook(lambda *_: None),
+        lambda net: net[1][0]._forward_pre_hooks.clear(),
+        lambda net: net.append(nn.Tanh()),
+        lambda net: net[1].__setitem__(0, nn.ReLU()),
+        lambda net: setattr(net[0], "inner", nn.Tanh()),
+        lambda net: net[0].__delattr__("inner"),
+    ]
+    for change in changes:
+        structure = Structure(net)
+        assert structure.holds()
+        change(net)
+        assert not structure.holds()
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        structure = Structure(net)
+        assert structure.holds()
+    finally:
+        handle.remove()
+    assert not structure.holds()
+
+
+def test_a_copied_network_is_looked_at_for_itself():
+    watched = copy.deepcopy(Lowered(module(net=nn.Linear(4, 4))))
+    columns = {"observation": torch.zeros(3, 4)}
+    assert watched(columns).keys() > columns.keys()
+    watched.module.forward = lambda td: td.set(watched.out_keys[0], torch.full((3, 4), 7.0))
+    assert (watched(columns)[watched.out_keys[0]] == 7).all()
