@@ -17,6 +17,7 @@ from rlcli.envs.mdp import acted, complete_flags, episode_over, merged, on_tenso
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
+from rlcli.transforms.base import returned_by
 
 SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
 _STEPPING = (
@@ -168,7 +169,7 @@ class EnvBase:
         if mask is not None and not bool(mask.all()):
             self._check_going_on(td)
         self._times_called += 1
-        out = returned_by("_reset", self, self._reset(td))
+        out = returned_by(self, "_reset", self._reset(td))
         shape = (*self.batch_size, 1)
         for name in END_FLAGS:
             flag = out.get(name, None)
@@ -201,7 +202,7 @@ class EnvBase:
             raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
         written = td.get(NEXT, None)  # by a recurrent policy
         self._times_called += 1
-        out = returned_by("_step", self, self._step(td))
+        out = returned_by(self, "_step", self._step(td))
         complete_flags(out, self.batch_size)
         reward = out.get("reward", None)
         shape = (*self.batch_size, 1)
@@ -215,6 +216,7 @@ class EnvBase:
     def step_and_maybe_reset(self, td: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """`(td with next, root of the following step)`; finished lanes of the second are freshly reset."""
         td = self.step(td)
+        next_of(self, td)
         following = step_mdp(td)
         self._promoted(td, following)
         return td, self.maybe_reset(following)
@@ -226,7 +228,7 @@ class EnvBase:
         """Reset the lanes whose root `done` is set."""
         over = td.get("done")
         if bool(over.any()):
-            td = self.reset(td.set(RESET, over.clone()))
+            td = returned_by(self, "reset", self.reset(td.set(RESET, over.clone())))
         return td
 
     def rand_action(self, td: TensorDictBase | None = None) -> TensorDictBase:
@@ -237,7 +239,7 @@ class EnvBase:
 
     def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
         """One step with a random action."""
-        return self.step(self.rand_action(td))
+        return self.step(returned_by(self, "rand_action", self.rand_action(td)))
 
     def rollout(
         self,
@@ -274,7 +276,7 @@ class EnvBase:
         """
         if max_steps < 1:
             raise ArgumentError("max_steps must be at least 1", why=f"got {max_steps}")
-        td = self.reset() if auto_reset else tensordict
+        td = returned_by(self, "reset", self.reset()) if auto_reset else tensordict
         if td is None:
             raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")
         root = td.exclude(NEXT, RESET, ACTION).clone()
@@ -282,8 +284,12 @@ class EnvBase:
             policy = on_tensordicts(policy, [key for key in self.observation_spec.keys(True, True)])
         steps: list[TensorDictBase] = []
         for _ in range(max_steps):
-            td = self.rand_action(root.clone(False)) if policy is None else acted(policy, root)
-            td.set(NEXT, self.step(td.clone()).get(NEXT).clone())  # a part may write to its input, or keep its output
+            if policy is not None:
+                td = acted(policy, root)
+            else:
+                td = returned_by(self, "rand_action", self.rand_action(root.clone(False)))
+            # a part may write to its input, or keep its output
+            td.set(NEXT, next_of(self, self.step(td.clone())).clone())
             steps.append(td.clone(False))
             if callback is not None:
                 callback(self, td)
@@ -291,7 +297,7 @@ class EnvBase:
             self._promoted(steps[-1], following)
             if break_when_any_done and bool(episode_over(td).any()):
                 break
-            root = self.maybe_reset(following).clone()
+            root = returned_by(self, "maybe_reset", self.maybe_reset(following)).clone()
         batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
         batch.names = [*[None] * len(self.batch_size), "time"]
         return batch
@@ -320,14 +326,16 @@ class EnvBase:
         return f"{type(self).__name__}(batch_size={list(self.batch_size)})"
 
 
-def returned_by(method: str, env: EnvBase, out: Any) -> TensorDictBase:
-    """What a method of the env's returned, a TensorDict; an `EnvError` where it is something else."""
-    if not isinstance(out, TensorDictBase):
+def next_of(env: EnvBase, out: Any) -> TensorDictBase:
+    """What the env's `step` wrote under `next` of what it returned; an `EnvError` where either is no TensorDict."""
+    following = returned_by(env, "step", out).get(NEXT, None)
+    if not isinstance(following, TensorDictBase):
+        found = "" if following is None else f", and wrote a {type(following).__name__}"
         raise EnvError(
-            f"the env's {method} did not return a TensorDict", where=type(env).__name__,
-            why=f"got a {type(out).__name__}",
+            f"{type(env).__name__}.step wrote no TensorDict under 'next'", why=f"it overrides EnvBase.step{found}",
+            fix="Write what follows there.",
         )  # fmt: skip
-    return out
+    return following
 
 
 def own_stepping(env: EnvBase) -> list[str]:

@@ -7,9 +7,9 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
-from rlcli.envs.base import SPECS, EnvBase
+from rlcli.envs.base import SPECS, EnvBase, next_of
 from rlcli.envs.lanes_env import GymEnv, LanesEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
@@ -19,6 +19,7 @@ from rlcli.lanes.episodes import episode_seed
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
+from rlcli.transforms.base import returned_by
 
 Maker = str | Callable[[], EnvBase]
 
@@ -231,19 +232,17 @@ class _Stacked(EnvBase):
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         mask = td.get(RESET, None) if td is not None else None
         if mask is None:
-            return torch.stack([env.reset() for env in self.envs], 0)
+            return torch.stack([returned_by(env, "reset", env.reset()) for env in self.envs], 0)
         assert td is not None
         # a lane that is not reset keeps its values; a subclass of EnvBase only sees its own lane
         rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(len(self.envs))]
         for i in mask.reshape(len(self.envs), -1).any(-1).nonzero().squeeze(-1).tolist():
-            rows[i] = self.envs[i].reset()
+            rows[i] = returned_by(self.envs[i], "reset", self.envs[i].reset())
         keys = set(rows[0].keys(True, True)).intersection(*[set(row.keys(True, True)) for row in rows])
         return torch.stack([row.select(*keys) for row in rows], 0)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        steps: list[TensorDict] = []
-        for i, env in enumerate(self.envs):
-            steps.append(env.step(td[i].clone(False)).get("next"))
+        steps = [next_of(env, env.step(td[i].clone(False))) for i, env in enumerate(self.envs)]
         return torch.stack(steps, 0)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.base import returned_by, steps_as_ours
+from rlcli.envs.base import next_of, steps_as_ours
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, show, under_next, unravel
@@ -19,7 +19,7 @@ from rlcli.lanes.contract import broken, env_raised, place_of
 from rlcli.lanes.lanes import NONE, Lanes
 from rlcli.specs import Unbounded
 from rlcli.transforms import Compose, Transform
-from rlcli.transforms.base import as_kind
+from rlcli.transforms.base import as_kind, returned_by
 
 
 class Acting(Protocol):
@@ -307,23 +307,30 @@ class TensorDictLanes(Lanes):
         return td if self.env.device is None else td.to(self.env.device)
 
     def _call(self, name: str, *arguments) -> Any:
-        """The env's method; what it raises is told with env, step and seed."""
+        """What the env's method returned, of `step` what it wrote under `next`.
+
+        What it raises is told with env, step and seed, errors of ours that name no place too.
+        """
+        lane = None if self.env.batch_size else 0
         try:
             out = getattr(self.env, name)(*arguments)
+            if name == "set_seed":
+                return out
+            return next_of(self.env, out) if name == "step" else returned_by(self.env, name, out)
+        except EnvError as error:
+            error.where = error.where or place_of(self, lane)
+            raise
         except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
-            raise env_raised(self, error, None if self.env.batch_size else 0, name) from error
-        return out if name == "set_seed" else returned_by(name, self.env, out)
+            raise env_raised(self, error, lane, name) from error
 
     # ---- steps ---------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
         def step(t: int, actions) -> Sequence[int]:
             now = self.clock[0] = self.clock[0] + 1
             root = {key: arrays[t] for key, arrays in rows.items()}
-            following = self._call("step", self._acted(root, rows, t, actions)).get(NEXT, None)
-            if following is None:
-                raise self._refuse("step wrote no 'next'", "it overrides EnvBase.step", "Write what follows there.")
+            following = self._call("step", self._acted(root, rows, t, actions))
             self._check_states(following, rows, t)
             if self._untold:
                 self.held = {key for key in self._untold if following.get(key, None) is None}

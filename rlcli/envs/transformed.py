@@ -8,11 +8,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.envs.base import EnvBase, steps_as_ours
+from rlcli.envs.base import EnvBase, next_of, steps_as_ours
 from rlcli.envs.mdp import complete_flags
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, RESET
 from rlcli.transforms import Compose, Transform
+from rlcli.transforms.base import returned_by
 from rlcli.transforms.compose import parts_of
 
 
@@ -93,13 +94,12 @@ class TransformedEnv(EnvBase):
         base_in = td
         if td is not None and td.get(RESET, None) is not None:
             base_in = self._raw(td)
-        out = self.base_env.reset(base_in)
+        out = returned_by(self.base_env, "reset", self.base_env.reset(base_in))
         self._keep_raw(out)
         return self.transform._reset(td, out)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        inner = self.base_env.step(self.transform.inv(td.clone(False)))
-        out = inner.get("next")
+        out = next_of(self.base_env, self.base_env.step(self.transform.inv(td.clone(False))))
         self._keep_raw(out)
         reward = out.get("reward", None)
         self.own_reward = None if reward is None else reward.clone()  # a transform may change it in place

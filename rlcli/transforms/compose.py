@@ -17,7 +17,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TERMINATED, TRUNCATED, Key, as_tuple, show
-from rlcli.transforms.base import RAW, RowOp, Rows, Schema, Transform, is_ours
+from rlcli.transforms.base import RAW, RowOp, Rows, Schema, Transform, is_ours, returned_by
 
 FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads them
 
@@ -96,17 +96,17 @@ class Compose(Transform):
 
     def _step(self, tensordict, next_tensordict):
         for transform in self:
-            next_tensordict = transform._step(tensordict, next_tensordict)
+            next_tensordict = returned_by(transform, "_step", transform._step(tensordict, next_tensordict))
         return next_tensordict
 
     def _reset(self, tensordict, reset_tensordict):
         for transform in self:
-            reset_tensordict = transform._reset(tensordict, reset_tensordict)
+            reset_tensordict = returned_by(transform, "_reset", transform._reset(tensordict, reset_tensordict))
         return reset_tensordict
 
     def inv(self, tensordict):
         for transform in reversed(list(self)):
-            tensordict = transform.inv(tensordict)
+            tensordict = returned_by(transform, "inv", transform.inv(tensordict))
         return tensordict
 
     def promoted(self, tensordict, following):

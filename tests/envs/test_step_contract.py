@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.envs import EnvBase, GymEnv, SerialEnv
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
 from rlcli.specs import Composite, Unbounded
+from rlcli.transforms import Compose, RewardSum, StepCounter
 
 
 def with_observation(value):
@@ -142,20 +143,67 @@ class Loose(EnvBase):
         return self.state.clone().update({"reward": torch.zeros(1), "terminated": torch.zeros(1, dtype=torch.bool)})
 
 
+FACES = {  # how an env is stepped, and where a collector says that it happened
+    "bare": (lambda make: make(), r"env Loose, lane 0, episode -?\d, step "),
+    "under a transform": (lambda make: TransformedEnv(make(), RewardSum()), r"env TransformedEnv, lane 0, .*step "),
+    "one of several": (lambda make: SerialEnv(2, make), "env SerialEnv, all 2 lanes, step "),
+}
+
+
+def refused_everywhere(face, make, words) -> None:
+    around, place = FACES[face]
+    with pytest.raises(EnvError, match=rf"^{words[0]} \({place}.*{words[1]}"):
+        Collector(around(make), frames_per_batch=4).rollout()
+    with pytest.raises(EnvError, match=rf"^{words[0]}: .*{words[1]}"):
+        around(make).rollout(3)
+
+
+@pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("method", ["_reset", "_step", "reset", "step"])
 @pytest.mark.parametrize("result", [None, (1, 2)])
-def test_an_env_on_tensordicts_that_returns_something_else_is_refused(method, result):
-    words = rf"the env's {method} did not return a TensorDict \(Loose.*got a {type(result).__name__}"
-    with pytest.raises(EnvError, match=words):
-        Collector(Loose(method, result), frames_per_batch=4).rollout()
-    if method.startswith("_"):
-        with pytest.raises(EnvError, match=words):
-            Loose(method, result).rollout(3)
+def test_an_env_on_tensordicts_that_returns_something_else_is_refused(face, method, result):
+    words = rf"Loose\.{method} did not return a TensorDict", f"got a {type(result).__name__}"
+    refused_everywhere(face, lambda: Loose(method, result), words)
 
 
-def test_a_step_on_tensordicts_that_writes_no_next_is_refused():
-    with pytest.raises(EnvError, match="step wrote no 'next'"):
-        Collector(Loose("step", TensorDict()), frames_per_batch=4).rollout()
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(("result", "got"), [(TensorDict(), ""), (TensorDict({"next": torch.zeros(3)}), "a Tensor")])
+def test_a_step_on_tensordicts_that_writes_no_next_is_refused(face, result, got):
+    words = r"Loose\.step wrote no TensorDict under 'next'", f"it overrides EnvBase.step.*{got}"
+    refused_everywhere(face, lambda: Loose("step", result), words)
+    with pytest.raises(EnvError, match=words[0]):
+        Loose("step", result).step_and_maybe_reset(TensorDict())
+
+
+@pytest.mark.parametrize("method", ["maybe_reset", "rand_action"])
+def test_a_rollout_names_any_other_method_that_returns_nothing(method):
+    with pytest.raises(EnvError, match=rf"Loose\.{method} did not return a TensorDict: got a NoneType"):
+        Loose(method, None).rollout(3)
+
+
+@pytest.mark.parametrize("method", ["_reset", "_step", "inv"])
+def test_a_transform_that_returns_nothing_is_named(method):
+    class Careless(RewardSum):
+        pass
+
+    setattr(Careless, method, lambda self, *given: None)
+    words = rf"Careless\.{method} did not return a TensorDict"
+    with pytest.raises(EnvError, match=rf"{words}: got a NoneType"):
+        TransformedEnv(GymEnv("CartPole-v1"), Compose(Careless(), StepCounter())).rollout(3)
+    with pytest.raises(EnvError, match=rf"{words} \(env .*, lane 0, episode -?\d, step .*got a NoneType"):
+        Collector(TransformedEnv(GymEnv("CartPole-v1"), Careless()), frames_per_batch=4).rollout()
+
+
+def test_the_step_at_which_an_env_on_tensordicts_returns_nothing_is_named():
+    class Stops(Loose):
+        calls = 0
+
+        def _step(self, td):
+            self.calls += 1
+            return None if self.calls == 3 else super()._step(td)
+
+    with pytest.raises(EnvError, match=r"Stops\._step did not return a TensorDict \(env Stops, lane 0, .*step 3\)"):
+        Collector(Stops("close", None), frames_per_batch=4).rollout()
 
 
 def test_what_a_probe_is_given_instead_of_five_values_is_named():
