@@ -122,7 +122,38 @@ def test_a_call_shows_it_in_lower_precision_in_parts_and_of_a_plain_module():
         assert norm.layer is network.head
 
 
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}])
+def test_a_compiled_network_shows_its_layer_too(options):
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    norm = PopArt(critic := ValueOperator(torch.compile(network, backend="eager", **options)))
+    estimated(critic, norm)
+    assert norm.layer is network[-1]
+
+
+def test_a_lazy_layer_is_found_once_the_network_was_called():
+    critic = ValueOperator(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1)))
+    norm = PopArt(critic)
+    with pytest.raises(ArgumentError, match=r"lazy layers(.|\n)*Call the network once"):
+        estimated(critic, norm)
+    estimated(critic, norm)
+    assert norm.layer is critic.module[-1]
+
+
 TIED = nn.Linear(4, 4)
+
+
+class UsedTwice(Critic):
+    """The weight of its head is also used where no module shows it."""
+
+    def forward(self, observation):
+        return super().forward(observation * nn.functional.linear(self.body(observation), self.head.weight))
+
+
+def with_tied_memory(network):
+    network.body = nn.Linear(4, 1)
+    network.head = nn.Linear(1, 1)
+    network.head.weight.data = network.body.weight.data[:, :1]
+    return network
 
 
 @pytest.mark.parametrize(
@@ -131,6 +162,10 @@ TIED = nn.Linear(4, 4)
         nn.Sequential(nn.Linear(4, 1), nn.Softplus()),
         Critic(torch.relu_),
         Critic(lambda value: 2 * value),
+        Critic(lambda value: (value.data.mul_(3), value)[1]),
+        Critic(lambda value: (torch._foreach_mul_([value.data], 3), value)[1]),
+        UsedTwice(),
+        with_tied_memory(Critic()),
         nn.Sequential(TIED, nn.Tanh(), TIED, nn.Identity()),
         nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 1))),
         TensorDictSequential(
@@ -140,9 +175,13 @@ TIED = nn.Linear(4, 4)
         ),
     ],
 )
-def test_a_layer_that_may_not_write_the_value_is_not_rescaled(network):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_layer_that_may_not_write_the_value_is_not_rescaled(network, mode):
     critic = network if isinstance(network, TensorDictSequential) else ValueOperator(network)
-    with pytest.raises(ArgumentError, match=r"the output of one that is called once(.|\n)*value.normaliser=running"):
+    with (
+        pytest.raises(ArgumentError, match=r"the output of one that is used once(.|\n)*value.normaliser=running"),
+        mode(),
+    ):
         estimated(critic, PopArt(critic))
     assert not any(m._forward_hooks for m in critic.modules())
 

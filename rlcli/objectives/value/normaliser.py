@@ -14,6 +14,9 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlcli.errors import ArgumentError
 from rlcli.kernels.mlp import usual
@@ -146,30 +149,38 @@ class PopArt(ValueNorm):
             yield
             return
         network: nn.Module = self.network  # type: ignore[assignment]
-        outputs: list[tuple[nn.Module, Tensor, int]] = []  # of the linear layers in one call of the network
+        plain = [part for part in network.modules() if usual(part, nn.Linear) and not part._modules]
+        calls, lazy = _Calls(plain), any(map(is_lazy, network.parameters()))
         writers: list[nn.Module | None] = []  # one a call
 
-        def after_layer(layer: nn.Module, _: Any, out: Tensor) -> None:
-            outputs.append((layer, out, _version(out)))
-
         def after_network(_: nn.Module, __: Any, out: Any) -> None:
-            writers.append(_writer(out.get(self._key) if isinstance(out, TensorDictBase) else out, outputs))
-            outputs.clear()
+            writers.append(calls.end(out.get(self._key) if isinstance(out, TensorDictBase) else out))
 
-        plain = [part for part in network.modules() if usual(part, nn.Linear) and not part._modules]
-        hooks = [part.register_forward_hook(after_layer) for part in plain]
-        hooks.append(network.register_forward_hook(after_network))
+        hooks = [network.register_forward_pre_hook(calls.begin), network.register_forward_hook(after_network)]
+        for part in plain:
+            hooks += [part.register_forward_pre_hook(calls.before_layer), part.register_forward_hook(calls.after_layer)]
         try:
-            yield
+            with torch.compiler.set_stance("force_eager"), calls:  # a compiled network runs as it was written
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
         if not writers:  # the batch brought its values
             return
         layer = writers[0]
-        if not isinstance(layer, nn.Linear) or any(other is not layer for other in writers) or _shares(layer, network):
+        if (
+            not isinstance(layer, nn.Linear)
+            or any(other is not layer for other in writers)
+            or layer in calls.spoiled
+            or _shares(layer, network)
+        ):
+            if lazy:
+                raise ArgumentError(
+                    "PopArt cannot see which layer writes the value in the call that makes lazy layers",
+                    fix="Call the network once on a batch, then estimate values with it.",
+                )
             raise _unwritten(
-                f"what {type(network).__name__} returns is not, as it is, the output of one that is called once"
+                f"what {type(network).__name__} returns is not, as it is, the output of one that is used once"
             )
         layers.append(_with_bias(layer))
 
@@ -192,28 +203,78 @@ class PopArt(ValueNorm):
         layer.bias.mul_(old_deviation.to(dtype)).add_((old_mean - mean).to(dtype)).div_(deviation.to(dtype))
 
 
-def _writer(value: Any, outputs: list[tuple[nn.Module, Tensor, int]]) -> nn.Module | None:
-    """The layer, called once, whose output lies in the very memory of `value`, with nothing written to it since."""
-    for layer, out, version in outputs:
-        if (
-            isinstance(value, Tensor)
-            and value.untyped_storage()._cdata == out.untyped_storage()._cdata
-            and value.numel() == out.numel()
-            and _version(value) == version
-        ):
-            return layer if sum(other is layer for other, *_ in outputs) == 1 else None
-    return None
+class _Calls(TorchDispatchMode):
+    """Watches every operation in calls of a network: what its linear layers write, and who else uses it.
+
+    Versions of tensors would not do: tensors of inference mode have none, and `.data` evades them.
+
+    Attributes
+    ----------
+    spoiled : set of nn.Module
+        Layers whose parameters were used outside of their own call, or whose output was written to after it.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.spoiled: set[nn.Module] = set()
+        self._layers, self._outputs = layers, list[tuple[nn.Module, Tensor]]()
+        self._called = False  # whether the network is running, and which of its layers
+        self._running: nn.Module | None = None
+
+    def begin(self, network: nn.Module, _: Any) -> None:
+        """The network is called."""
+        self._called = True
+
+    def before_layer(self, layer: nn.Module, _: Any) -> None:
+        self._running = layer
+
+    def after_layer(self, layer: nn.Module, _: Any, out: Tensor) -> None:
+        self._running = None
+        self._outputs.append((layer, out))
+
+    def end(self, value: Any) -> nn.Module | None:
+        """The network returned `value`: the layer, called once, in the very memory of whose output it lies."""
+        outputs, self._outputs, self._called = self._outputs, [], False
+        for layer, out in outputs:
+            if (
+                isinstance(value, Tensor)
+                and value.untyped_storage()._cdata == out.untyped_storage()._cdata
+                and value.numel() == out.numel()
+            ):
+                return layer if sum(other is layer for other, _ in outputs) == 1 else None
+        return None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._called:
+            self._see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = func._schema.arguments if isinstance(func, torch._ops.OpOverload) else []
+        changed = [
+            args[i] if i < len(args) else kwargs.get(argument.name)
+            for i, argument in enumerate(named)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        used, written = ([x for x in tree_leaves(part) if isinstance(x, Tensor)] for part in ((args, kwargs), changed))
+        for layer in self._layers:
+            if layer is not self._running and any(_within(x, p) for p in layer.parameters() for x in used):
+                self.spoiled.add(layer)
+        self.spoiled.update(layer for layer, out in self._outputs for x in written if _within(x, out))
 
 
-def _version(x: Tensor) -> int:
-    """How often the memory of `x` was written to since it was made, as far as it is counted."""
-    return 0 if x.is_inference() else x._version
+def _within(x: Tensor, memory: Tensor) -> bool:
+    return memory.data_ptr() <= x.data_ptr() < memory.data_ptr() + memory.nbytes
 
 
 def _shares(layer: nn.Linear, network: nn.Module) -> bool:
-    """Whether another module of the network has a parameter of the layer's."""
-    others = {id(p) for part in network.modules() if part is not layer for p in part._parameters.values()}
-    return any(id(p) in others for p in layer._parameters.values())
+    """Whether another module of the network has a parameter in the memory of the layer's."""
+    others = [p for part in network.modules() if part is not layer for p in part._parameters.values()]
+    return any(
+        _within(other, p) for p in layer.parameters() for other in others if not (other is None or is_lazy(other))
+    )
 
 
 def _with_bias(layer: nn.Linear) -> nn.Linear:
