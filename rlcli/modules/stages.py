@@ -20,6 +20,7 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rlcli.errors import MissingKeyError
 from rlcli.kernels.mlp import OWN_CALLS, Layer, hooked, hooked_everywhere, hooks_of, layers_of, usual
@@ -138,10 +139,15 @@ def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
             break
     if type(module) is not nn.Linear or hooked(module):
         return None
-    held = [id(p) for part in net.modules() for p in part._parameters.values() if p is not None]
+    held = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
     uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
-    once = uses == 1 and all(held.count(id(p)) == 1 for p in module.parameters())
+    once = uses == 1 and all(held.count(_memory(p)) == 1 for p in module.parameters())
     return module if once else None
+
+
+def _memory(p: Tensor) -> int:
+    """What parameters have in common that lie in the same memory, which other objects may name."""
+    return id(p) if is_lazy(p) or p.is_meta else p.data_ptr()
 
 
 class Structure:

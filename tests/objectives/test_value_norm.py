@@ -149,10 +149,9 @@ class UsedTwice(Critic):
         return super().forward(observation * nn.functional.linear(self.body(observation), self.head.weight))
 
 
-def with_tied_memory(network):
-    network.body = nn.Linear(4, 1)
-    network.head = nn.Linear(1, 1)
-    network.head.weight.data = network.body.weight.data[:, :1]
+def with_tied_memory(network, body, head):
+    tied = network.get_submodule(head).weight
+    tied.data = network.get_submodule(body).weight.data.view(-1)[: tied.numel()].view_as(tied)
     return network
 
 
@@ -165,7 +164,8 @@ def with_tied_memory(network):
         Critic(lambda value: (value.data.mul_(3), value)[1]),
         Critic(lambda value: (torch._foreach_mul_([value.data], 3), value)[1]),
         UsedTwice(),
-        with_tied_memory(Critic()),
+        with_tied_memory(Critic(), "body", "head"),
+        with_tied_memory(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), "0", "2"),
         nn.Sequential(TIED, nn.Tanh(), TIED, nn.Identity()),
         nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 1))),
         TensorDictSequential(
