@@ -17,7 +17,7 @@ from rlcli.envs.mdp import acted, complete_flags, episode_over, merged, on_tenso
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
-from rlcli.transforms.base import returned_by
+from rlcli.specs.composite import returned_by
 
 SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
 _STEPPING = (

@@ -19,7 +19,7 @@ from rlcli.lanes.episodes import episode_seed
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
-from rlcli.transforms.base import returned_by
+from rlcli.specs.composite import returned_by
 
 Maker = str | Callable[[], EnvBase]
 

@@ -18,8 +18,9 @@ from rlcli.lanes.bounds import Bounds
 from rlcli.lanes.contract import broken, env_raised, place_of
 from rlcli.lanes.lanes import NONE, Lanes
 from rlcli.specs import Unbounded
+from rlcli.specs.composite import returned_by
 from rlcli.transforms import Compose, Transform
-from rlcli.transforms.base import as_kind, returned_by
+from rlcli.transforms.base import as_kind
 
 
 class Acting(Protocol):

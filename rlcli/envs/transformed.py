@@ -12,8 +12,8 @@ from rlcli.envs.base import EnvBase, next_of, steps_as_ours
 from rlcli.envs.mdp import complete_flags
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, RESET
+from rlcli.specs.composite import returned_by
 from rlcli.transforms import Compose, Transform
-from rlcli.transforms.base import returned_by
 from rlcli.transforms.compose import parts_of
 
 

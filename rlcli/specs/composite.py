@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, EnvError, MissingKeyError
 from rlcli.keys import Key, as_tuple, show, unravel
 from rlcli.specs.base import Device, TensorSpec, as_shape
 
@@ -200,3 +200,16 @@ def _is_key(key: object) -> bool:
     return isinstance(key, str) or (
         isinstance(key, tuple) and len(key) > 0 and all(isinstance(part, str) for part in key)
     )
+
+
+def returned_by(part: Any, method: str, out: Any) -> TensorDictBase:
+    """What a method of an env's or a transform's returned, which is a TensorDict.
+
+    Raises
+    ------
+    EnvError
+        It is something else.
+    """
+    if not isinstance(out, TensorDictBase):
+        raise EnvError(f"{type(part).__name__}.{method} did not return a TensorDict", why=f"got a {type(out).__name__}")
+    return out

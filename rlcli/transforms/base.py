@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, EnvError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec, Unbounded
 from rlcli.transforms.stored_rows import BufferRows
@@ -319,19 +319,6 @@ class Transform(nn.Module):
                 fix="Reset the env first, or name the right key in in_keys.",
             )
         return value
-
-
-def returned_by(part: Any, method: str, out: Any) -> TensorDictBase:
-    """What a method of an env's or a transform's returned, which is a TensorDict.
-
-    Raises
-    ------
-    EnvError
-        It is something else.
-    """
-    if not isinstance(out, TensorDictBase):
-        raise EnvError(f"{type(part).__name__}.{method} did not return a TensorDict", why=f"got a {type(out).__name__}")
-    return out
 
 
 def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Transform]]:
