@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -96,6 +97,8 @@ class GymLanes(ReplayableLanes):
         write = writer(self.leaves, rows)
         send, lanes, clock, nearest = self.actions.sender(), range(self.n), self.clock, self.nearest
         steppers, last, engine = self._steppers, self.last, self
+        # what unpacks need not be a tuple: looked at in the first step of a batch
+        checked: list[Callable] = [partial(_whole_step, stepper) for stepper in steppers]
         only = self.leaves[0] if plain(self.leaves) else None
         column = rows[only.key] if only else []
         size, dtype, array = (math.prod(only.shape), only.dtype, np.ndarray) if only else (0, None, None)
@@ -113,7 +116,7 @@ class GymLanes(ReplayableLanes):
             sent = send(actions)
             engine.history.append(sent)
             try:
-                for lane, stepper, action in zip(lanes, steppers, sent, strict=False):
+                for lane, stepper, action in zip(lanes, steppers if t else checked, sent, strict=False):
                     result = stepper(action)
                     value, reward, terminated, truncated, _ = result
                     if target is None:
@@ -137,9 +140,10 @@ class GymLanes(ReplayableLanes):
             except (RlcliError, KeyboardInterrupt):
                 raise
             except BadValue as error:
+                found = _unlike(result, STEP) or error
                 raise broken(
                     engine, "step returned a bad value", lane=lane, action=sent[lane],
-                    expected=error.expected, got=error.got,
+                    expected=found.expected, got=found.got,
                 ) from None  # fmt: skip
             except BaseException as error:  # an env that calls sys.exit must not end the run as if all were well
                 bad, got = _unlike(result, STEP), getattr(value, "shape", None)
@@ -186,7 +190,7 @@ class GymLanes(ReplayableLanes):
             seen = [self._fingerprint(_whole(env.reset(seed=seed), RESET)[0])]
             for actions in drawn:
                 sent, taken = send(actions)[0], taken + 1
-                observation, reward, terminated, truncated, _ = _whole(env.step(sent), STEP)
+                observation, reward, terminated, truncated, _ = _whole_step(env.step, sent)
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
                     break
@@ -210,7 +214,7 @@ class GymLanes(ReplayableLanes):
             self.last[lane], _ = _whole(env.reset(seed=seed), RESET)
             for sent in self.history[len(self.history) - steps :]:
                 taken += 1
-                self.last[lane], _, terminated, truncated, _ = _whole(env.step(sent[lane]), STEP)
+                self.last[lane], _, terminated, truncated, _ = _whole_step(env.step, sent[lane])
                 if terminated or truncated:
                     return False
         except (EnvError, KeyboardInterrupt):
@@ -247,6 +251,10 @@ def _whole(result: Any, names: tuple[str, ...]) -> Any:
     if bad is not None:
         raise bad
     return result
+
+
+def _whole_step(step: Callable[[Any], Any], action: Any) -> Any:
+    return _whole(step(action), STEP)
 
 
 def _checked(envs: Sequence[Any]) -> str:

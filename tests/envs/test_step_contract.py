@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,10 @@ STEP_FAULTS = {
     "truncated array": (with_part(3, np.array([False])), ["a bool as truncated", "ndarray"]),
     "old tuple of four": (lambda result: (*result[:2], False, {}), ["step returned a bad", WHOLE, "a tuple of 4"]),
     "tuple of six": (lambda result: (*result, {}), ["step returned a bad", WHOLE, "a tuple of 6"]),
+    "dict of five": (lambda result: dict.fromkeys("abcde", 0), ["step returned a bad value", WHOLE, "got a dict"]),
+    "array of five": (lambda result: np.zeros(5), ["step returned a bad value", WHOLE, "got a ndarray"]),
+    "five rows": (lambda result: np.zeros((5, 3), np.float32), ["step returned a bad value", WHOLE, "got a ndarray"]),
+    "text of five": (lambda result: "hello", ["step returned a bad value", WHOLE, "got a str"]),
     "nothing": (lambda result: None, ["step returned a bad value", WHOLE, "got a NoneType"]),
 }
 
@@ -204,6 +210,24 @@ def test_the_step_at_which_an_env_on_tensordicts_returns_nothing_is_named():
 
     with pytest.raises(EnvError, match=r"Stops\._step did not return a TensorDict \(env Stops, lane 0, .*step 3\)"):
         Collector(Stops("close", None), frames_per_batch=4).rollout()
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda _: dict.fromkeys("abcde"), lambda _: np.zeros(5), lambda _: "hello", iter],
+    ids=["dict", "array", "text", "iterator"],
+)  # fmt: skip
+def test_the_loop_and_a_probe_refuse_the_same(fault):
+    words = rf"step returned a bad value .*{re.escape(WHOLE)}, got a \w+ after action"
+    with pytest.raises(EnvError, match=words):
+        batches(GymEnv(Breaking(fault, 1)), 1)
+    env = GymEnv(Breaking(fault, 1))
+    env.lanes.seed(0)
+    with pytest.raises(EnvError, match=words):
+        env.lanes.repeats()
+
+
+def test_a_step_may_give_a_list_of_five():
+    batches(GymEnv(Breaking(list, 1)), 1)
 
 
 def test_what_a_probe_is_given_instead_of_five_values_is_named():

@@ -32,8 +32,8 @@ STEPS = {
     "huge_reward": ["the reward is too large", "expected what float32 can hold, got 1e+300"],
     "endless_reward": ["the reward is not finite"],
     "done_is_one": ["expected a bool as terminated, got 1 (int)"],
-    "four_values": ["raised in step", "ValueError: not enough values"],
-    "nothing": ["raised in step", "TypeError: cannot unpack"],
+    "four_values": ["step returned a bad value", "got a tuple of 4"],
+    "nothing": ["step returned a bad value", "got a NoneType"],
 }
 
 
