@@ -134,12 +134,18 @@ class ActionFormat:
             return actions, np.broadcast_to(-np.log(count), u.shape)
         bounded = np.isfinite(low) & np.isfinite(high)
         u = np.clip(u.astype(np.float64, copy=False), 1e-16, 1 - 1e-16)  # in float32 the bound would be 1
-        width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)
+        with np.errstate(over="ignore"):
+            width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)
         above, below = np.isfinite(low) & ~bounded, np.isfinite(high) & ~bounded
         away = -np.log1p(-u)  # from the one bound: exponential
         one_sided = np.where(above, low + away, high - away)
         actions = np.where(above | below, one_sided, np.where(bounded, low, 0) + u * width)
-        density = np.where(above | below, -away, -np.log(width))
+        density = np.where(above | below, -away, -np.log(np.where(width > 0, width, 1)))  # a fixed part: probability 1
+        wide = np.isinf(width)  # farther apart than a number can tell
+        if wide.any():
+            part, least, most = u[..., wide], low[wide], high[wide]
+            actions[..., wide] = least * (1 - part) + most * part
+            density[..., wide] = -np.log(most / 2 - least / 2) - np.log(2)
         free = ~(bounded | above | below)
         if free.any():
             actions[..., free] = _quantiles(u[..., free])

@@ -1,5 +1,6 @@
 """Random actions of a Box follow one law, wherever they are drawn: gymnasium's."""
 
+import warnings
 from statistics import NormalDist
 
 import numpy as np
@@ -59,6 +60,28 @@ def test_the_normal_law_is_that_of_the_standard_library_up_to_both_ends():
     actions, _ = ActionFormat(spaces.Box(-np.inf, np.inf, (), np.float64)).from_uniform(u)
     expected = [NormalDist().inv_cdf(x) for x in u[:, 0]]
     assert actions[:, 0] == pytest.approx(expected, rel=1e-14, abs=1e-15)
+
+
+def test_a_part_that_is_fixed_says_nothing_of_the_density():
+    u = np.random.default_rng(0).random((5, 2, 2))
+    low, high = np.array([1, -1], np.float32), np.array([1, 1], np.float32)
+    with warnings.catch_warnings(action="error"):
+        actions, density = ActionFormat(spaces.Box(low, high)).from_uniform(u)
+        alone, each = ActionFormat(spaces.Box(1, 1, (2,))).from_uniform(u, each=True)
+    assert (actions[..., 0] == 1).all() and (alone == 1).all() and not each.any()
+    assert np.array_equal(actions[..., 1], (-1 + u[..., 1] * 2).astype(np.float32))
+    assert density == pytest.approx(-np.log(2))
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_bounds_farther_apart_than_a_number_can_tell_give_actions_between_them(shape):
+    space = spaces.Box(-1e308, 1.5e308, shape, np.float64)
+    u = np.random.default_rng(0).random((2000, 1, *shape))
+    with warnings.catch_warnings(action="error"):
+        actions, density = ActionFormat(space).from_uniform(u, each=True)
+    assert all(space.contains(action) for action in actions[:, 0])
+    assert actions / 1e308 == pytest.approx(-1 + 2.5 * u)
+    assert density == pytest.approx(-np.log(2.5) - 308 * np.log(10))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
