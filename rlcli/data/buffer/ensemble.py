@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class ReplayBufferEnsemble:
         self.buffers, self.sample_from_all = buffers, sample_from_all
         self.batch_size = None if batch_size is None else need_size("batch_size", batch_size)
         self.drawn = len(buffers) if num_buffer_sampled is None else need_size("num_buffer_sampled", num_buffer_sampled)
-        self.layout = layout or ("cat" if any(b.sampler.ragged for b in buffers) else "stack")
+        self._layout = layout
         self._chances = _cumulated(p, len(buffers))
         self.random = RandomStream(seed)
         self._lock = threading.RLock()
@@ -112,6 +113,11 @@ class ReplayBufferEnsemble:
         members = [make() for _ in range(need_size("workers", workers))]
         return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
 
+    @property
+    def layout(self) -> str:
+        """How samples of members are joined; where it was not given, the samplers that they have now say it."""
+        return self._layout or ("cat" if any(buffer.sampler.ragged for buffer in self.buffers) else "stack")
+
     # ---- members -----------------------------------------------------------------------------------------------
     def __getitem__(self, member: int | slice) -> Any:
         """One of the buffers, or an ensemble of some of them that is sampled like this one, without its transform."""
@@ -121,7 +127,7 @@ class ReplayBufferEnsemble:
             if not self.sample_from_all:
                 p = np.diff(self._chances, prepend=0.0, append=1.0)[member]
                 options = {"p": p, "num_buffer_sampled": None if self.drawn == len(self.buffers) else self.drawn}
-            return ReplayBufferEnsemble(*chosen, batch_size=self.batch_size, layout=self.layout, **options)
+            return ReplayBufferEnsemble(*chosen, batch_size=self.batch_size, layout=self._layout, **options)
         if (
             isinstance(member, bool)
             or not isinstance(member, int)
@@ -156,9 +162,9 @@ class ReplayBufferEnsemble:
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows of all members."""
-        self._forget_ahead()
-        for buffer in self.buffers:
-            buffer.empty(fields=fields)
+        with self._stopped():
+            for buffer in self.buffers:
+                buffer.empty(fields=fields)
 
     # ---- samples -----------------------------------------------------------------------------------------------
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
@@ -217,6 +223,12 @@ class ReplayBufferEnsemble:
         index = [part.info[INDEX] for _, part in drawn]
         ids = [torch.full_like(rows, member) for rows, (member, _) in zip(index, drawn, strict=True)]
         join: Callable[[list[Any]], Any] = torch.stack if self.layout == "stack" else torch.cat
+        if join is torch.stack and len({len(rows) for rows in index}) > 1:
+            raise ArgumentError(
+                "samples of different sizes cannot be stacked", where="layout",
+                why=f"members gave {', '.join(str(len(rows)) for rows in index)} rows",
+                fix='Use layout="cat", or samplers with drop_last=True or strict_length=True.',
+            )  # fmt: skip
         if any(isinstance(part, list | LazyStackedTensorDict) for part in parts):  # objects, not alike
             join = torch.cat
             items = [item for part in parts for item in (part if isinstance(part, list) else part.unbind(0))]
@@ -263,20 +275,20 @@ class ReplayBufferEnsemble:
 
     def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBufferEnsemble:
         """Add a transform of whole samples; returns the ensemble."""
-        self._forget_ahead()
-        self._transforms.append(transform)
+        with self._stopped():
+            self._transforms.append(transform)
         return self
 
     def set_seed(self, seed: int) -> None:
         """Start all random streams anew, each from a seed of its own."""
-        self._forget_ahead()
-        self.random.seed(seed)
-        for offset, buffer in enumerate(self.buffers, 1):
-            buffer.set_seed(seed + offset)
+        with self._stopped():
+            self.random.seed(seed)
+            for offset, buffer in enumerate(self.buffers, 1):
+                buffer.set_seed(seed + offset)
 
-    def _forget_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.drop()
+    def _stopped(self) -> AbstractContextManager[None]:
+        """Inside, nothing is ready and nobody makes any."""
+        return nullcontext() if self._ahead is None else self._ahead.stopped()
 
     # ---- priorities --------------------------------------------------------------------------------------------
     def update_tensordict_priority(self, sample: TensorDictBase) -> None:
@@ -307,12 +319,12 @@ class ReplayBufferEnsemble:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Rows and all that decides later samples; samples that were made ahead are made anew."""
-        self._forget_ahead()
-        return {
-            "random": self.random.state_dict(),
-            "transforms": self._transforms.state_dict(),
-            "buffers": [buffer.state_dict() for buffer in self.buffers],
-        }
+        with self._stopped():
+            return {
+                "random": self.random.state_dict(),
+                "transforms": self._transforms.state_dict(),
+                "buffers": [buffer.state_dict() for buffer in self.buffers],
+            }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of an ensemble that was made alike."""
@@ -324,13 +336,13 @@ class ReplayBufferEnsemble:
             raise ArgumentError(
                 "this state is of another ensemble", why=f"expected {len(self.buffers)}, got {len(state['buffers'])}"
             )
-        self._forget_ahead()
-        for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
-            buffer.need_fit(saved)  # all of them before the first one changes
-        self._transforms.load_state_dict(state["transforms"])
-        self.random.load_state_dict(state["random"])
-        for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
-            buffer.load_state_dict(saved)
+        with self._stopped():
+            for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
+                buffer.need_fit(saved)  # all of them before the first one changes
+            self._transforms.load_state_dict(state["transforms"])
+            self.random.load_state_dict(state["random"])
+            for buffer, saved in zip(self.buffers, state["buffers"], strict=True):
+                buffer.load_state_dict(saved)
 
     # ---- the end -----------------------------------------------------------------------------------------------
     def close(self) -> None:

@@ -289,3 +289,44 @@ def test_plain_buffers_make_an_ensemble_without_index():
     assert "index" not in rb.sample()
     with pytest.raises(MissingKeyError, match="TensorDictReplayBuffers"):
         rb.update_tensordict_priority(rb.sample())
+
+
+CHANGES = {
+    "seed": lambda m: m.set_seed(123),
+    "sampler": lambda m: m.set_sampler(SamplerWithoutReplacement(seed=5)),
+    "epoch": lambda m: next(iter(m)),
+    "rows": lambda m: (m.empty(), m.extend(episodes([6]))),
+    "state": lambda m: m.load_state_dict(state_with_samples()),
+}
+
+
+def state_with_samples():
+    rb = member(SamplerWithoutReplacement(seed=7), prefetch=2)
+    rb.extend(episodes([10, 10]))
+    rb.sample(4)
+    return rb.state_dict()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_was_done_to_a_member_since_outlasts_samples_that_are_thrown_away(change):
+    drawn = []
+    for thrown in (False, True):
+        rb = per_worker(2, lambda: member(SamplerWithoutReplacement(seed=1), batch_size=4), batch_size=8, prefetch=2)
+        rb.sample()
+        rb._ahead._threads.submit(int).result()  # all that is made ahead is made
+        change(rb[0])
+        if thrown:
+            rb.append_transform(lambda sample: sample)
+        drawn.append([rb[0].sample()["index"].tolist() for _ in range(4)])
+    assert drawn[0] == drawn[1]
+
+
+def test_the_layout_follows_the_samplers_of_members_unless_it_was_given():
+    for layout, shape in ((None, (12,)), ("cat", (12,)), ("stack", (3, 4))):
+        rb = per_worker(layout=layout)
+        rb[0].set_sampler(SamplerWithoutReplacement(seed=0))
+        assert rb.sample().shape == shape
+    rb.batch_size = 39
+    rb.sample()
+    with pytest.raises(ArgumentError, match=r'cannot be stacked(.|\n)*3, 13, 13(.|\n)*layout="cat"'):
+        rb.sample()
