@@ -106,13 +106,12 @@ class ReplayBuffer:
             chosen.bind(self.ring)
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
-        self.batch_size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
+        size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
         self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
         self._transforms = Transforms(self.ring)
-        self._iteration: Iterator[Any] | None = None
         self.stream = SampleStream(
-            self.ring, chosen, self._transforms, self._lock, prefetch=prefetch, collate_fn=collate_fn,
-            pin_memory=pin_memory, device=device, annotate=self._annotate,
+            self.ring, chosen, self._transforms, self._lock, batch_size=size, prefetch=prefetch,
+            collate_fn=collate_fn, pin_memory=pin_memory, device=device, annotate=self._annotate,
         )  # fmt: skip
         if transform is not None:
             self.append_transform(transform)
@@ -126,6 +125,15 @@ class ReplayBuffer:
     def sampler(self) -> Sampler:
         """What chooses the rows of samples; another one comes by `set_sampler`."""
         return self.stream.sampler
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a sample where none is asked for; a sampler that `set_sampler` puts on may bring its own."""
+        return self.stream.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int | None) -> None:
+        self.stream.batch_size = batch_size
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: Any) -> Tensor:
@@ -187,12 +195,12 @@ class ReplayBuffer:
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             try:
                 self.ring.clear(fields=fields)
             finally:  # a storage that cannot take its files away holds no rows either
                 self.sampler.empty()
+                self.stream.moved()
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
@@ -216,9 +224,9 @@ class ReplayBuffer:
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
         size = self._size(None)
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             self.sampler.restart()
+            self.stream.moved()
         last = False
         while not last:
             sampled = self.stream.next(size)
@@ -227,11 +235,12 @@ class ReplayBuffer:
 
     def next(self) -> Any:
         """The next sample of an iteration that goes on from call to call; None at its end; then a new one begins."""
-        if self._iteration is None:
-            self._iteration = iter(self)
-        for sample in self._iteration:
+        iteration = self.stream.iteration
+        if iteration is None:
+            iteration = self.stream.iteration = iter(self)
+        for sample in iteration:
             return sample
-        self._iteration = None
+        self.stream.iteration = None
         return None
 
     def __getitem__(self, place: Any) -> Any:
@@ -280,8 +289,7 @@ class ReplayBuffer:
         index : int
             Its place among those that samples pass, where the parts of a `Compose` count each.
         """
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             if isinstance(self.ring, SharedRing):
                 refuse_write_side(transform, invert)
             self._transforms.insert(index, transform, invert)
@@ -295,8 +303,7 @@ class ReplayBuffer:
         ArgumentError, MissingKeyError
             It does not fit this buffer, which goes on with the sampler it has.
         """
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             new: Sampler = made("sampler", sampler, Sampler)
             with self.ring.asking("sampler"):
                 new.bind(self.ring)
@@ -304,14 +311,13 @@ class ReplayBuffer:
                     new.extended(self.ring, len(self.ring))
             new.belong_to(self.ring)
             self.stream.use(new)
-            self._iteration = None
             self.batch_size = new.batch_size() or self.batch_size
 
     def set_seed(self, seed: int) -> None:
         """Start the sampler's random stream anew."""
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             self.sampler.set_seed(seed)
+            self.stream.moved()
 
     # ---- checkpoints and dumps ---------------------------------------------------------------------------------
     @property
@@ -334,8 +340,7 @@ class ReplayBuffer:
         return self._state(columns=False), self.ring
 
     def _state(self, *, columns: bool) -> dict[str, Any]:
-        ahead = self.stream.ready()
-        with self._lock:
+        with self.stream.ready() as ahead:
             state = {**self._saved.state(columns=columns), "ahead": [sampled.state() for sampled in ahead]}
         return state | {"ahead_size": ahead[0].size} if ahead else state
 
@@ -347,13 +352,14 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of a buffer that was made alike.
 
-        Samples that the other one made ahead come first. Where they are thrown away here (by another batch size, a seed
-        or a dump) nobody draws them again.
+        Samples that the other one made ahead come first. Nobody draws them again where they are thrown away here: by a
+        sample of another size, a new iteration, another transform, sampler, seed, state or dump, by a dump that is
+        written, by `empty` and `close`.
         """
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             self._saved.load(state)
-        self.stream.keep([Sampled.of_state(saved, state["ahead_size"]) for saved in state["ahead"]])
+            self.stream.moved()
+            self.stream.keep([Sampled.of_state(saved, state["ahead_size"]) for saved in state["ahead"]])
 
     def dumps(self, folder: Path | str) -> Path:
         """Write the rows, and all that decides later samples, into a new folder within this one; its path.
@@ -369,8 +375,7 @@ class ReplayBuffer:
         ArgumentError
             The rows are objects of a `ListStorage`, or something has no place in a file.
         """
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             return self._saved.dump(folder)
 
     def loads(self, folder: Path | str) -> None:
@@ -384,9 +389,9 @@ class ReplayBuffer:
             There is no dump, none verifies, or it is of a buffer of another shape, with another sampler or with other
             transforms: this one is as it was.
         """
-        self.stream.drop()
-        with self._lock:
+        with self.stream.stopped():
             self._saved.load_dump(folder)
+            self.stream.moved()
 
     dump = save = dumps
     load = loads

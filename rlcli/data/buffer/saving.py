@@ -109,7 +109,7 @@ class SavedParts:
 
 
 def shallow(buffer: Any) -> Any:
-    """Another handle of the same rows, sampler and threads: what `copy.copy` gives."""
+    """Another handle of the same parts: what `copy.copy` gives. Of a buffer, all but the `priority_key` is shared."""
     alias = object.__new__(type(buffer))
     vars(alias).update(vars(buffer))
     return alias

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +32,7 @@ class Sampled(NamedTuple):
     last: bool
     size: int
     position: Any = None  # of what draws, before this was drawn; None: of a state, it cannot be drawn again
+    since: int = 0  # see `SampleStream.moved`; of a state, when it was last thrown away
 
     def state(self) -> dict[str, Any]:
         """As columns and plain values, for a checkpoint."""
@@ -40,16 +43,21 @@ class Sampled(NamedTuple):
                 fix="Leave out prefetch, or give TensorDicts.",
             )
         return {
-            "columns": columns_of(self.batch),
+            "columns": _copied(columns_of(self.batch)),  # the sample is somebody's to change once it is handed out
             "shape": list(self.batch.shape),
-            "info": self.info,
+            "info": _copied(self.info),
             "last": self.last,
         }
 
     @classmethod
     def of_state(cls, state: dict[str, Any], size: int) -> Sampled:
         """The inverse of `state`."""
-        return cls(nested(state["columns"], torch.Size(state["shape"])), state["info"], state["last"], size)
+        batch = nested(_copied(state["columns"]), torch.Size(state["shape"]))
+        return cls(batch, _copied(state["info"]), state["last"], size)
+
+
+def _copied(columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    return {name: x.clone() for name, x in columns.items()}
 
 
 class Prefetcher(Generic[Item]):
@@ -64,33 +72,40 @@ class Prefetcher(Generic[Item]):
     depth : int
     undo : callable
         Told of items that are thrown away, the last one first, when nothing is being made.
+
+    Attributes
+    ----------
+    lock : RLock
+        Of whoever takes items or throws them away. The thread that makes them does without.
     """
 
     def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
         self._make, self._depth, self._undo, self._size = make, depth, undo, 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Item]] = deque()
+        self.lock = threading.RLock()
 
     def next(self, size: int, *, ahead: bool = True) -> Item:
         """The oldest item of this batch size; what its thread raised is raised here, and the next call starts anew.
 
         Without `ahead` no further ones are made ahead.
         """
-        if size != self._size:
-            self.drop()
-            self._size = size
-        if ahead:
-            self._fill()
-        if not self._waiting:
-            return self._make(size)
-        try:
-            item = self._waiting.popleft().result()
-        except BaseException:
-            self.drop()
-            raise
-        if ahead:
-            self._fill()
-        return item
+        with self.lock:
+            if size != self._size:
+                self.drop()
+                self._size = size
+            if ahead:
+                self._fill()
+            if not self._waiting:
+                return self._make(size)
+            try:
+                item = self._waiting.popleft().result()
+            except BaseException:
+                self.drop()
+                raise
+            if ahead:
+                self._fill()
+            return item
 
     def _fill(self) -> None:
         while len(self._waiting) < self._depth:
@@ -101,26 +116,36 @@ class Prefetcher(Generic[Item]):
 
         What the thread raised is raised here, and what was made is thrown away as by `drop`.
         """
-        try:
-            made = [future.result() for future in self._waiting]
-        except BaseException:
-            self.drop()
-            raise
-        self._waiting.clear()
-        return made
+        with self.lock:
+            try:
+                made = [future.result() for future in self._waiting]
+            except BaseException:
+                self.drop()
+                raise
+            self._waiting.clear()
+            return made
 
     def drop(self) -> None:
         """Throw away what is ready, and wait for what is being made."""
-        begun = [future for future in self._waiting if not future.cancel()]
-        self._waiting.clear()
-        for item in reversed([future.result() for future in begun if future.exception() is None]):
-            self._undo(item)
+        with self.lock:
+            begun = [future for future in self._waiting if not future.cancel()]
+            self._waiting.clear()
+            for item in reversed([future.result() for future in begun if future.exception() is None]):
+                self._undo(item)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, nothing is ready and nobody makes any: what items depend on may change."""
+        with self.lock:
+            self.drop()
+            yield
 
     def close(self) -> None:
         """End the thread; whoever asks later makes the item itself."""
-        self._depth = 0
-        self.drop()
-        self._threads.shutdown()
+        with self.lock:
+            self._depth = 0
+            self.drop()
+            self._threads.shutdown()
 
 
 class SampleStream:
@@ -138,11 +163,21 @@ class SampleStream:
     sampler : Sampler
     transforms : Transforms
     lock : Gate
-        Of the buffer: held while rows are chosen and read.
+        Of the buffer: held while rows are chosen and read. Whoever takes samples or throws them away holds another
+        lock, taken before this one.
+    batch_size : int, optional
     prefetch, collate_fn, pin_memory, device
         See `ReplayBuffer`.
     annotate : bool
         Samples hold what the sampler knows of their rows.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    batch_size : int or None
+        Of the buffer's samples, where none is asked for.
+    iteration : Iterator or None
+        What `ReplayBuffer.next` goes through.
     """
 
     def __init__(
@@ -152,6 +187,7 @@ class SampleStream:
         transforms: Transforms,
         lock: Gate,
         *,
+        batch_size: int | None,
         prefetch: int | None,
         collate_fn: Callable[[Any], Any] | None,
         pin_memory: bool,
@@ -159,15 +195,32 @@ class SampleStream:
         annotate: bool,
     ) -> None:
         self._ring, self._transforms, self._lock = ring, transforms, lock
+        self.batch_size, self._since = batch_size, 0
         self.use(sampler)
         self._collate, self._pin, self._annotated = collate_fn, pin_memory, annotate
         self._device = None if device is None else torch.device(device)
         self._kept: deque[Sampled] = deque()
+        self._dropped = 0  # how often
         self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+        self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
 
     def use(self, sampler: Sampler) -> None:
-        """Draw by this one from now on."""
+        """Draw by this one from now on, and begin no iteration that the last one had."""
         self.sampler, self._trusted = sampler, is_ours(sampler)
+        self.iteration: Iterator[Any] | None = None
+        self.moved()
+
+    def moved(self) -> None:
+        """The sampler was replaced, or set elsewhere than its draws led: those before are not drawn again."""
+        self._since += 1
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, under the lock, nothing is ready and nobody makes any: what samples depend on may change."""
+        with self._queue:
+            self.drop()
+            with self._lock:
+                yield
 
     # ---- one after the other -----------------------------------------------------------------------------------
     def next(self, size: int, *, ahead: bool = True) -> Sampled:
@@ -175,22 +228,34 @@ class SampleStream:
         if self._lock.closed:
             self._lock.check()
         if self._kept:
-            with self._lock:
+            with self._queue:
                 if self._kept and self._kept[0].size == size:
                     return self._kept.popleft()
-            self.drop()
+                if self._kept:
+                    self.drop()
         return self._draw(size) if self._ahead is None else self._ahead.next(size, ahead=ahead)
 
     def take_back(self, sampled: Sampled) -> None:
-        """Nobody gets this sample, the last one that was handed out: it comes next, or is drawn again."""
-        if sampled.position is None:
-            self._kept.appendleft(sampled)
-        else:
-            self.drop()
-            self._undraw(sampled)
+        """Nobody gets this sample, the last one that was handed out: it comes next, or is drawn again.
+
+        Where it is drawn again, all that is ready is thrown away before. One that was drawn before the sampler was
+        `moved`, or came with a state and others of it were thrown away since, is forgotten.
+        """
+        with self._queue:
+            if sampled.position is None:
+                if sampled.since == self._dropped:
+                    self._kept.appendleft(sampled)
+            elif sampled.since == self._since:
+                self._drop()
+                self._undraw(sampled)
 
     def drop(self) -> None:
         """Throw away what is ready: it is drawn again. Not under the lock: a sample that is being made needs it."""
+        with self._queue:
+            self._drop()
+            self._dropped += 1
+
+    def _drop(self) -> None:
         if self._ahead is not None:
             self._ahead.drop()
         while self._kept:
@@ -199,18 +264,23 @@ class SampleStream:
     def _undraw(self, sampled: Sampled) -> None:
         if sampled.position is not None and not self._lock.closed:
             with self._lock:
-                self.sampler.go_back(sampled.position)
+                if sampled.since == self._since:
+                    self.sampler.go_back(sampled.position)
 
     # ---- checkpoints, the end ----------------------------------------------------------------------------------
-    def ready(self) -> list[Sampled]:
-        """All that is ready or being made, oldest first; it is handed out as before. Not under the lock."""
-        if self._ahead is not None:
-            self._kept.extend(self._ahead.take())
-        return list(self._kept)
+    @contextmanager
+    def ready(self) -> Iterator[list[Sampled]]:
+        """Inside, under the lock, all that is ready, oldest first; it is handed out as before."""
+        with self._queue:
+            if self._ahead is not None:
+                self._kept.extend(self._ahead.take())
+            with self._lock:
+                yield list(self._kept)
 
     def keep(self, samples: list[Sampled]) -> None:
         """Hand these out first."""
-        self._kept.extendleft(reversed(samples))
+        with self._queue:
+            self._kept.extendleft(sampled._replace(since=self._dropped) for sampled in reversed(samples))
 
     def close(self) -> None:
         """Throw away what is ready and end the thread. Not under the lock."""
@@ -219,15 +289,15 @@ class SampleStream:
             self._ahead.close()
 
     def in_child(self) -> None:
-        """In a forked child: the thread is not here."""
-        self._ahead = None
+        """In a forked child: no other thread is here, whatever it held."""
+        self._ahead, self._queue = None, threading.RLock()
 
     # ---- one sample --------------------------------------------------------------------------------------------
     def _draw(self, size: int) -> Sampled:
         with self._lock:
             if not len(self._ring):
                 raise ArgumentError("the buffer is empty", fix="Extend it before sampling.")
-            position = self.sampler.position()
+            position, since = self.sampler.position(), self._since
             try:
                 draw = self.sampler.sample(self._ring, size)
                 if not self._trusted:
@@ -241,9 +311,9 @@ class SampleStream:
         try:
             batch = self._placed(self._transforms.read(batch))
         except BaseException:
-            self._undraw(Sampled(None, info, last, size, position))
+            self._undraw(Sampled(None, info, last, size, position, since))
             raise
-        return Sampled(batch, info, last, size, position)
+        return Sampled(batch, info, last, size, position, since)
 
     def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
         """What a sampler chose, with its marks and what is known of it; under the lock."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 import time
 import warnings
@@ -888,3 +889,74 @@ def test_a_sampler_that_names_no_key_follows_the_transforms_whichever_comes_firs
     both = buffer(sampler=SliceSampler(slice_len=2, traj_key="part"), transform=rebuilt(done_key=ENDS))
     both.extend(batch)
     assert both.ring.markers.traj_key == "part" and both.ring.markers.end_keys == (ENDS,)
+
+
+def test_handles_of_one_buffer_share_the_batch_size_that_a_sampler_brings_and_a_running_iteration():
+    rb = ReplayBuffer(storage=LazyTensorStorage(40), batch_size=9)
+    rb.extend(episodes([10, 10]))
+    other = copy.copy(rb)
+    assert len(rb.next()) == 9
+    other.set_sampler(SliceSampler(num_slices=4, slice_len=5))
+    assert len(other.sample()) == len(rb.sample()) == rb.batch_size == 20
+    other.set_sampler(SamplerWithoutReplacement(seed=0))
+    rb.batch_size = 5
+    assert len(other.next()) == 5
+    assert [len(sample) for sample in iter(rb.next, None)] == [5] * 3
+
+
+@pytest.mark.parametrize("side", ["saved", "loaded"])
+def test_a_sample_that_is_changed_in_place_changes_no_state(side):
+    def made():
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(40), batch_size=4, prefetch=2, sampler=RandomSampler(seed=1)
+        )
+        rb.extend(episodes([10, 10]))
+        return rb
+
+    rb = made()
+    rb.sample()
+    state = rb.state_dict()
+    reader = rb
+    if side == "loaded":
+        reader = made()
+        reader.load_state_dict(state)
+    sample, info = reader.sample(return_info=True)
+    expected = sample.clone()
+    sample.apply_(torch.Tensor.zero_)
+    info["index"].fill_(-1)
+    again = made()
+    again.load_state_dict(state)
+    sample, info = again.sample(return_info=True)
+    assert (sample == expected).all() and torch.equal(info["index"], expected["index"])
+
+
+def test_samples_states_seeds_and_samplers_may_come_from_many_threads():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(40), batch_size=4, prefetch=3)
+    rb.extend(episodes([10, 10]))
+    calls = [
+        rb.sample,
+        copy.copy(rb).sample,
+        rb.state_dict,
+        lambda: rb.set_seed(0),
+        lambda: rb.set_sampler(RandomSampler()),
+    ]
+    errors, end = [], time.monotonic() + 1.0
+
+    def work(call):
+        try:
+            while time.monotonic() < end:
+                call()
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors and not any(thread.is_alive() for thread in threads)
