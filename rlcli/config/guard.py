@@ -125,6 +125,12 @@ def check_resolved(env: Any, where: str = "") -> list[Problem]:
     return check({"env": {"id": env.id, "kwargs": env.kwargs}}, where)
 
 
+def check_env_ids(env: Any) -> list[Problem]:
+    """The ids in the group `env` that name a module, wherever the group came from."""
+    leaves = _leaves({"id": env.id, "kwargs": env.kwargs}, ("env",))
+    return [problem for path, value in leaves for problem in _check_env_id(".".join(map(str, path)), value)]
+
+
 def check_places(data: Any, where: str) -> list[Problem]:
     """What a recipe would have written outside `./runs`; only the command line may name such a place.
 

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from rlcli.config import registry
+from rlcli.config.guard import check_env_ids
+from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.envs.base import EnvBase
@@ -106,7 +108,14 @@ def _maker(cfg: EnvConfig) -> partial[GymEnv]:
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:
-    """Asked for, or found by `auto`: faster for this env, and its episodes can be resumed exactly."""
+    """Asked for, or found by `auto`: faster for this env, and its episodes can be resumed exactly.
+
+    Raises
+    ------
+    ConfigError
+        An id names a module, which looking for an engine would import.
+    """
+    raise_all(check_env_ids(cfg))
     if cfg.kind == "envpool" or cfg.mode == "native":
         return True
     plain = cfg.kind == "gym" and not cfg.wrappers and not cfg.kwargs

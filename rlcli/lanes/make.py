@@ -19,7 +19,9 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli.config import registry
+from rlcli.config.guard import check_env_ids
 from rlcli.config.installed import EXTRAS, install, known_ids
+from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import AtariConfig, EnvConfig
 from rlcli.errors import ArgumentError, ConfigError, EnvError, ResourceError, RlcliError, in_words
@@ -297,7 +299,8 @@ def _quiet_c_stderr() -> Iterator[None]:
 
 # ---- as a configuration describes it -------------------------------------------------------------------------------
 def configured(cfg: EnvConfig) -> GymRecipe:
-    """One of a run's gymnasium envs."""
+    """One of a run's gymnasium envs; a `ConfigError` where an id names a module."""
+    raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
     settings = dict(cfg.kwargs)
     limit = cfg.max_episode_steps

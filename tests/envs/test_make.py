@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ from gym_worlds import Sampled
 
 from rlcli.config.compose import configure
 from rlcli.config.installed import known_ids
+from rlcli.config.schemas import Config, EnvConfig
 from rlcli.envs import GymEnv, build
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError, ResourceError
@@ -33,6 +35,20 @@ def test_an_unknown_id_gets_the_nearest_names():
         GymEnv("CartPol-v1")
     with pytest.raises(ConfigError, match="'CartPole-v9'"):
         GymEnv("CartPole-v9")
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "native"}, {"mode": "serial"}, {"num": 2, "workers": 2}])
+def test_an_id_that_names_a_module_is_refused_where_the_env_is_made(tmp_path, monkeypatch, options):
+    (tmp_path / "brings_envs.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = Config(env=EnvConfig(**{"num": 1, **options, "id": "brings_envs:CartPole-v1"}))
+    for make in (lambda: build_env(config.env), lambda: build.build_evaluation_env(config, 4)):
+        with pytest.raises(ConfigError, match=r"import the module 'brings_envs'.*--import brings_envs, .* CartPole-v1"):
+            make()
+    nested = EnvConfig(id="CartPole-v1", kwargs={"env_id": "brings_envs:CartPole-v1"})
+    with pytest.raises(ConfigError, match="import the module 'brings_envs'"):
+        build_env(nested)
+    assert "brings_envs" not in sys.modules
 
 
 def test_a_setting_that_the_env_does_not_take_is_named():
