@@ -70,7 +70,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
     with begun(cfg, "collect", overrides) as (run, stop):
-        with stop.at_once(f"Begin it with: {start_command(run)}"):
+        with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
             collection = Collection(cfg, run, stop)
         with collection.reporter:
             fill(collection)

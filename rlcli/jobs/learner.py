@@ -55,7 +55,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     with begun(cfg, "train", overrides) as (run, stop):
-        with stop.at_once(f"Begin it with: {start_command(run)}"):
+        with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
             learner = Learner(cfg, run, stop)
         with learner.reporter:
             learner.begin()

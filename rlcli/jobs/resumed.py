@@ -56,7 +56,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if verb not in ("train", "collect"):
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     check_imports(run)
-    cfg = from_dict(verb, run.config, overrides, where=str(run.path / "config.json"))
+    cfg = _in_its_folder(run, from_dict(verb, run.config, overrides, where=str(run.path / "config.json")))
     typed = set(map(key_of, overrides))
     if isinstance(cfg, Config):
         raise_all(validate(_without_source(cfg), typed))
@@ -67,6 +67,14 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     raise_all(validate(with_kept_policy(cfg, run), typed))
     with resumed(run) as stop:
         return _collect(run, cfg, overrides, stop, force)
+
+
+def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
+    """The configuration as it was, where its run.dir is the folder that the run is in, spelled otherwise."""
+    if cfg.run.dir is None or not os.path.isdir(cfg.run.dir) or not os.path.samefile(cfg.run.dir, run.path):
+        return cfg
+    was = from_dict(str(run.info["verb"]), run.config).run.dir
+    return replace(cfg, run=replace(cfg.run, dir=was))
 
 
 def _without_source(cfg: Config) -> Config:
@@ -88,8 +96,8 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     )  # fmt: skip
     different.check(run, force=force)
     if frames >= cfg.total_frames and run.summary.get("status") == "done":
-        return _finished(run, frames)
-    with stop.at_once(f"Go on with: {resume_command(run)}"):
+        return _finished(run, frames, different)
+    with stop.at_once(f"Go on with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         learner = Learner(cfg, run, stop, resume_at=frames)
     with learner.reporter:
         learner.load(found)
@@ -111,8 +119,8 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     )  # fmt: skip
     different.check(run, force=force)
     if found.closed and found.total >= cfg.total_frames and run.summary.get("status") == "done":
-        return _finished(run, found.total)
-    with stop.at_once(f"Go on with: {resume_command(run)}"):
+        return _finished(run, found.total, different)
+    with stop.at_once(f"Go on with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         collection = Collection(cfg, run, stop, resume_at=found.frames)
     with collection.reporter:
         collection.load(found)
@@ -122,8 +130,11 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     return run
 
 
-def _finished(run: Run, frames: int) -> Run:
+def _finished(run: Run, frames: int, different: Changes) -> Run:
     print(f"{run.path} is finished at {frames:,} frames; total_frames=... would go on")
+    both = {**different.breaking, **different.harmless}
+    if asked := {key: pair for key, pair in both.items() if not key.startswith(AROUND)}:
+        print(f"not changed, since no frame is left: {_spelled(asked)}")
     return run
 
 
@@ -183,9 +194,11 @@ class Changes:
         late = {key: both[key] for key in AT_THE_START if key in both and not _holds(known, key, both[key])}
         if late:
             fix = "Leave it out, or start a new run."
-            if "run.dir" in late:
-                words = [str(run.path), str(late["run.dir"][1])]
-                fix = f"Leave it out, or move the folder first: {shlex.join(['mv', *words])}; rlcli resume {words[1]}"
+            if (there := late.get("run.dir", (None, None))[1]) is not None:
+                fix = "Leave it out, or move the folder, to where nothing is yet, and resume it there."
+                if not os.path.lexists(there) and os.path.isdir(os.path.dirname(there) or "."):
+                    moved = f"{shlex.join(['mv', str(run.path), there])}; {shlex.join(['rlcli', 'resume', there])}"
+                    fix = f"Leave it out, or move the folder first: {moved}"
             raise ConfigError(
                 f"{_spelled(late)} would change nothing", where=str(run.path),
                 why="it is read when a run begins, and this one has begun", fix=fix,
@@ -198,9 +211,12 @@ class Changes:
             f"{_spelled(new)} would make this another run",
             where=str(run.path),
             why=f"a resumed run is exact; only {_may_change()} may change",
-            fix="Take the change back, start a new run, or make it all the same with: "
-            f"{resume_command(run)} {shlex.join([*self.overrides, '--force'])}",
+            fix="Take the change back, start a new run, or make it all the same with: " + self.command(run, force=True),
         )
+
+    def command(self, run: Run, *, force: bool) -> str:
+        """What resumes the run with the same overrides."""
+        return resume_command(run, *self.overrides, *(["--force"] if force else []))
 
     def note(self, run: Run, cfg: CollectConfig, *, force: bool) -> Run:
         """Write the changes into the run folder, once; the run, read anew."""

@@ -249,7 +249,7 @@ def create(
     except OSError as error:
         _take_away(run, given=there)
         if isinstance(error, FileExistsError):
-            raise _occupied(path) from None
+            raise _exists(path) from None
         raise _refused(path, error) from error
     return run
 
@@ -313,12 +313,19 @@ def _claim_given(path: Path) -> Path:
         occupied = any(path.iterdir())
     except OSError as error:
         raise _refused(path, error) from error
+    if occupied and not (path / RUN).exists():
+        raise ResourceError(
+            "the run folder is not empty, and holds no run",
+            where=f"run.dir={path}",
+            why="a run writes over nothing",
+            fix="Choose another run.dir, or empty the folder.",
+        )
     if occupied:
-        raise _occupied(path)
+        raise _exists(path)
     return path
 
 
-def _occupied(path: Path) -> ResourceError:
+def _exists(path: Path) -> ResourceError:
     return ResourceError(
         "the run folder exists",
         where=f"run.dir={path}",
@@ -332,12 +339,12 @@ def _as_name(text: str) -> str:
 
 
 # ---- what to type next ------------------------------------------------------------------------------------------
-def resume_command(run: Run) -> str:
-    """What continues a run, typed in this directory: `rlcli resume runs/train/...`."""
-    return run_command("resume", run)
+def resume_command(run: Run, *words: str) -> str:
+    """What continues a run, typed in this directory: `rlcli resume runs/train/...`, and the words after it."""
+    return run_command("resume", run, *words)
 
 
-def run_command(verb: str, run: Run) -> str:
+def run_command(verb: str, run: Run, *more: str) -> str:
     """A verb on a run, typed in this directory, with the packages that the run's own names come from."""
     path = run.path.absolute()
     here = Path.cwd()
@@ -346,15 +353,22 @@ def run_command(verb: str, run: Run) -> str:
     # without them the run's own env or policy has no name; they need not have been named in a command
     for package in dict.fromkeys([*packages_of(run), *registry.imported]):
         words += ["--import", package]
-    return shlex.join(words)
+    return shlex.join([*words, *more])
 
 
-def start_command(run: Run) -> str:
-    """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`."""
-    words = [word for word in run.info.get("overrides", []) if not word.startswith("run.dir=")]
+def start_command(run: Run, *, same_folder: bool = False) -> str:
+    """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`.
+
+    `same_folder`: in the one that was typed, if any was, for a run of which nothing is left.
+    """
+    words = [word for word in run.info.get("overrides", []) if same_folder or not _names_the_folder(word)]
     for flag in ("--import", "--recipe-dir"):
         words += [word for value in _values(run, flag) for word in (flag, value)]
     return shlex.join(["rlcli", str(run.info.get("verb")), *words])
+
+
+def _names_the_folder(word: str) -> bool:
+    return word.partition("=")[0].strip().lstrip("+") in ("run.dir", "hydra.run.dir")
 
 
 def with_command(fix: str | None, text: str, run: Run) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.data.files import sealed_folder
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, StoppedSafely
 from rlcli.jobs import collect, resume, train
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import open_run
@@ -148,6 +149,55 @@ def test_another_folder_is_refused_with_how_to_move_a_run(copied):
         resume("train", ["run.dir=there"])
     shutil.move("train", "there")
     assert resume("there", ["total_frames=384"]).summary["frames"] == 384
+
+
+@pytest.mark.parametrize("there", ["null", "collect", "missing/there"])
+def test_a_folder_that_a_run_cannot_be_moved_to_gets_no_such_command(copied, there):
+    with pytest.raises(ConfigError, match="would change nothing") as refused:
+        resume("train", [f"run.dir={there}"])
+    assert "mv " not in str(refused.value) and "Leave it out" in str(refused.value)
+
+
+def test_the_folder_that_a_run_is_in_may_be_spelled_otherwise(copied):
+    assert resume("train", ["run.dir=./train", "total_frames=384"]).summary["frames"] == 384
+    shutil.move("train", "there")
+    assert resume("there", ["total_frames=512"]).summary["frames"] == 512
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_finished_run_says_what_was_not_changed(copied, verb, capsys):
+    resume(verb)
+    assert capsys.readouterr().out.count("\n") == 1
+    resume(verb, ["env.num=4"], force=True)
+    assert "not changed, since no frame is left: env.num 2 -> 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("verb", "built"), [("train", "rlcli.jobs.learner.build_env"), ("collect", "rlcli.jobs.collection.build_env")]
+)
+def test_a_resume_that_is_stopped_while_its_parts_are_made_is_told_as_it_was_typed(copied, monkeypatch, verb, built):
+    """What was typed is noted in the run folder only after that."""
+    monkeypatch.setattr(built, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    typed = ["total_frames=2048", "env.num=4"]
+    with pytest.raises(StoppedSafely) as stopped:
+        resume(verb, typed, force=True)
+    command = shlex.join(["rlcli", "resume", verb, *resume_flags(), *typed, "--force"])
+    assert str(stopped.value).endswith(f"Go on with: {command}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "start", "built"),
+    [("train", train, "rlcli.jobs.learner.build_env"), ("collect", collect, "rlcli.jobs.collection.build_env")],
+)
+def test_a_run_that_is_stopped_before_it_began_begins_in_the_folder_that_was_typed(
+    tmp_path, monkeypatch, verb, start, built
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(built, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    typed = [*TINY[:3], "policy=random", "run.dir=r"] if verb == "collect" else [*TINY, "run.dir=r"]
+    with pytest.raises(StoppedSafely) as stopped:
+        start(configure(verb, typed), typed)
+    assert f"Begin it with: {shlex.join(['rlcli', verb, *typed])}" in str(stopped.value) and not Path("r").exists()
 
 
 def test_all_differences_are_in_one_list(copied):
