@@ -203,8 +203,13 @@ def _check_param(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
 
 def _check_env_id(key: str, value: Any) -> Iterator[Problem]:
     """gymnasium imports what stands before a colon in an env's id, and so does an env that makes one of its own."""
-    if _ENV_ID.fullmatch(key) and (found := _IN_MODULE.search(str(value))):
+    found = _IN_MODULE.search(str(value)) if _ENV_ID.fullmatch(key) else None
+    if found and "${" not in str(value):  # what a reference names is looked at when it is known
         module, name = found[1], found[2]
+        if not (module and name):
+            fix = f"the colon does not belong there{'; write ' if module or name else ''}{module or name}"
+            yield Problem(f"{key}={value} is not the id of an env", fix)
+            return
         fix = f"import it with --import {module}, in Python with import {module}, and give the name alone: {name}"
         yield Problem(f"{key}={value} would import the module {module!r}", fix)
 

@@ -70,8 +70,8 @@ def check_env(cfg: Any) -> list[Problem]:
         if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):  # what ALE/ ids were called before
             return [Problem(f"unknown env id {env_id!r}", f"write env=atari env.id=ALE/{game[1]}-v5")]
         hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
-        if env_id.isidentifier():  # the form of a registered name, not of an id of gymnasium's
-            hint = "; ".join(filter(None, (hint, "if a package of yours registers it, add --import PACKAGE")))
+        if not hint or env_id.isidentifier() or "/" in env_id:  # not the form of an id of gymnasium's
+            hint = f"{hint or 'rlcli ls envs lists them'}; if a package of yours registers it, add --import PACKAGE"
         return [Problem(f"unknown env id {env_id!r}", hint)]
     entry = ids[env_id].entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from rlcli.config.option import branches, choices, find, groups
 from rlcli.config.other_names import choice_instead, facts_of
 from rlcli.config.problem import Problem, unknown
 from rlcli.config.recipes import unknown_recipe, with_whole_numbers
-from rlcli.config.resolved import check_type, unknown_flag, unknown_key
+from rlcli.config.resolved import as_typed, check_type, unknown_flag, unknown_key
 from rlcli.config.schemas import verbs_with
 
 MAX_JOBS = 10_000
@@ -134,8 +135,7 @@ def _check_one(
         return [Problem(f"{text!r}: a sweep over an interval needs steps", f"write '{key}=range(a,b,step)'")]
     if override.is_sweep_override():
         if not multirun:
-            fix = "add -m to run them all" if "-m" in flags else "give one value"
-            return [Problem(f"{text!r} is a sweep over several values", f"{fix}, or quote the value")]
+            return [words.several(schema, override, "add -m to run them all" if "-m" in flags else "give one value")]
         raw = value.filter(list(names)) if isinstance(value, Glob) else override.sweep_iterator()
         values = tuple(words.plain(v) for v in itertools.islice(raw, MAX_JOBS + 1))
         if not values:
@@ -146,10 +146,6 @@ def _check_one(
         values = (words.plain(value),)
     if repr(whole := tuple(with_whole_numbers(schema, v, key) for v in values)) != repr(values):
         values, text = whole, f"{_key_of(text)}={','.join(map(words.spell, whole))}"
-    spelled = list(map(words.spell, values))
-    if len(set(spelled)) < len(spelled):
-        twice = next(value for value in spelled if spelled.count(value) > 1)
-        return [Problem(f"{text!r} names {twice} twice", "name each value once: the same run would be run again")]
     if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
         values = tuple([] if v is None else v for v in values)
         text = f"recipe={','.join(map(words.spell, values))}"
@@ -158,6 +154,10 @@ def _check_one(
         problems = [p for v in values for p in _check_value(schema, key, v, names, facts)]
     if problems:
         return problems
+    meant = [words.spell(as_typed(schema, key, v)) for v in values] if len(values) > 1 else []
+    if len(set(meant)) < len(meant):
+        twice = next(value for value, times in Counter(meant).items() if times > 1)
+        return [Problem(f"{text!r} names {twice} twice", "name each value once: the same run would be run again")]
     return Checked(_retyped(schema, key, text, values), key, values, override.is_sweep_override())
 
 

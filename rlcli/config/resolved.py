@@ -110,6 +110,17 @@ def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Prob
 _scratch: dict[type, Any] = {}
 
 
+def as_typed(schema: type, key: str, value: Any) -> Any:
+    """A value as its key's type has it, `01` as the number 1; as it came where it does not fit, or any value would."""
+    from omegaconf import OmegaConf
+
+    leaf = find(schema, key)
+    if leaf is None or leaf.is_free or (isinstance(value, str) and "${" in value) or check_type(schema, key, value):
+        return value
+    typed = OmegaConf.select(_scratch[schema], key)
+    return OmegaConf.to_container(typed) if OmegaConf.is_config(typed) else typed
+
+
 def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
     """The sentence for a value that does not fit its key's type."""
     allowed = leaf.option.allowed()
@@ -211,7 +222,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
         if misuse := words.misused(override):
             problems.append(misuse)
         elif override.is_sweep_override():
-            problems.append(Problem(f"{text!r} is a sweep over several values", "give one value, or quote it"))
+            problems.append(words.several(schema, override, "give one value"))
         elif key == "recipe" or f"{key}.kind" in leaves(schema):
             what = f"{key} was chosen when the run began and cannot become {value!r} now"
             problems.append(Problem(what, "leave it out, or start a new run"))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, QuotedString
@@ -98,6 +98,18 @@ def misused(override: Override) -> Problem | None:
     if override.type == OverrideType.DEL:
         return Problem(f"{text!r}: a key cannot be deleted", f"give it another value: {key}=...")
     return None
+
+
+def several(schema: type, override: Override, fix: str) -> Problem:
+    """A sweep where one value is wanted: beside `fix`, what to write for the text or the list that may be meant."""
+    key, text = override.key_or_group, override.input_line or ""
+    leaf, typed = find(schema, key), text.partition("=")[2]
+    hints = (leaf.hint, *get_args(leaf.hint)) if leaf is not None else ()
+    if leaf is not None and (is_text(leaf.hint) or leaf.is_free) and not set(typed) & set("'\"\\"):
+        fix += f", or quote a text twice: '{key}=\"{typed}\"'"
+    elif any(get_origin(hint) is list for hint in hints) and not set(typed) & set("[("):
+        fix += f", or a list: {key}=[{typed}]"
+    return Problem(f"{text!r} is a sweep over several values", fix)
 
 
 def plain(value: Any) -> Any:

@@ -186,9 +186,7 @@ def test_an_override_that_could_run_something_is_refused(override, trap):
     ],
 )
 def test_an_env_id_that_names_a_module_is_refused_with_what_to_type(overrides, trap):
-    with pytest.raises(
-        ConfigError, match=r"import the module .trapped.; import it with --import trapped, .* X-v0"
-    ):
+    with pytest.raises(ConfigError, match=r"import the module .trapped.; import it with --import trapped, .* X-v0"):
         compose.plan("collect", [word for word in overrides if word != "-m"], multirun="-m" in overrides)
 
 

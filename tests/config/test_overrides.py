@@ -41,7 +41,12 @@ def complaints(*overrides: str) -> str:
         ("env.atari={noop:3}", "unknown key 'env.atari.noop'"),
         ("env.kind=atari", "write env=atari"),
         ("~env.num", "a key cannot be deleted"),
-        ("seed=1,2", "give one value, or quote"),
+        ("seed=1,2", "'seed=1,2' is a sweep over several values; give one value"),
+        ("run.dir=a,b", """give one value, or quote a text twice: 'run.dir="a,b"'"""),
+        ("policy.hidden=64,32", "give one value, or a list: policy.hidden=[64,32]"),
+        ("env.id=:Good", "env.id=:Good is not the id of an env; the colon does not belong there; write Good"),
+        ("env.id=Good:", "the colon does not belong there; write Good"),
+        ("env.id=:", "the colon does not belong there"),
         ("optim.lr=interval(0,1)", "range(a,b,step)"),
         ("seed=[1", "cannot read 'seed=[1'"),
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
@@ -61,6 +66,10 @@ def complaints(*overrides: str) -> str:
 )
 def test_a_wrong_override_is_a_sentence(override, words):
     assert words in complaints(override)
+
+
+def test_a_number_is_not_told_to_be_quoted():
+    assert complaints("seed=1,2").endswith("give one value")
 
 
 def test_all_mistakes_are_told_at_once_those_between_options_too():
