@@ -47,9 +47,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         from rlcli.jobs import evaluate
         from rlcli.report.figures import wrapped
 
-    film = f", then one more for {args.video}" if args.video else ""
     say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
-    say(f"playing {args.episodes} episodes{film} ...")
     with contextlib.nullcontext() if quiet else announced():
         evaluate(
             path,

@@ -107,7 +107,7 @@ def evaluate(
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Evaluation], None] = lambda found: None,
 ) -> Evaluation:
-    """See `rlcli.evaluate`; `say` is given a line every ten seconds, of how far it is, `show` what came of it.
+    """See `rlcli.evaluate`; `say` is given a line when all is ready and every ten seconds, `show` what came of it.
 
     The result is shown before the film is made, which may fail.
     """
@@ -127,6 +127,7 @@ def evaluate(
     try:
         with loading_state(saved.path):
             policy = restored_policy(cfg, env, state)
+        say(f"playing {episodes} episodes{f', then one more for {video}' if video else ''} ...")
         first = EVALUATION_SEED + (seed or 0)
         limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
         found = play(
@@ -144,7 +145,7 @@ def evaluate(
             shown = build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)
             try:
                 restored_transforms(shown, state)
-                record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic)
+                record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic, longest=limit)
             finally:
                 shown.close()
     return found

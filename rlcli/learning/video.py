@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
+import shlex
+import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +32,24 @@ def check(path: Path) -> None:
         Its name is none of a film, its folder is missing or cannot be written, or a package is not installed.
     """
     fix = f"Name a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder, and a film is a file", fix=fix)
     if (suffix := path.suffix.lower()) not in SUFFIXES:
         raise ConfigError(f"{path} is not the name of a film", fix=fix)
-    if not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
-        raise ConfigError(f"cannot write {path}", why=why, fix=f"Make it: mkdir -p {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}", why="permission denied", fix="Choose another file.")
+    folder = path.parent
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
+        if not os.path.exists(path):
+            path.touch(exist_ok=False)  # some folders hold only certain names, some file systems only short ones
+            path.unlink()
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        why, fix = getattr(error, "strerror", None) or str(error), "Choose another file."
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(folder):
+            why, fix = f"there is no folder {folder}", f"Make it: {shlex.join(['mkdir', '-p', str(folder)])}"
+        raise ConfigError(f"cannot write {path}", why=why, fix=fix) from error
     for package in ("imageio", *(() if suffix == ".gif" else ("imageio_ffmpeg",))):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"writing {path} needs the package {package}", fix=f"Install it: {install('video')}.")
@@ -55,10 +67,11 @@ def without_windows() -> Iterator[None]:
             del os.environ["SDL_VIDEODRIVER"]
 
 
-def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) -> None:
+def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, longest: int | None = None) -> None:
     """Play one episode of `env` (batch size `(1,)`, made with `render_mode="rgb_array"`) and write its frames.
 
-    An episode is filmed up to `LONGEST` steps; a warning says so where it goes on. `check` the path before.
+    An episode is cut off after `longest` steps, and filmed up to `LONGEST`; a warning says so where it goes on then.
+    `check` the path before.
 
     Raises
     ------
@@ -76,19 +89,20 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool) 
     kind = InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM
     with torch.no_grad(), set_interaction_type(kind):
         td = env.reset()
-        for _ in range(LONGEST):
+        for _ in range(LONGEST if longest is None else min(longest, LONGEST)):
             frames.append(_picture(lanes.inner[0], lanes.name))
             td, following = env.step_and_maybe_reset(policy(td))
             if bool(td.get(("next", "done")).any()):
                 break
             td = following
         else:
-            warnings.warn(f"{path} ends after {LONGEST:,} steps, before the episode that it shows", stacklevel=2)
+            if longest is None or longest > LONGEST:
+                warnings.warn(f"{path} ends after {LONGEST:,} steps, before the episode that it shows", stacklevel=2)
     fps = shown.metadata.get("render_fps", 30)
     try:
         imageio.imwrite(path, frames, fps=fps)
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"cannot write {path}", why=in_words(error)) from error
+        raise ConfigError(f"cannot write {path}", why=in_words(error), fix="Choose another file.") from error
 
 
 def _picture(env, name: str):

@@ -36,10 +36,11 @@ def test_resume_and_eval_hand_over_the_folder(rlcli, started, tmp_path):
     assert started[1][2] == {"episodes": 3, "deterministic": False, "seed": None, "max_steps": None, "video": "v.mp4"}
 
 
-def test_eval_says_nothing_with_the_console_off_and_reads_no_other_setting(rlcli, started, tmp_path):
-    assert rlcli(f"eval {tmp_path}")[2] == "playing 20 episodes ...\n"
-    assert rlcli(f"eval {tmp_path} console=plain --episodes 3")[2] == "playing 3 episodes ...\n"
-    assert rlcli(f"eval {tmp_path} console=off") == (0, "", "")
+def test_eval_says_nothing_with_the_console_off_and_reads_no_other_setting(rlcli, started, tmp_path, capsys):
+    for options in ("", "console=plain --episodes 3", "console=off"):
+        assert rlcli(f"eval {tmp_path} {options}") == (0, "", "")
+        started[-1][2]["say"]("playing ...")
+        assert capsys.readouterr().err == ("" if options == "console=off" else "playing ...\n")
     code, _, err = rlcli(f"eval {tmp_path} console=of")
     assert code == 2 and "unknown console 'of'; did you mean off?" in err
     code, _, err = rlcli(f"eval {tmp_path} env.num=3")

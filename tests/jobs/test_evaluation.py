@@ -238,10 +238,11 @@ def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):
     assert f" ended, {evaluation.STEPS_A_BATCH * 4} frames played" in said[0]
     lines = []
     found = evaluate("a", episodes=4, say=lines.append)
-    assert lines == said and lines[-1].endswith(f", return {found.returns.mean():.1f} so far ...")
+    playing = "playing 4 episodes ..."  # once the envs are there and the policy is read
+    assert lines == [playing, *said] and lines[-1].endswith(f", return {found.returns.mean():.1f} so far ...")
     monkeypatch.setattr(evaluation, "PROGRESS_EVERY", 60.0)
     evaluate("a", episodes=4, say=lines.append)
-    assert lines == said
+    assert lines == [playing, *said, playing]
 
 
 def test_what_is_said_of_a_long_evaluation_is_of_the_episodes_that_ended():
@@ -267,6 +268,16 @@ def _picture(env):
     return np.resize(np.ascontiguousarray(env.state, np.float64).view(np.uint8), (32, 32, 3))
 
 
+def test_a_film_is_cut_off_with_its_episode(run, monkeypatch):
+    imageio, said = pytest.importorskip("imageio.v3"), []
+    monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleEnv.render", _picture)
+    run("run.dir=r", *BRIEF)
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        evaluate("r", episodes=1, max_steps=5, video="film.gif", say=said.append)
+    assert len(imageio.imread("film.gif", index=None)) <= 5
+    assert said[0] == "playing 1 episodes, then one more for film.gif ..."
+
+
 @pytest.mark.parametrize("longest", [5, 1000])
 def test_a_film_that_ends_before_its_episode_says_so(run, monkeypatch, longest):
     imageio = pytest.importorskip("imageio.v3")
@@ -285,6 +296,12 @@ def test_a_film_that_ends_before_its_episode_says_so(run, monkeypatch, longest):
     ("path", "words"),
     [
         ("missing/film.mp4", "there is no folder missing. Make it: mkdir -p missing"),
+        ("two words/film.gif", "Make it: mkdir -p 'two words'"),
+        ("file/film.gif", "file is no folder. Choose another file."),
+        ("file/there/film.gif", "Not a directory. Choose another file."),
+        (f"{'x' * 300}.gif", "File name too long. Choose another file."),
+        ("x\0.gif", "embedded null byte"),
+        ("/proc/film.gif", "Choose another file."),
         ("folder", "folder is a folder, and a film is a file"),
         ("folder.gif", "folder.gif is a folder"),
         ("film.xyz", "film.xyz is not the name of a film. Name a file that ends in .mp4"),
@@ -296,9 +313,11 @@ def test_a_film_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_
     monkeypatch.chdir(tmp_path)
     for name in ("folder", "folder.gif"):
         (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
     with pytest.raises(ConfigError, match=re.escape(words)):
         evaluate("no run, and nobody has looked for one", episodes=1, video=path)
+    assert not (tmp_path / "film.avi").exists()
 
 
 def test_a_result_is_shown_before_its_film_fails_and_the_film_opens_no_window(run, monkeypatch):
