@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +16,7 @@ from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.data.files import sealed_folder
 from rlcli.errors import ConfigError, StoppedSafely
-from rlcli.jobs import collect, resume, train
+from rlcli.jobs import collect, resume, resumed, train
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import open_run
 from rlcli.runs.provenance import surroundings
@@ -122,6 +123,13 @@ def test_a_typed_change(copied, override):
         assert TYPED[override] in str(refused.value)
     else:
         is_refused_until_forced("train", TYPED[override], [override])
+
+
+def test_the_help_lists_what_may_change():
+    text = (Path(resumed.__file__).parents[1] / "help" / "runs.md").read_text()
+    (told,) = re.findall(r"`total_frames`,.*?may change on resume", text, re.DOTALL)
+    for name in resumed.HARMLESS:
+        assert f"`{name}`" in told or f"`{name}.*`" in told
 
 
 @pytest.mark.parametrize("name, was", AROUND)
