@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -192,6 +192,16 @@ class Changes:
         known = [record.get("changed", {}) for record in self._since(run)]
         both = {**self.harmless, **self.breaking}
         late = {key: both[key] for key in AT_THE_START if key in both and not _holds(known, key, both[key])}
+        forced = [record.get("changed", {}) for record in self._since(run) if record.get("forced")]
+        new = {key: pair for key, pair in self.breaking.items() if not _holds(forced, key, pair)}
+        if new.keys() - late and not force:
+            raise ConfigError(
+                f"{_spelled(new)} would make this another run",
+                where=str(run.path),
+                why=f"a resumed run is exact; only {_may_change()} may change",
+                fix="Take the change back, start a new run, or make it all the same with: "
+                + self.command(run, force=True, without=late),
+            )
         if late:
             fix = "Leave it out, or start a new run."
             if (there := late.get("run.dir", (None, None))[1]) is not None:
@@ -203,20 +213,11 @@ class Changes:
                 f"{_spelled(late)} would change nothing", where=str(run.path),
                 why="it is read when a run begins, and this one has begun", fix=fix,
             )  # fmt: skip
-        forced = [record.get("changed", {}) for record in self._since(run) if record.get("forced")]
-        new = {key: pair for key, pair in self.breaking.items() if not _holds(forced, key, pair)}
-        if force or not new:
-            return
-        raise ConfigError(
-            f"{_spelled(new)} would make this another run",
-            where=str(run.path),
-            why=f"a resumed run is exact; only {_may_change()} may change",
-            fix="Take the change back, start a new run, or make it all the same with: " + self.command(run, force=True),
-        )
 
-    def command(self, run: Run, *, force: bool) -> str:
-        """What resumes the run with the same overrides."""
-        return resume_command(run, *self.overrides, *(["--force"] if force else []))
+    def command(self, run: Run, *, force: bool, without: Collection[str] = ()) -> str:
+        """What resumes the run with the same overrides, but for those of some keys."""
+        words = [word for word in self.overrides if key_of(word) not in without]
+        return resume_command(run, *words, *(["--force"] if force else []))
 
     def note(self, run: Run, cfg: CollectConfig, *, force: bool) -> Run:
         """Write the changes into the run folder, once; the run, read anew."""
