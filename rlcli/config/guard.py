@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rlcli.config.problem import Problem, raise_all
 from rlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path  # env workers read this file, and parse no address
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16

@@ -6,7 +6,6 @@ import functools
 import re
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from rlcli.config import registry
@@ -110,6 +109,8 @@ def check_devices(cfg: Any) -> list[Problem]:
 @functools.cache
 def torch_has_cuda() -> bool:
     """Whether the installed torch was built with CUDA; its version file says so without the slow import."""
+    from pathlib import Path  # env workers read this file
+
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
