@@ -19,7 +19,6 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli.config import registry
-from rlcli.config.guard import check_env_ids
 from rlcli.config.installed import EXTRAS, install, known_ids
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
@@ -300,6 +299,8 @@ def _quiet_c_stderr() -> Iterator[None]:
 # ---- as a configuration describes it -------------------------------------------------------------------------------
 def configured(cfg: EnvConfig) -> GymRecipe:
     """One of a run's gymnasium envs; a `ConfigError` where an id names a module."""
+    from rlcli.config.guard import check_env_ids  # not in env workers, which read this file for the recipe alone
+
     raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
     settings = dict(cfg.kwargs)
