@@ -206,15 +206,14 @@ class Bounded(TensorSpec):
             low, high, one = (self.low.double(), self.high.double() + 1, torch.ones((), dtype=torch.float64))
         unit = torch.rand(shape, generator=generator, dtype=one.dtype, device=self.device)
         below, above = low.isinf(), high.isinf()
-        if not bool((below | above).any()):
-            span = high - low
-            value = low + span * unit
-            if bool(span.isinf().any()):  # farther apart than the dtype can tell
-                value = torch.where(span.isinf(), low * (1 - unit) + high * unit, value)
-        else:
+        floor, ceiling = low.masked_fill(below, 0), high.masked_fill(above, 0)
+        span = ceiling - floor
+        value = floor + span * unit
+        if bool(span.isinf().any()):  # farther apart than the dtype can tell
+            value = torch.where(span.isinf(), floor * (1 - unit) + ceiling * unit, value)
+        if bool((below | above).any()):
             normal = torch.randn(shape, generator=generator, dtype=one.dtype, device=self.device)
             tail = -torch.log1p(-unit)
-            value = low.nan_to_num(0.0, 0.0, 0.0) + (high - low).nan_to_num(0.0, 0.0, 0.0) * unit
             value = torch.where(above & ~below, low + tail, value)
             value = torch.where(below & ~above, high - tail, value)
             value = torch.where(below & above, normal, value)

@@ -194,3 +194,11 @@ def test_bounds_as_far_apart_as_numbers_go_have_numbers_between_them(dtype):
     drawn = Bounded([-most, -1.0], [most, 1.0], dtype=dtype).rand((200,))
     for column, scale in zip(drawn.unbind(-1), (most, 1.0), strict=True):
         assert abs((column / scale).mean()) < 0.3 and (column / scale).std() > 0.3
+
+
+def test_bounds_wider_than_their_dtype_stay_finite_beside_numbers_without_bounds():
+    wide = torch.finfo(torch.float32).max
+    spec = Bounded(torch.tensor([-wide, -torch.inf, 0.0]), torch.tensor([wide, torch.inf, torch.inf]))
+    drawn = spec.rand((500,))
+    assert drawn.isfinite().all() and spec.mismatch(drawn) is None
+    assert drawn[:, 0].double().std() > wide / 4 and drawn[:, 0].double().mean().abs() < wide / 10
