@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.envs.mdp import acted, complete_flags, episode_over, merged, on_tensordicts, promoted, step_mdp
+from rlcli.envs.mdp import acted, complete_flags, merged, on_tensordicts, promoted, step_mdp
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, Key, show, unravel
+from rlcli.keys import ACTION, DONE, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 from rlcli.specs.composite import returned_by
 
@@ -169,14 +169,7 @@ class EnvBase:
         if mask is not None and not bool(mask.all()):
             self._check_going_on(td)
         self._times_called += 1
-        out = returned_by(self, "_reset", self._reset(td))
-        shape = (*self.batch_size, 1)
-        for name in END_FLAGS:
-            flag = out.get(name, None)
-            if flag is None:
-                out.set(name, torch.zeros(shape, dtype=torch.bool, device=self.device))
-            elif flag.dtype is not torch.bool or flag.shape != shape:
-                out.set(name, flag.reshape(shape).bool())
+        out = root_of(self, self._reset(td), "_reset")
         if mask is not None and not bool(mask.all()):
             assert td is not None
             out = merged(td.exclude(RESET, NEXT), out, mask)
@@ -228,7 +221,7 @@ class EnvBase:
         """Reset the lanes whose root `done` is set."""
         over = td.get("done")
         if bool(over.any()):
-            td = returned_by(self, "reset", self.reset(td.set(RESET, over.clone())))
+            td = root_of(self, self.reset(td.set(RESET, over.clone())))
         return td
 
     def rand_action(self, td: TensorDictBase | None = None) -> TensorDictBase:
@@ -276,7 +269,7 @@ class EnvBase:
         """
         if max_steps < 1:
             raise ArgumentError("max_steps must be at least 1", why=f"got {max_steps}")
-        td = returned_by(self, "reset", self.reset()) if auto_reset else tensordict
+        td = root_of(self, self.reset()) if auto_reset else tensordict
         if td is None:
             raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")
         root = td.exclude(NEXT, RESET, ACTION).clone()
@@ -295,7 +288,7 @@ class EnvBase:
                 callback(self, td)
             following = promoted(root, td.get(NEXT))
             self._promoted(steps[-1], following)
-            if break_when_any_done and bool(episode_over(td).any()):
+            if break_when_any_done and bool(td.get(DONE).any()):
                 break
             root = returned_by(self, "maybe_reset", self.maybe_reset(following)).clone()
         batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
@@ -326,8 +319,27 @@ class EnvBase:
         return f"{type(self).__name__}(batch_size={list(self.batch_size)})"
 
 
+def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
+    """What a method of the env's that begins episodes returned, a TensorDict; end flags that it left out are False."""
+    out = returned_by(env, method, out)
+    shape = (*env.batch_size, 1)
+    for name in END_FLAGS:
+        flag = out.get(name, None)
+        if flag is None:
+            out.set(name, torch.zeros(shape, dtype=torch.bool, device=env.device))
+        elif flag.dtype is not torch.bool or flag.shape != shape:
+            out.set(name, flag.reshape(shape).bool())
+    return out
+
+
 def next_of(env: EnvBase, out: Any) -> TensorDictBase:
-    """What the env's `step` wrote under `next` of what it returned; an `EnvError` where either is no TensorDict."""
+    """What the env's `step` wrote under `next` of what it returned, with all end flags.
+
+    Raises
+    ------
+    EnvError
+        Either is no TensorDict.
+    """
     following = returned_by(env, "step", out).get(NEXT, None)
     if not isinstance(following, TensorDictBase):
         found = "" if following is None else f", and wrote a {type(following).__name__}"
@@ -335,6 +347,8 @@ def next_of(env: EnvBase, out: Any) -> TensorDictBase:
             f"{type(env).__name__}.step wrote no TensorDict under 'next'", why=f"it overrides EnvBase.step{found}",
             fix="Write what follows there.",
         )  # fmt: skip
+    if any(following.get(name, None) is None for name in END_FLAGS):
+        complete_flags(following, env.batch_size)
     return following
 
 

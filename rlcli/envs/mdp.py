@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, DONE, NEXT, RESET, Key, as_tuple, show
+from rlcli.keys import ACTION, NEXT, RESET, Key, as_tuple, show
 
 _TENSORDICT_NAMES = {"td", "tensordict", "tensordict_in", "data"}
 
@@ -49,11 +49,6 @@ def step_mdp(
         if not exclude_action and (action := tensordict.get(ACTION, None)) is not None:
             out.set(ACTION, action)
     return out if next_tensordict is None else next_tensordict.update(out)
-
-
-def episode_over(td: TensorDictBase) -> Tensor:
-    """`next.done`, bool `[*batch, 1]`."""
-    return td.get(DONE)
 
 
 def complete_flags(out: TensorDictBase, batch_size: torch.Size, before: Tensor | None = None) -> None:

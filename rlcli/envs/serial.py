@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.envs.base import SPECS, EnvBase, next_of
+from rlcli.envs.base import SPECS, EnvBase, next_of, root_of
 from rlcli.envs.lanes_env import GymEnv, LanesEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
@@ -19,7 +19,6 @@ from rlcli.lanes.episodes import episode_seed
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
-from rlcli.specs.composite import returned_by
 
 Maker = str | Callable[[], EnvBase]
 
@@ -232,12 +231,12 @@ class _Stacked(EnvBase):
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         mask = td.get(RESET, None) if td is not None else None
         if mask is None:
-            return torch.stack([returned_by(env, "reset", env.reset()) for env in self.envs], 0)
+            return torch.stack([root_of(env, env.reset()) for env in self.envs], 0)
         assert td is not None
         # a lane that is not reset keeps its values; a subclass of EnvBase only sees its own lane
         rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(len(self.envs))]
         for i in mask.reshape(len(self.envs), -1).any(-1).nonzero().squeeze(-1).tolist():
-            rows[i] = returned_by(self.envs[i], "reset", self.envs[i].reset())
+            rows[i] = root_of(self.envs[i], self.envs[i].reset())
         keys = set(rows[0].keys(True, True)).intersection(*[set(row.keys(True, True)) for row in rows])
         return torch.stack([row.select(*keys) for row in rows], 0)
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.base import next_of, steps_as_ours
+from rlcli.envs.base import next_of, root_of, steps_as_ours
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, show, under_next, unravel
@@ -18,7 +18,6 @@ from rlcli.lanes.bounds import Bounds
 from rlcli.lanes.contract import broken, env_raised, place_of
 from rlcli.lanes.lanes import NONE, Lanes
 from rlcli.specs import Unbounded
-from rlcli.specs.composite import returned_by
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.base import as_kind
 
@@ -317,7 +316,7 @@ class TensorDictLanes(Lanes):
             out = getattr(self.env, name)(*arguments)
             if name == "set_seed":
                 return out
-            return next_of(self.env, out) if name == "step" else returned_by(self.env, name, out)
+            return next_of(self.env, out) if name == "step" else root_of(self.env, out)
         except EnvError as error:
             error.where = error.where or place_of(self, lane)
             raise

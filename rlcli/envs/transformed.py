@@ -8,11 +8,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.envs.base import EnvBase, next_of, steps_as_ours
+from rlcli.envs.base import EnvBase, next_of, root_of, steps_as_ours
 from rlcli.envs.mdp import complete_flags
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, RESET
-from rlcli.specs.composite import returned_by
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import parts_of
 
@@ -94,7 +93,7 @@ class TransformedEnv(EnvBase):
         base_in = td
         if td is not None and td.get(RESET, None) is not None:
             base_in = self._raw(td)
-        out = returned_by(self.base_env, "reset", self.base_env.reset(base_in))
+        out = root_of(self.base_env, self.base_env.reset(base_in))
         self._keep_raw(out)
         return self.transform._reset(td, out)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from rlcli.config import registry
 from rlcli.config.installed import EXTRAS, install, known_ids
@@ -24,6 +25,7 @@ from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import AtariConfig, EnvConfig
 from rlcli.errors import ArgumentError, ConfigError, EnvError, ResourceError, RlcliError, in_words
+from rlcli.lanes.lanes import NUMBERS
 
 # what an id's entry point needs -> what installs it
 _BROUGHT_BY = {
@@ -111,11 +113,23 @@ class FrameSkip(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0
         for _ in range(self.count):
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            result = self.env.step(action)
+            if not _follows_the_contract(result):
+                return result  # whoever steps this env says what is wrong with it
+            observation, reward, terminated, truncated, info = result
             total += float(reward)
             if terminated or truncated:
                 break
         return observation, total, terminated, truncated, info
+
+
+def _follows_the_contract(result: Any) -> bool:
+    return (
+        isinstance(result, tuple | list)
+        and len(result) == 5
+        and isinstance(result[1], NUMBERS)
+        and all(isinstance(flag, bool | np.bool_) for flag in result[2:4])
+    )
 
 
 def make_gym(

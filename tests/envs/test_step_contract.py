@@ -181,6 +181,22 @@ def test_a_step_on_tensordicts_that_writes_no_next_is_refused(face, result, got)
         Loose("step", result).step_and_maybe_reset(TensorDict())
 
 
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_flags_that_an_overridden_reset_or_step_leaves_out_are_filled_in(face, method):
+    result = TensorDict({"observation": torch.zeros(1)})
+    if method == "step":
+        result = TensorDict({"next": {"observation": torch.ones(1), "reward": torch.ones(1)}})
+
+    def make():
+        return FACES[face][0](lambda: Loose(method, result.clone()))
+
+    want = make().rollout(3, break_when_any_done=False)
+    got = Collector(make(), frames_per_batch=3 * want.shape[0] if want.ndim > 1 else 3, next_obs="full").rollout()
+    assert not any(want["next", flag].any() or got["next", flag].any() for flag in ("done", "terminated", "truncated"))
+    assert torch.equal(got.reshape(want.shape)["next", "observation"], want["next", "observation"])
+
+
 @pytest.mark.parametrize("method", ["maybe_reset", "rand_action"])
 def test_a_rollout_names_any_other_method_that_returns_nothing(method):
     with pytest.raises(EnvError, match=rf"Loose\.{method} did not return a TensorDict: got a NoneType"):
@@ -224,6 +240,14 @@ def test_the_loop_and_a_probe_refuse_the_same(fault):
     env.lanes.seed(0)
     with pytest.raises(EnvError, match=words):
         env.lanes.repeats()
+
+
+@pytest.mark.parametrize("name", STEP_FAULTS)
+def test_skipped_frames_are_refused_as_single_ones_are(name):
+    fault, words = STEP_FAULTS[name]
+    with pytest.raises(EnvError) as caught:
+        batches(GymEnv(Breaking(fault, 3), frame_skip=3), 1)
+    assert all(word in str(caught.value) for word in words) and "raised" not in str(caught.value)
 
 
 def test_a_step_may_give_a_list_of_five():
