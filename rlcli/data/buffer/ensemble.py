@@ -54,8 +54,8 @@ class ReplayBufferEnsemble:
     transform : callable, optional
         Of whole samples.
     prefetch : int, optional
-        Samples that a thread makes ahead; those that are not handed out are drawn again. Threads of members then make
-        none, and what members hold ready comes first.
+        Samples that a thread makes ahead; those that are not handed out are drawn again, and with them what somebody
+        else drew from a member since. Threads of members then make none, and what members hold ready comes first.
     seed : int, optional
         Of the choice of members.
 
