@@ -29,13 +29,14 @@ Columns = MutableMapping[Any, np.ndarray]
 
 RAW = "_raw"
 
-ROW_METHODS = {"bind", "on_rows"}  # what says of rows what the TensorDict face says of tensordicts
+# what says of rows, and of whole columns, what the TensorDict face says of tensordicts
+ROW_METHODS, PASS_METHODS = {"bind", "on_rows"}, {"batch_pass", "on_rows"}
 ACTION_METHODS = {"inv", "transform_action_spec"}  # which rows know nothing of
 # what may be overridden without a word on steps: of other moments, or asked by both faces
 OTHER_METHODS = {
     "__init__", "__repr__", "extra_repr", "get_extra_state", "set_extra_state", "state_dict", "load_state_dict",
     "adopt", "check_later", "transform_fake_tensordict", "bind_buffer", "reads_anew", "sampled", "has_columns",
-    "own_methods", "reads", "writes", "recalls", "plan", "batch_pass",
+    "own_methods", "has_rows", "has_pass", "reads", "writes", "recalls", "plan", "batch_pass",
 }  # fmt: skip
 
 
@@ -203,18 +204,41 @@ class Transform(nn.Module):
     @property
     def own_methods(self) -> list[str]:
         """The methods of the user's that the column face does not speak for."""
+        changed = self._changed
+        if not self._is_told(PASS_METHODS if self.batch_only else ROW_METHODS):
+            return changed
+        return changed if set(changed) & ACTION_METHODS else []
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether `bind` says what the TensorDict face does, and what `batch_pass` does."""
+        return not self.batch_only and self._is_told(ROW_METHODS, beside=PASS_METHODS if self.has_batch_pass else ())
+
+    @property
+    def has_pass(self) -> bool:
+        """Whether there is a `batch_pass`, and it says what the TensorDict face does, and what `bind` does."""
+        return self.has_batch_pass and self._is_told(PASS_METHODS, beside=() if self.batch_only else ROW_METHODS)
+
+    @property
+    def _changed(self) -> list[str]:
+        """What the user's classes, or this object, override of what rlcli's class has for the TensorDict face."""
         kinds = type(self).__mro__
         ours = next(place for place, kind in enumerate(kinds) if is_ours(kind))
         methods = {
             name for kind in kinds[ours:] if is_ours(kind) for name, value in vars(kind).items() if callable(value)
         }
-        given = False
-        for own in (vars(self).keys(), *(vars(kind).keys() for kind in kinds[:ours])):
-            given = given or not own.isdisjoint(ROW_METHODS) or (self.batch_only and "batch_pass" in own)
-            changed = (own & methods) - OTHER_METHODS - ROW_METHODS
-            if changed & ACTION_METHODS or (changed and not given):
-                return sorted(changed)
-        return []
+        own = {name for part in (self, *kinds[:ours]) for name in vars(part)}
+        return sorted((own & methods) - OTHER_METHODS - ROW_METHODS)
+
+    def _is_told(self, face: Collection[str], beside: Collection[str] = ()) -> bool:
+        """Whether a face is as new as what it speaks for: given where that, or what is `beside` it, was overridden."""
+        return self._newest(face) <= min(self._newest(self._changed), self._newest(beside))
+
+    def _newest(self, names: Collection[str]) -> int:
+        """The place of the first of the user's classes that defines one of `names`; this object comes before all."""
+        parts = (self, *type(self).__mro__)
+        ours = next(place for place, part in enumerate(parts) if isinstance(part, type) and is_ours(part))
+        return next((place for place, part in enumerate(parts[:ours]) if not vars(part).keys().isdisjoint(names)), ours)
 
     def reads(self, schema: Schema) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.
@@ -293,6 +317,17 @@ class Transform(nn.Module):
         spec[key] = leaf
         return spec
 
+    def _leaf(self, spec: Composite, key: Key) -> TensorSpec:
+        """The spec of one of `in_keys`; a group of observations is refused, whose values have no one shape."""
+        leaf = spec[key]
+        if isinstance(leaf, Composite):
+            parts = [show((*as_tuple(key), *as_tuple(part))) for part in leaf.keys(True, True)]
+            raise ArgumentError(
+                f"{type(self).__name__} was given {show(key)}, which is a group of observations",
+                why=f"it holds {', '.join(parts) or 'nothing'}", fix="Name those in in_keys, each by itself.",
+            )  # fmt: skip
+        return leaf
+
     def _mapped(self, spec: Composite, kind: Callable[[TensorSpec], TensorSpec]) -> Composite:
         """`spec` where each of `out_keys` has the `kind` of the spec of its in_key; none but its own are replaced."""
         for place, (source, target) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
@@ -302,7 +337,7 @@ class Transform(nn.Module):
                     why=f"it writes {show(target)} from {show(source)}, and has another use for {show(target)}",
                     fix=f"Give it another name: {type(self).__name__}(out_keys=...), or use two transforms.",
                 )
-            leaf = kind(spec[source])
+            leaf = kind(self._leaf(spec, source))
             if target in self.in_keys:
                 spec[target] = leaf
             else:

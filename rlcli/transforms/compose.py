@@ -210,29 +210,36 @@ def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, li
     read: set[Any] = set(live)
     written: set[Any] = set()
     needs: set[Any] = set()
-    inside = []
+    inside: list[Transform] = []
+    after: list[Transform] = []
     for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
         reads, writes = set(transform.reads(before)) - FLAGS, set(transform.writes(before))
         # A pass after the loop also sees what later transforms in the loop made of a key, so it must not be
         # one that reads or writes such a key itself.
         needed = writes & read or (reads | writes) & written
-        if transform.ends_episodes or needed or not transform.has_batch_pass:
+        if transform.ends_episodes or needed or not transform.has_pass:
             _check_face(transform, needed)
             inside.append(transform)
             read |= reads
             needs |= reads
             written |= writes
+        else:
+            after.append(transform)
     inside.reverse()
-    after = [transform for transform in transforms if transform not in inside]
+    after.reverse()
     return _with_names(inside, after, schema, needs)
 
 
 def _check_face(transform: Transform, needed: Any) -> None:
-    if transform.batch_only and needed:
-        keys = ", ".join(sorted(show(key) for key in needed))
+    if not transform.has_rows:
+        keys, own = (
+            ", ".join(sorted(show(key) for key in needed)),
+            "" if transform.batch_only else "Give it a bind; or p",
+        )
         raise ArgumentError(
             f"{type(transform).__name__} works on whole batches, but {keys} is used while collecting",
-            fix="Put the transform that reads it before this one, or let the policy not read it.",
+            why="its own batch_pass is newer than the bind that it inherits" if own else None,
+            fix=f"{own or 'P'}ut the transform that reads it before this one, or let the policy not read it.",
         )
 
 

@@ -93,7 +93,7 @@ class CatFrames(Transform):
 
     def transform_observation_spec(self, spec):
         for key in self.in_keys:
-            shape, needed = list(spec[key].shape[len(spec.shape) :]), -self.dim - self.new_dims
+            shape, needed = list(self._leaf(spec, key).shape[len(spec.shape) :]), -self.dim - self.new_dims
             if len(shape) < needed:
                 raise ArgumentError(
                     f"{type(self).__name__} needs observations of at least {needed} dims",

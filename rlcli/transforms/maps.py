@@ -129,7 +129,7 @@ class ChannelsFirst(MapTransform):
 
     def transform_observation_spec(self, spec):
         for key in self.in_keys:
-            if len(shape := spec[key].shape[len(spec.shape) :]) < 3:
+            if len(shape := self._leaf(spec, key).shape[len(spec.shape) :]) < 3:
                 name = type(self).__name__
                 raise ArgumentError(
                     f"{name} needs images [H, W, C]", why=f"{show(key)} is {list(shape)}", fix="Name those in in_keys."
@@ -186,6 +186,12 @@ class RewardMap(Transform):
 
     def _step(self, tensordict, next_tensordict):
         return self.forward(next_tensordict)
+
+    def transform_observation_spec(self, spec):
+        for key in self.in_keys:
+            if key in spec:
+                self._leaf(spec, key)
+        return spec
 
     @property
     def has_columns(self) -> bool:

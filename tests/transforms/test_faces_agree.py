@@ -20,6 +20,7 @@ from rlcli.transforms import (
     RewardClipping,
     RewardScaling,
     RewardSum,
+    RowOp,
     RunningNorm,
     SignTransform,
     StepCounter,
@@ -184,3 +185,76 @@ def test_frames_are_not_joined_along_a_dim_that_observations_do_not_have(make):
 def test_rewards_keep_their_spec_where_another_key_is_mapped(kind):
     spec = Bounded(-9.0, 9.0, (1,))
     assert kind(in_keys=["other"]).transform_reward_spec(spec) == spec != kind().transform_reward_spec(spec)
+
+
+@pytest.mark.parametrize(
+    "kind", [ToFloat, DoubleToFloat, ToTensorImage, RunningNorm, lambda keys: CatFrames(2, -1, keys), RewardClipping]
+)
+def test_a_group_of_observations_is_not_one_of_them(kind):
+    spec = Composite({("b", "c"): Unbounded((2,)), ("b", "d", "e"): Unbounded((3,))})
+    transform = kind(["b"]) if kind is not RewardClipping else kind(in_keys=["b"])
+    with pytest.raises(ArgumentError, match=r"was given b, which is a group of observations: it holds b\.c, b\.d\.e"):
+        transform.transform_observation_spec(spec)
+
+
+class TakenOff(RewardScaling):
+    """Both of its own are of rows; the pass over whole columns is inherited."""
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set("reward", -next_tensordict["reward"])
+
+    def bind(self, rows, n):
+        class Op(RowOp):
+            def step(self, t):
+                np.negative(rows[REWARD][t - 1], out=rows[REWARD][t - 1])
+
+        return Op()
+
+
+class ByTwo(StepCounter):
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set("step_count", tensordict["step_count"] + 2)
+
+    def bind(self, rows, n):
+        class Op(RowOp):
+            def step(self, t):
+                np.add(rows["step_count"][t - 1], 2, out=rows["step_count"][t])
+
+            def reset(self, t, lanes):
+                rows["step_count"][t][lanes] = 0
+
+        return Op()
+
+
+class Again(TakenOff):
+    """The rows of the class above it are older than its step."""
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set("reward", 2 * next_tensordict["reward"])
+
+
+@pytest.mark.parametrize("live", [(), ("step_count", REWARD)])
+@pytest.mark.parametrize("make", [lambda: TakenOff(0.0, 1.0), ByTwo])
+def test_a_face_that_a_class_of_the_users_left_out_is_not_the_inherited_one(make, live):
+    script, transform = write_script(batch=T), make()
+    assert transform.has_columns and transform.has_rows and not transform.has_pass
+    assert_same(run_columns(script, make(), T, live=live), run_tensordicts(script, make(), T))
+    assert not Again(0.0, 1.0).has_columns
+
+
+def test_a_pass_alone_does_not_run_where_rows_are_needed():
+    class Pass(StepCounter):
+        def batch_pass(self, cols, fresh):
+            super().batch_pass(cols, fresh)
+
+    schema = {"observation": ((4,), np.dtype(np.float32))}
+    assert choose_faces([Pass()], schema, []).after
+    with pytest.raises(ArgumentError, match=r"Pass works on whole batches, but step_count is used.*Give it a bind"):
+        choose_faces([Pass()], schema, ["step_count"])
+
+
+def test_faces_are_chosen_by_place():
+    schema = {"observation": ((4,), np.dtype(np.float32)), REWARD: ((1,), np.dtype(np.float32))}
+    twice = RewardScaling(0.0, 2.0)
+    faces = choose_faces([twice, RewardSum(), twice], schema, ["episode_reward"])
+    assert [type(t) for t in faces.inside] == [RewardScaling, RewardSum] and faces.after == [twice]
