@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import EnvError
+from rlcli.lanes.observations import NO_ARITHMETIC
 
 
 class ActionFormat:
@@ -48,6 +49,11 @@ class ActionFormat:
         elif isinstance(space, spaces.Box):
             self.kind, self.shape, self.dtype = "box", tuple(space.shape), np.dtype(space.dtype)
             self.low, self.high = space.low, space.high
+            if self.dtype.str[1:] in NO_ARITHMETIC:
+                raise EnvError(
+                    f"actions of dtype {self.dtype} cannot be used", why="torch does not compute with it",
+                    fix="Wrap the env with gymnasium.wrappers.TransformAction so that it takes another dtype.",
+                )  # fmt: skip
         else:
             raise EnvError(
                 f"an action space of type {type(space).__name__} cannot be used",
@@ -128,7 +134,7 @@ class ActionFormat:
 
     def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.low.astype(np.float64), self.high.astype(np.float64)
-        if self.dtype.kind in "iu":  # as many values as the bounds have between them, both included
+        if self.dtype.kind in "biu":  # as many values as the bounds have between them, both included
             count = high - low + 1
             actions = np.minimum(np.floor(low + u * count), high).astype(self.dtype)
             return actions, np.broadcast_to(-np.log(count), u.shape)

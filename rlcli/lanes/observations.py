@@ -17,7 +17,7 @@ from gymnasium import spaces
 from rlcli.errors import EnvError
 from rlcli.keys import OBSERVATION, TAKEN, Key, show, unravel
 
-_NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some of these and computes with none
+NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some of these and computes with none
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
         yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
-        if kind.str[1:] in _NO_ARITHMETIC:
+        if kind.str[1:] in NO_ARITHMETIC:
             raise EnvError(
                 f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
                 why="torch does not compute with it", fix="Wrap the env with gymnasium.wrappers.DtypeObservation.",

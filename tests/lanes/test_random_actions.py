@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlcli.errors import EnvError
 from rlcli.lanes.actions import ActionFormat
 from rlcli.specs import Bounded
 
@@ -89,3 +90,17 @@ def test_numbers_that_are_rounded_to_the_ends_give_finite_actions(dtype):
     u = np.array([0, 1e-20, 0.5, 1 - 1e-12, 1]).astype(dtype)[:, None, None].repeat(4, -1)
     actions, density = ActionFormat(spaces.Box(LOW, HIGH)).from_uniform(u)
     assert np.isfinite(actions).all() and np.isfinite(density).all()
+
+
+def test_a_box_of_bools_is_drawn_between_its_bounds():
+    box = spaces.Box(np.array([False, False, True]), np.array([True, False, True]), (3,), np.bool_)
+    actions, density = ActionFormat(box).from_uniform(np.random.default_rng(0).random((1000, 2, 3)), each=True)
+    assert actions.dtype == np.bool_ and 0.4 < actions[..., 0].mean() < 0.6
+    assert not actions[..., 1].any() and actions[..., 2].all()
+    assert np.allclose(density[0, 0], [-np.log(2), 0, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_numbers_that_torch_does_not_compute_with_are_no_actions(dtype):
+    with pytest.raises(EnvError, match=rf"actions of dtype {np.dtype(dtype)} cannot be used.*TransformAction"):
+        ActionFormat(spaces.Box(0, 9, (2,), dtype))
