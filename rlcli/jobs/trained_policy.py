@@ -50,7 +50,7 @@ class TrainedPolicy:
     Attributes
     ----------
     actor, critic : nn.Module
-        The networks themselves, on tensordicts that the run's transforms have gone over.
+        The networks themselves, in eval mode, on tensordicts that the run's transforms have gone over.
     transforms : list of Transform
         Those that decide what the actor reads, innermost first.
     remembers : bool

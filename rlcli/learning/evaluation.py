@@ -6,12 +6,17 @@ fast, and neither which episodes are played nor which of them count.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 from tensordict.nn import InteractionType
+from torch import nn
 
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
@@ -150,6 +155,36 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
     return progress
 
 
+@contextlib.contextmanager
+def evaluation_mode(policy: Any) -> Iterator[None]:
+    """Inside, a policy is in eval mode; afterwards its flags, buffers and extra state are what they were before.
+
+    Dropout and batch normalisation act as trained, and whatever a module counts of what it is shown, playing leaves no
+    trace in the run that goes on. Anything that is no module is left alone.
+    """
+    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
+    flags = [(module, module.training) for module in modules]
+    buffers = [(m._buffers, name, x, x.clone()) for m in modules for name, x in m._buffers.items() if x is not None]
+    extras = [(m, copy.deepcopy(m.get_extra_state())) for m in modules if _has_extra_state(m)]
+    try:
+        if modules:
+            policy.eval()
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+        with torch.no_grad():
+            for table, name, x, before in buffers:
+                table[name] = x.copy_(before)
+        for module, state in extras:
+            module.set_extra_state(state)
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    both = ("get_extra_state", "set_extra_state")
+    return all(getattr(type(module), name) is not getattr(nn.Module, name) for name in both)
+
+
 def evaluate(
     env: EnvBase,
     policy,
@@ -161,7 +196,7 @@ def evaluate(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[np.ndarray, int], None] = lambda returns, frames: None,
 ) -> Evaluation | None:
-    """Play episodes; returns are of the env's own rewards, before any transform.
+    """Play episodes in `evaluation_mode`; returns are of the env's own rewards, before any transform.
 
     Parameters
     ----------
@@ -185,34 +220,35 @@ def evaluate(
     """
     n = env.batch_size.numel()
     episodes = n if episodes is None else episodes
-    collector = Collector(
-        env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE, TERMINATED],
-        exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
-        next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
-    )  # fmt: skip
     rounds = -(-episodes // n)
-    if rounds > 1:
-        collector.limit_episodes(longest)
     returns, lengths, finished = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, np.bool_)
     playing = np.arange(n)  # each lane's episode
     of_lane = np.arange(episodes) % n
     steps = 0
-    while playing.min() < episodes and steps < longest * rounds:
-        if stop():
-            return None
-        with one_thread():
-            played = collector.deliver(min(STEPS_A_BATCH, longest * rounds - steps))
-        assert played.reward is not None and played.done is not None  # `keep_keys` names them
-        reward, done = played.reward[..., 0], played.done[..., 0]  # [N, T]
-        ended = np.cumsum(done, 1)  # a lane's next episode is the one `n` further on
-        episode = playing[:, None] + n * (ended - done)
-        wanted = episode < episodes
-        returns += np.bincount(episode[wanted], reward[wanted], episodes)
-        lengths += np.bincount(episode[wanted], minlength=episodes)
-        finished[episode[wanted & played.raw[TERMINATED][..., 0].numpy()]] = True
-        playing = playing + n * ended[:, -1]
-        steps += done.shape[1]
-        progress(returns[playing[of_lane] > np.arange(episodes)], steps * n)
+    with evaluation_mode(policy):
+        collector = Collector(
+            env, policy, frames_per_batch=STEPS_A_BATCH * n, keep_keys=[REWARD, DONE, TERMINATED],
+            exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
+            next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
+        )  # fmt: skip
+        if rounds > 1:
+            collector.limit_episodes(longest)
+        while playing.min() < episodes and steps < longest * rounds:
+            if stop():
+                return None
+            with one_thread():
+                played = collector.deliver(min(STEPS_A_BATCH, longest * rounds - steps))
+            assert played.reward is not None and played.done is not None  # `keep_keys` names them
+            reward, done = played.reward[..., 0], played.done[..., 0]  # [N, T]
+            ended = np.cumsum(done, 1)  # a lane's next episode is the one `n` further on
+            episode = playing[:, None] + n * (ended - done)
+            wanted = episode < episodes
+            returns += np.bincount(episode[wanted], reward[wanted], episodes)
+            lengths += np.bincount(episode[wanted], minlength=episodes)
+            finished[episode[wanted & played.raw[TERMINATED][..., 0].numpy()]] = True
+            playing = playing + n * ended[:, -1]
+            steps += done.shape[1]
+            progress(returns[playing[of_lane] > np.arange(episodes)], steps * n)
     began = lengths > 0  # an engine that cannot be made to cut an episode may leave some unplayed
     open_ended = np.zeros(episodes, np.bool_)
     open_ended[playing[playing < episodes]] = True

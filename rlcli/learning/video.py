@@ -18,6 +18,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from rlcli.config.installed import install
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, EnvError, in_words
+from rlcli.learning.evaluation import evaluation_mode
 
 LONGEST = 10_000
 SUFFIXES = (".mp4", ".mov", ".mkv", ".avi", ".gif")
@@ -87,7 +88,7 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
     shown = lanes.envs[0]
     frames = []
     kind = InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM
-    with torch.no_grad(), set_interaction_type(kind):
+    with torch.no_grad(), set_interaction_type(kind), evaluation_mode(policy):
         td = env.reset()
         for _ in range(LONGEST if longest is None else min(longest, LONGEST)):
             frames.append(_picture(lanes.inner[0], lanes.name))

@@ -18,11 +18,12 @@ from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.envs.build import build_env, evaluation_lanes
 from rlcli.errors import ArgumentError, ConfigError, EnvError
-from rlcli.jobs import collect, evaluate, learner
+from rlcli.jobs import collect, evaluate, learner, load
 from rlcli.jobs.trained_run import config_of, restored_policy
 from rlcli.keys import OBSERVATION
 from rlcli.learning import evaluation, video
 from rlcli.learning.evaluation import evaluate as play
+from rlcli.modules import as_actor
 from rlcli.runs import checkpoint
 from rlcli.transforms import RewardScaling, RunningNorm, Transform
 
@@ -189,6 +190,63 @@ def test_an_error_in_an_evaluation_ends_no_run(run, monkeypatch, capsys):
     assert "evaluation  failed: the environment raised in step" in capsys.readouterr().out
     with pytest.raises(EnvError, match="the simulator is gone"):
         evaluate("a", episodes=2)
+
+
+class Remembers(nn.Module):
+    """Logits of CartPole through everything that acts otherwise when it is trained, or keeps what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.out = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(4))
+        self.calls = {"number": 0}
+
+    def forward(self, observation):
+        self.calls["number"] += 1
+        self.mean = 0.9 * self.mean + 0.1 * observation.mean(0)  # another tensor under the buffer's name
+        return self.out(self.drop(self.norm(observation))) + self.mean[:2]
+
+    def get_extra_state(self):
+        return self.calls
+
+    def set_extra_state(self, state):
+        self.calls = dict(state)
+
+
+@pytest.fixture
+def remembers(monkeypatch):
+    def build(observation_spec, action_spec):
+        critic = TensorDictModule(nn.Linear(4, 1), ["observation"], ["state_value"])
+        return as_actor(Remembers(), observation_spec, action_spec), critic
+
+    monkeypatch.setitem(registry._users, "policy", {"remembers": build})
+
+
+def test_an_evaluation_leaves_no_trace_in_the_run(run, remembers):
+    states = []
+    for name, every in (("a", "256"), ("b", "null")):
+        trained = run(f"run.dir={name}", "policy=remembers", f"run.eval_every={every}", *BRIEF, "total_frames=1024")
+        states.append(checkpoint.load_latest(trained.path / "checkpoints").state["policy"])
+    assert states[0].keys() == states[1].keys() and states[0]["actor.module.0.module._extra_state"]["number"] > 0
+    for name, x in states[0].items():
+        assert x == states[1][name] if isinstance(x, dict) else torch.equal(x, states[1][name]), name
+    first, again = (evaluate("b", episodes=4).returns.tolist() for _ in range(2))
+    assert first == again == trained.summary["evaluation"]["returns"]
+
+
+def test_a_loaded_policy_acts_as_in_evaluations(run, remembers):
+    run("run.dir=a", "policy=remembers", *BRIEF)
+    policy = load("a")
+    assert not any(module.training for module in (*policy.actor.modules(), *policy.critic.modules()))
+    assert policy(np.ones(4, np.float32)) in (0, 1)  # one row has no variance
+    rows = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    policy.actor.module[0].module.mean.zero_()
+    first = policy(rows)
+    policy.actor.module[0].module.mean.zero_()
+    assert (policy(rows) == first).all()
+    words = ["policy=checkpoint", "policy.path=a", "total_frames=64", "collector.frames_per_batch=64", "env.num=1"]
+    words += ["run.dir=b", "console=off"]
+    assert collect(configure("collect", words), words).summary["status"] == "done"
 
 
 @pytest.mark.parametrize("words", [[], ["loss=dqn", "storage=tensor", "sampler=random", "sampler.batch_size=8"]])
