@@ -9,9 +9,11 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import io
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -292,22 +294,65 @@ def _newest(env_id: str) -> str | None:
     return max(versions, key=lambda each: gym.registry[each].version or 0, default=None)
 
 
+class _Quiet:
+    """Descriptor 2 leads nowhere while some thread builds an env; what Python writes to `sys.stderr` still arrives."""
+
+    def __init__(self) -> None:
+        self.lock, self.builders = threading.Lock(), 0
+        self.kept: int | None = None
+        self.moved: io.FileIO | None = None
+
+    def enter(self) -> None:
+        with self.lock:
+            self.builders += 1
+            if self.builders > 1:
+                return
+            try:
+                self.kept = os.dup(2)
+            except OSError:  # no descriptor 2 (a daemon): nothing to quieten
+                return
+            self._move_python(self.kept)
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, 2)
+            os.close(sink)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.builders -= 1
+            if self.builders or self.kept is None:
+                return
+            os.dup2(self.kept, 2)
+            if self.moved is not None:
+                self._flush()
+                self.moved.__init__(2, "wb", closefd=False)  # type: ignore[misc]
+            os.close(self.kept)
+            self.kept = self.moved = None
+
+    def _move_python(self, to: int) -> None:
+        """Have the file object under `sys.stderr`, which logging handlers hold too, write to another descriptor."""
+        buffer = getattr(sys.__stderr__, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)
+        if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:
+            self.moved = raw
+            self._flush()
+            raw.__init__(to, "wb", closefd=False)  # type: ignore[misc]
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            sys.__stderr__.flush()  # type: ignore[union-attr]
+
+
+_quiet = _Quiet()
+
+
 @contextlib.contextmanager
 def _quiet_c_stderr() -> Iterator[None]:
     """Swallow what C libraries print while an env is built (MuJoCo warns once per env, straight to descriptor 2)."""
+    _quiet.enter()
     try:
-        kept = os.dup(2)
-    except OSError:  # no descriptor 2 (a daemon): nothing to quieten
-        yield
-        return
-    sink = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(sink, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(sink)
-        os.close(kept)
+        _quiet.leave()
 
 
 # ---- as a configuration describes it -------------------------------------------------------------------------------

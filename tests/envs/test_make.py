@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import gymnasium as gym
@@ -153,6 +154,28 @@ def test_spaces_that_cannot_be_used_are_refused_at_once(space):
     env.action_space = space
     with pytest.raises(EnvError, match=f"type {type(space).__name__} cannot be used"):
         GymEnv(env)
+
+
+LOUD = """
+import logging, os, sys
+from concurrent.futures import ThreadPoolExecutor
+from rlcli.lanes.make import building
+
+def build(number):
+    with building("x"), building("y"):
+        print(number, file=sys.stderr)
+        logging.warning("logged")
+        os.write(2, b"C library\\n")
+
+logging.basicConfig(format="%(message)s")
+list(ThreadPoolExecutor(4).map(build, range(8)))
+os.write(2, b"end\\n")
+"""
+
+
+def test_building_envs_in_threads_silences_c_libraries_alone_and_for_no_longer():
+    told = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, check=True).stderr.split()
+    assert sorted(told) == sorted([*map(str, range(8)), *["logged"] * 8, "end"]) and told[-1] == "end"
 
 
 def test_many_envs_are_announced_or_refused_while_the_first_are_made(monkeypatch, capsys):
