@@ -7,13 +7,13 @@ and which none, is in `engines.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils.seeding import np_random
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from rlcli.errors import EnvError
 from rlcli.lanes.observations import BadValue, described
@@ -251,10 +251,32 @@ class SameStepEngine(VectorEngine):
             finals = info.get("final_obs")
             if finals is None:
                 raise BadValue("info['final_obs'] from an engine that resets within the step", "no such key")
+            if any(share_memory(finals[lane], self._after) for lane in over):
+                raise BadValue(
+                    "info['final_obs'] in memory of its own",
+                    "a view of the observations that step returns, which the reset has written over",
+                )
             observation = copy.deepcopy(observation)
             for lane in over:
                 _put(observation, finals[lane], lane)
         return observation, reward, terminated, truncated
+
+    def overwrites_finals(self) -> bool:
+        """Whether a reset writes into the array in which the last step's observation was given.
+
+        Seen where the single envs are at hand: the engine takes their very arrays for final observations, and fills
+        in `final_obs` when it has reset them.  Costs a step and two resets of one env.
+        """
+        vector: Any = self.vector.unwrapped
+        if isinstance(vector, SyncVectorEnv):
+            return _resets_in_place(vector.envs[0])
+        if isinstance(vector, AsyncVectorEnv):
+            env = vector.env_fns[0]()
+            try:
+                return _resets_in_place(env)
+            finally:
+                env.close()
+        return False
 
     def reset(self, lanes, seeds):
         if self._begun.issuperset(lanes) and all(seed is None for seed in seeds):
@@ -268,6 +290,19 @@ class SameStepEngine(VectorEngine):
             )  # fmt: skip
         self._begun = set()
         return take(self.vector.reset(seed=seeds[0])[0], lanes)
+
+
+def _resets_in_place(env: gym.Env) -> bool:
+    env.reset()
+    last = env.step(env.action_space.sample())[0]
+    return share_memory(last, env.reset()[0])
+
+
+def share_memory(a: Any, b: Any) -> bool:
+    """Whether an array of one observation lies where one of the other does."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return any(share_memory(part, b[name]) for name, part in a.items() if name in b)
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.shares_memory(a, b)
 
 
 def _put(observation: Any, final: Any, lane: int) -> None:

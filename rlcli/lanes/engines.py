@@ -9,7 +9,7 @@ one of these ways, and an engine that offers none is refused:
 | ale-py's Atari | `reset_mask`, which also calls off the reset of the next step | one per episode |
 | any declaring `AutoresetMode.DISABLED` | `reset_mask`, once a probe saw it spare the others | one for all lanes |
 | any declaring `NEXT_STEP` | the same, once a probe saw it call off the reset of the next step | one for all lanes |
-| any declaring `SAME_STEP` | itself; the true last observation is in `final_obs` | one for all lanes |
+| any declaring `SAME_STEP` | itself; the true last observation is in `final_obs`, not written over | one for all lanes |
 | gymnasium's Sync and Async | as the mode says, after the same probes | one per episode, but for `SAME_STEP` |
 | envpool (`envpool.py`) | `reset(env_ids)` | one per lane, when the pool is made |
 
@@ -91,7 +91,18 @@ def engine_of(vector: VectorEnv) -> Engine:
         return OWN[path](vector)
     mode = vector.metadata.get("autoreset_mode")
     if mode is AutoresetMode.SAME_STEP:
-        return SameStepEngine(vector)
+        same = SameStepEngine(vector)
+        try:
+            lost = same.overwrites_finals()
+        except Exception as error:  # whatever an env raises
+            raise _refused(vector, f"a reset, step and reset of one of its envs raised {in_words(error)}") from error
+        if lost:
+            raise _refused(
+                vector, "its envs reset into the array in which they gave the last observation, and final_obs is that "
+                "array: the true last observations of episodes are lost",
+                "Use env.mode=serial; or have the env give a new array at every step and reset.",
+            )  # fmt: skip
+        return same
     if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
         raise _refused(vector, f"its autoreset_mode is {mode!r}, which does not say when it resets a finished lane")
     engine = (SeededEngine if path in SEEDED else MaskedEngine)(vector)
@@ -129,9 +140,10 @@ def _fault(engine: MaskedEngine, mode: AutoresetMode) -> str | None:
     return None
 
 
-def _refused(vector: VectorEnv, why: str) -> ConfigError:
+def _refused(
+    vector: VectorEnv,
+    why: str,
+    fix: str = "Use env.mode=serial; or give the engine AutoresetMode.DISABLED and options={'reset_mask': ...}.",
+) -> ConfigError:
     vector.close()
-    return ConfigError(
-        f"the native engine of {name_of(vector)} cannot be used", where="env.mode", why=why,
-        fix="Use env.mode=serial; or give the engine AutoresetMode.DISABLED and options={'reset_mask': ...}.",
-    )  # fmt: skip
+    return ConfigError(f"the native engine of {name_of(vector)} cannot be used", where="env.mode", why=why, fix=fix)

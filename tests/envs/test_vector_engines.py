@@ -199,6 +199,37 @@ def test_a_same_step_engine_without_true_finals_is_refused_at_the_first_end(how,
     assert words in str(caught.value) and "final_obs" in str(caught.value)
 
 
+class Reusing(Sampled):
+    """Shows everything in one array."""
+
+    def reset(self, *, seed=None, options=None):
+        self.array = getattr(self, "array", np.zeros(3, np.float32))
+        self.array[...] = super().reset(seed=seed)[0]
+        return self.array, {}
+
+    def step(self, action):
+        self.array[...], *rest = super().step(action)
+        return self.array, *rest
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncEnv], ids=["sync", "async"])
+def test_a_same_step_engine_whose_finals_its_resets_write_over_is_refused(kind):
+    with pytest.raises(ConfigError, match=r"last observations of episodes are lost.*give a new array at every step"):
+        engine_of(kind([Reusing] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    engine_of(kind([Reusing] * 2, autoreset_mode=AutoresetMode.DISABLED)).close()
+
+
+def test_a_same_step_engine_whose_finals_lie_in_what_it_shows_is_refused_at_the_first_end():
+    class Viewing(Scripted):
+        def step(self, actions):
+            shown, *rest, _ = super().step(actions)
+            return shown, *rest, {"final_obs": shown}
+
+    collector = Collector(NativeEnv(engine_of(Viewing("good", AutoresetMode.SAME_STEP))), frames_per_batch=24)
+    with pytest.raises(EnvError, match=r"expected info\['final_obs'\] in memory of its own, got a view"):
+        collector.rollout()
+
+
 def test_an_engine_that_does_not_say_when_it_resets_is_refused():
     with pytest.raises(ConfigError, match=r"does not say when it resets a finished lane\. Use env\.mode=serial"):
         engine_of(Scripted("good", None))
