@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from rlcli.config import registry
 from rlcli.config.compose import configure
