@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlcli.data.buffer.gate import Gate, SharedGate
 from rlcli.data.buffer.given import as_batch, made, ring_of, rows_at
-from rlcli.data.buffer.saving import SavedParts, no_copy, shallow
-from rlcli.data.buffer.stream import Sampled, SampleStream
+from rlcli.data.buffer.saving import SavedParts, need_state, no_copy, shallow
+from rlcli.data.buffer.stream import SampleStream
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.files.dumps import resume
 from rlcli.data.ring.ring import Ring
@@ -347,19 +347,26 @@ class ReplayBuffer:
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
         with self._lock:
+            need_state(state)
+            self.stream.read_ahead(state)
             self._saved.need_fit(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over `state_dict`'s answer, of a buffer that was made alike.
+
+        A state that is refused changes nothing. Where the memory or the disk gives out while its rows are written, the
+        buffer is empty.
 
         Samples that the other one made ahead come first. Nobody draws them again where they are thrown away here: by a
         sample of another size, a new iteration, another transform, sampler, seed, state or dump, by a dump that is
         written, by `empty` and `close`.
         """
         with self.stream.stopped():
+            need_state(state)
+            ahead = self.stream.read_ahead(state)
             self._saved.load(state)
             self.stream.moved()
-            self.stream.keep([Sampled.of_state(saved, state["ahead_size"]) for saved in state["ahead"]])
+            self.stream.keep(ahead)
 
     def dumps(self, folder: Path | str) -> Path:
         """Write the rows, and all that decides later samples, into a new folder within this one; its path.
@@ -387,7 +394,8 @@ class ReplayBuffer:
         ------
         ResourceError, DamagedDataError, ArgumentError
             There is no dump, none verifies, or it is of a buffer of another shape, with another sampler or with other
-            transforms: this one is as it was.
+            transforms: this one is as it was. Where the memory or the disk gives out while rows are written, it is
+            empty.
         """
         with self.stream.stopped():
             self._saved.load_dump(folder)

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.files.dumps import dump, load, restore_rows, take_rows
-from rlcli.data.files.row_files import SavedRows
+from rlcli.data.files.dumps import dump, load, read_rows, take_rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.errors import ArgumentError
-from rlcli.typed import anything, mapping, some
+from rlcli.typed import anything, flag, listed, mapping, record, some, whole
 
 
 @dataclass(frozen=True)
@@ -60,21 +59,19 @@ class SavedParts:
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
-        _need_state(state)
         before = deepcopy(self.rest())
         try:
             self.take_over(state["rest"])
         finally:
             self.take_over(before)
-        if isinstance(self.ring, Ring):
-            self.ring.need_fit(state["rows"]["ring"])
+        read_rows(self.ring, state["rows"]["ring"], state["rows"]["columns"])
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`'s answer; refused, the buffer is as it was."""
         with self._or_as_before():
-            _need_state(state)
             self.take_over(state["rest"])
-            fill(self.ring, state["rows"])
+            self.ring.storage.need_writable()
+            take_rows(self.ring, state["rows"]["ring"], state["rows"]["columns"])
             self.use_asked_markers()
 
     def dump(self, folder: Path | str) -> Path:
@@ -125,21 +122,21 @@ def no_copy(what: str) -> ArgumentError:
     )
 
 
-def _need_state(state: dict[str, Any]) -> None:
+_STATE = some(
+    rows=record(ring=mapping(), columns=anything),
+    rest=record(sampler=mapping(), transforms=listed(mapping())),
+    ahead=listed(record(columns=anything, shape=listed(whole()), info=anything, last=flag)),
+    ahead_size=whole(1),
+)
+
+
+def need_state(state: dict[str, Any]) -> None:
+    """Refuse what is no state of a buffer, whatever buffer.
+
+    Raises
+    ------
+    ArgumentError, Misfit
+    """
     if not {"rows", "rest", "ahead"} <= state.keys():
         raise ArgumentError("this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}")
-
-
-def fill(ring: Ring, rows: dict[str, Any]) -> None:
-    """The "rows" of a state, for a ring of the same size."""
-    some(columns=anything, ring=mapping())(rows)
-    ring.storage.need_writable()
-    columns = rows["columns"]
-
-    def write() -> None:
-        if isinstance(columns, SavedRows):
-            columns.fill(ring.storage)
-        elif columns or len(ring):
-            restore_rows(ring, columns)
-
-    take_rows(ring, rows["ring"], columns.span if isinstance(columns, SavedRows) else None, write)
+    _STATE(dict(state))

@@ -20,6 +20,8 @@ from rlcli.data.samplers import Draw, Sampler
 from rlcli.data.samplers.sampler import is_ours, need_live, need_size
 from rlcli.data.storages.list_storage import ObjectRing, tell
 from rlcli.errors import ArgumentError
+from rlcli.keys import show
+from rlcli.typed import Misfit
 
 Item = TypeVar("Item")
 
@@ -50,10 +52,20 @@ class Sampled(NamedTuple):
         }
 
     @classmethod
-    def of_state(cls, state: dict[str, Any], size: int) -> Sampled:
-        """The inverse of `state`."""
-        batch = nested(_copied(state["columns"]), torch.Size(state["shape"]))
-        return cls(batch, _copied(state["info"]), state["last"], size)
+    def of_state(cls, state: dict[str, Any], size: int, device: torch.device) -> Sampled:
+        """The inverse of `state`.
+
+        Raises
+        ------
+        Misfit
+            Its columns are no tensors of its shape.
+        """
+        shape = torch.Size(state["shape"])
+        for name, x in state["columns"].items():
+            if not isinstance(x, Tensor) or x.shape[: len(shape)] != shape:
+                raise Misfit(f"a tensor of {list(shape)} was expected", show(name))
+        columns = {name: x.to(device) for name, x in _copied(state["columns"]).items()}
+        return cls(nested(columns, shape, device), _copied(state["info"]), state["last"], size)
 
 
 def _copied(columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
@@ -276,6 +288,19 @@ class SampleStream:
                 self._kept.extend(self._ahead.take())
             with self._lock:
                 yield list(self._kept)
+
+    def read_ahead(self, state: dict[str, Any]) -> list[Sampled]:
+        """The samples that a buffer with this state had ready.
+
+        Raises
+        ------
+        Misfit
+            They are none.
+        """
+        device = self._device or self._ring.storage.device
+        if state["ahead"] and "ahead_size" not in state:
+            raise Misfit("'ahead_size' is missing")
+        return [Sampled.of_state(saved, state["ahead_size"], device) for saved in state["ahead"]]
 
     def keep(self, samples: list[Sampled]) -> None:
         """Hand these out first."""

@@ -12,13 +12,15 @@ disk gives its full segments: only what is new is written. No pickle.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from rlcli.data.codes import Code
+from rlcli.data.codes.packing import CodedRows
 from rlcli.data.fields import check_fit
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.row_files import ABOUT, NAMES, LiveRows, RowFiles, SavedRows, check_rows
@@ -27,6 +29,9 @@ from rlcli.data.files.state import ROWS, decode_state, encode_state, loading_sta
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.typed import Misfit, held, mapping, record
+
+if TYPE_CHECKING:
+    from rlcli.data.ring.contents import Contents
 
 FORMAT, VERSION, STATE = "rlcli-buffer", 2, "state.safetensors"
 
@@ -46,7 +51,8 @@ class Ring(LiveRows, Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def content(self) -> list[bytes | memoryview]: ...
-    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None: ...
+    def read_state(self, state: Mapping[str, Any]) -> tuple[Contents, tuple[Code, ...]]: ...
+    def take_over(self, contents: Contents, codes: Sequence[Code], *, cut: bool = False) -> None: ...
     def clear(self, *, fields: bool = False) -> None: ...
 
 
@@ -113,7 +119,8 @@ def load(
     DamagedDataError
         None verifies, or they are of another version.
     ArgumentError
-        It was made with another max_size or ndim. In all cases the ring is as it was.
+        It was made with another max_size or ndim. In all these cases the ring is as it was; where the memory or the
+        disk gives out while rows are written, it is empty.
     """
     path, manifest = _newest(Path(folder))
     storage = ring.storage
@@ -134,7 +141,7 @@ def load(
     if take is not None:
         take(state["extra"])
     with loading_state(path, ROWS):
-        take_rows(ring, state["ring"], rows.span, lambda: rows.fill(storage), cut=cut)
+        take_rows(ring, state["ring"], rows, cut=cut)
     return state["extra"]
 
 
@@ -144,33 +151,55 @@ def read_dump(path: Path) -> dict[str, Any]:
     return held(record(ring=mapping(), extra=mapping()), state, path / STATE)
 
 
-def take_rows(
-    ring: Ring, state: Mapping[str, Any], span: tuple[int, int] | None, write: Callable[[], None] | None, *,
-    cut: bool = False,
-) -> None:  # fmt: skip
-    """Give a ring another one's state, then its rows, which `write` writes: if it cannot, the ring holds none.
+Saved = Mapping[Key, Tensor] | SavedRows | tuple[int, int]
+"""Rows that go with a ring's state: columns in the order of their numbers, files, or, of rows that a storage holds,
+the number of the first and one past that of the last."""
 
-    A storage that keeps its rows acknowledges them at once, with the state that tells of them.
 
-    Parameters
-    ----------
-    write : callable or None
-        None: the rows are there.
-    span : (int, int), optional
-        The number of the first of these rows, and one past that of the last, where they have numbers.
+def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> tuple[Contents, tuple[Code, ...]]:
+    """What `Ring.read_state` makes of a state, for these rows; nothing changes.
 
     Raises
     ------
-    Misfit
+    Misfit, ArgumentError
         The state, or the rows, are none of a ring, or not of the same one.
     """
-    ring.load_state_dict(state, cut=cut)
+    contents, codes = ring.read_state(state)
+    first, stop = contents.first, contents.first + len(contents)
+    stored = CodedRows(contents.stored, codes).stored
+    if isinstance(saved, Mapping):
+        if saved or first < stop:
+            check_fit(stored, saved)
+            if any(len(column) != stop - first for column in saved.values()):
+                raise Misfit(f"columns of {stop - first} rows were expected")
+        return contents, codes
+    if isinstance(saved, SavedRows) and saved.fields != stored:
+        raise Misfit("the files and the state of a buffer do not belong together")
+    begin, end = saved.span if isinstance(saved, SavedRows) else saved
+    if first < stop and not begin <= first < stop == end:
+        raise Misfit(f"steps {begin} to {end} are stored, and the state is of {first} to {stop}")
+    return contents, codes
+
+
+def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
+    """Give a ring another one's state and rows.
+
+    What `read_rows` refuses changes nothing; where the rows cannot be written, the ring holds none. A storage that
+    keeps its rows acknowledges them at once, with the state that tells of them.
+
+    Raises
+    ------
+    ResourceError, MemoryError
+        There is no room for the rows.
+    """
+    contents, codes = read_rows(ring, state, saved)
     try:
-        live = ring.base * ring.lanes, ring.cursor * ring.lanes
-        if span is not None and live[0] < live[1] and not span[0] <= live[0] < live[1] == span[1]:
-            raise Misfit(f"steps {span[0]} to {span[1]} are stored, and the state is of {live[0]} to {live[1]}")
-        if write is not None:
-            write()
+        ring.take_over(contents, codes, cut=cut)
+        if isinstance(saved, SavedRows):
+            saved.fill(ring.storage)
+        elif isinstance(saved, Mapping):
+            _write(ring, saved)
+        if not isinstance(saved, tuple):
             ring.storage.commit(ring.content)
     except BaseException:
         ring.clear(fields=True)
@@ -190,16 +219,13 @@ def resume(ring: Ring) -> bool:
         saved = storage.saved()
         if saved is not None:
             with storage.taking_over():
-                take_rows(ring, saved.state, saved.span, None, cut=True)
+                take_rows(ring, saved.state, saved.span, cut=True)
     return saved is not None
 
 
-def restore_rows(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
-    """Write the live rows of a ring whose state was just loaded, given in the order of their row numbers."""
+def _write(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
+    """Write the live rows of a ring whose state was just taken over, given in the order of their row numbers."""
     storage, live = ring.storage, (ring.cursor - ring.base) * ring.lanes
-    check_fit(storage.fields, columns)
-    if any(len(column) != live for column in columns.values()):
-        raise Misfit(f"columns of {live} rows were expected")
     first = ring.base * ring.lanes
     cut = max(0, live - (storage.capacity - first % storage.capacity))  # from row 0 on lie the newest
     if live:

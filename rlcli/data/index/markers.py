@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.fields import Field
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 
@@ -56,7 +57,7 @@ class Markers:
     @classmethod
     def among(
         cls,
-        keys: Collection[Key],
+        fields: Mapping[Key, Field],
         traj_key: Key | None = None,
         end_keys: Sequence[Key] = (),
         some: bool = False,
@@ -65,7 +66,7 @@ class Markers:
 
         Parameters
         ----------
-        keys : collection of keys
+        fields : dict of key to Field
             Of the batch.
         some : bool
             Of `end_keys` those that are there will do; none is needed where there are ids.
@@ -74,23 +75,38 @@ class Markers:
         ------
         MissingKeyError
             A key that was asked for is in no batch.
+        ArgumentError
+            One holds no whole number, or no single flag, a row.
         """
-        present = [key for key in end_keys if unravel(key) in keys]
-        ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in keys]
+        present = [key for key in end_keys if unravel(key) in fields]
+        ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]
         if some and (present or ids):
             end_keys = present
         for key in (*([traj_key] if traj_key is not None else []), *end_keys):
-            if unravel(key) not in keys:
+            if unravel(key) not in fields:
                 raise MissingKeyError(
                     f"{show(key)} is not in the batch, and the buffer is to tell trajectories apart by it",
-                    why=f"it holds {', '.join(map(show, keys))}",
+                    why=f"it holds {', '.join(map(show, fields))}",
                     fix="Store it, or name another key: traj_key or end_key of the sampler, traj_key or done_key of a "
                     "transform.",
                 )
         ends: Sequence[Key] = end_keys
         if not ends:
-            ends = [DONE] if DONE in keys else [key for key in (TERMINATED, TRUNCATED) if key in keys]
-        return cls(unravel(ids[0]) if ids else None, tuple(unravel(key) for key in ends))
+            ends = [DONE] if DONE in fields else [key for key in (TERMINATED, TRUNCATED) if key in fields]
+        found = cls(unravel(ids[0]) if ids else None, tuple(unravel(key) for key in ends))
+        found.need_fit(fields)
+        return found
+
+    def need_fit(self, fields: Mapping[Key, Field]) -> None:
+        """Refuse keys that are no ids, or no flags, in rows of these fields.
+
+        Raises
+        ------
+        ArgumentError
+            See `among`.
+        """
+        for key in self.keys:
+            _need_one_a_row(key, fields[key], ids=key == self.traj_key)
 
     def __bool__(self) -> bool:
         return self.traj_key is not None or bool(self.end_keys)
@@ -101,25 +117,10 @@ class Markers:
         return self.end_keys if self.traj_key is None else (*self.end_keys, self.traj_key)
 
     def read(self, columns: Mapping[Key, Tensor], count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids, int64 ``[count]`` (empty without them), and ends, bool ``[count]``.
-
-        Raises
-        ------
-        ArgumentError
-            They are not one whole number, or one flag, a row.
-        """
-        for key in self.keys:
-            _need_one_a_row(key, columns[key], count)
+        """Ids, int64 ``[count]`` (empty without them), and ends, bool ``[count]``."""
         ids = np.empty(0, np.int64)
         if self.traj_key is not None:
-            column = columns[self.traj_key]
-            if column.is_floating_point() or column.is_complex():
-                raise ArgumentError(
-                    "trajectory ids are whole numbers",
-                    where=show(self.traj_key),
-                    why=f"got {str(column.dtype).removeprefix('torch.')}",
-                )
-            ids = _flat(column).astype(np.int64, copy=False)
+            ids = _flat(columns[self.traj_key]).astype(np.int64, copy=False)
         ends = np.zeros(count, bool) if not self.end_keys else None
         for key in self.end_keys:
             column = columns[key]
@@ -141,12 +142,20 @@ class Markers:
         return cls(traj_key, tuple(unravel(tuple(key)) for key in state["end_keys"]))
 
 
-def _need_one_a_row(key: Key, column: Tensor, count: int) -> None:
-    if column.numel() != count:
+def _need_one_a_row(key: Key, field: Field, *, ids: bool) -> None:
+    if field.shape.numel() != 1:
         raise ArgumentError(
             "a key that tells trajectories apart holds one value a row",
             where=show(key),
-            why=f"got {column.numel()} values for {count} rows",
+            why=f"got {field} a row",
+            fix="Store it under another name, or store one for all (done.any(-1, keepdim=True)).",
+        )
+    if ids and (field.dtype.is_floating_point or field.dtype.is_complex):
+        raise ArgumentError(
+            "trajectory ids are whole numbers",
+            where=show(key),
+            why=f"got {field} a row",
+            fix="Store them as int64 (ids.long()), or under another name.",
         )
 
 

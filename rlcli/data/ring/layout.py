@@ -195,10 +195,12 @@ def saved_layout(state: Any) -> Layout:
     for key, at, rows in state["sparse"]:
         if len(at) != len(rows) or bool((at.diff() <= 0).any()):
             raise Misfit(f"{len(at)} numbers of {len(rows)} rows", show(tuple(key)))
+    markers = Markers.of_state(state["markers"])
+    markers.need_fit(fields)
     return Layout(
         fields,
         torch.Size(state["lane_shape"]),
-        Markers.of_state(state["markers"]),
+        markers,
         [unravel(tuple(key)) for key in state["observations"]],
         state["exact"] and bool(state["observations"]),
         {unravel(tuple(key)): frames for key, frames, _ in state["stacks"]},

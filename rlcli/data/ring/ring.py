@@ -365,8 +365,8 @@ class Ring:
         """`state_dict` as the content of a file, for a storage that can lose its process."""
         return self.contents.encoded()
 
-    def need_fit(self, state: Mapping[str, Any]) -> Layout:
-        """Refuse a state that this ring cannot take over, while it is as it was; the state's layout.
+    def read_state(self, state: Mapping[str, Any]) -> tuple[Contents, tuple[Code, ...]]:
+        """What `state_dict` says as new contents, their columns apart, and how keys are packed; here nothing changes.
 
         Raises
         ------
@@ -386,27 +386,29 @@ class Ring:
                     why=f"this one has {mine}, that one {state[name]}",
                     fix=f"Make the buffer with {name}={state[name]}.",
                 )
-        if layout.fields:
-            Markers.among(layout.fields, *self.asked)
-        return layout
+        contents = Contents(self.storage, self.packing, layout)
+        if not layout.fields:
+            return contents, ()
+        Markers.among(layout.fields, *self.asked)
+        contents.load_state_dict(state)
+        return contents, codes_of(state["codes"])
 
     def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
         """Take over `state_dict`'s answer and declare the storage; its columns are written by whoever read them.
+
+        Refused as by `read_state`, the ring is as it was.
 
         Parameters
         ----------
         cut : bool
             What is written next belongs to another process: it goes on with no trajectory that has no id.
-
-        Raises
-        ------
-        ArgumentError
-            It is of a ring of another size or shape.
         """
-        layout = self.need_fit(state)
+        self.take_over(*self.read_state(state), cut=cut)
+
+    def take_over(self, contents: Contents, codes: Sequence[Code], *, cut: bool = False) -> None:
+        """Go on with what `read_state` made, in place of all that is stored; the parameters are theirs."""
         self.clear(fields=True)
-        if layout.fields:
-            self.lay_out(layout, codes_of(state["codes"]))
-            self.contents.load_state_dict(state)
+        if contents.layout.fields:
+            self._declare(contents, codes)
         if cut:
             self.index.cut()

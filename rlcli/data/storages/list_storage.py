@@ -179,7 +179,7 @@ class ObjectRing:
     def content(self) -> NoReturn:
         self.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> NoReturn:
+    def read_state(self, state: Mapping[str, Any]) -> NoReturn:
         self.state_dict()
 
 

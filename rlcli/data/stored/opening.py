@@ -20,14 +20,13 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
-from rlcli.data.buffer.saving import fill
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.batches import key_of
 from rlcli.data.collected.folder import left_out
 from rlcli.data.fields import Field
 from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
-from rlcli.data.files.dumps import FOLDERS, read_dump
+from rlcli.data.files.dumps import FOLDERS, read_dump, take_rows
 from rlcli.data.files.row_files import SavedRows
 from rlcli.data.files.state import ROWS, decode_state, loading_state
 from rlcli.data.ring.ring import Ring
@@ -273,7 +272,7 @@ def _of_files(
         return make(storage=_storage(path, about, rows.fields, rows.parts(files), ring))
     buffer = make(storage=CompressedStorage(about["max_size"], ndim=about["ndim"]))
     with loading_state(path, ROWS):
-        fill(buffer.ring, {"ring": ring, "columns": rows})
+        take_rows(buffer.ring, ring, rows)
     buffer.ring.use_asked_markers()
     buffer.sampler.extended(buffer.ring, len(buffer.ring))
     return buffer

@@ -592,6 +592,68 @@ def test_a_load_that_is_refused_changes_nothing(case, way, tmp_path):
     assert (ours[:] == twin[:]).all() and all((ours.sample() == twin.sample()).all() for _ in range(3))
 
 
+def with_ahead(**change):
+    def changed(state):
+        (first, *others), size = state["ahead"], state["ahead_size"]
+        state["ahead"] = [{name: x for name, x in {**first, **change}.items() if x is not None}, *others]
+        state["ahead_size"] = change.get("size", size)
+
+    return changed
+
+
+def in_rows(part, name, value):
+    def changed(state):
+        rows = state["rows"][part]
+        rows[name] = value(rows.get(name))
+
+    return changed
+
+
+def without(part, name):
+    return lambda state: state["rows"][part].pop(name)
+
+
+WRONG = {
+    "a column missing": without("columns", "observation"),
+    "a column more": in_rows("columns", "more", lambda _: torch.zeros(17)),
+    "another shape": in_rows("columns", "observation", lambda x: x[:, :1]),
+    "another dtype": in_rows("columns", "observation", lambda x: x.double()),
+    "fewer rows": in_rows("columns", "action", lambda x: x[:5]),
+    "no rows": lambda state: state["rows"].pop("columns"),
+    "runs": in_rows("ring", "index", lambda index: index | {"runs": index["runs"] + 99}),
+    "lanes": in_rows("ring", "index", lambda index: index | {"lanes": index["lanes"][:, :0]}),
+    "slots": in_rows("ring", "slots", lambda slots: slots[:0]),
+    "flags of a trajectory": in_rows("ring", "markers", lambda of: of | {"end_keys": [["observation"]]}),
+    "ahead of another shape": with_ahead(shape=[3]),
+    "ahead without columns": with_ahead(columns=None),
+    "ahead without a size": lambda state: state.pop("ahead_size"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_state_that_does_not_fit_together_changes_nothing(case, whole, tmp_path):
+    def made(scratch, **options):
+        storage = LazyMemmapStorage(40, scratch_dir=scratch, commit_seconds=0)
+        return buffer(storage=storage, sampler=SliceSampler(slice_len=2, seed=1), next_obs="exact", **options)
+
+    saved, mine = made(tmp_path / "saved", prefetch=2), made(tmp_path / "mine")
+    saved.extend(episodes([8, 9]))
+    mine.extend(episodes([5, 4], first=3))
+    saved.sample()
+    state, before = saved.state_dict(), mine.state_dict()
+    saved.close()
+    WRONG[case](state)
+    with pytest.raises((ArgumentError, ValueError)):
+        mine.load_state_dict(state) if whole else mine.need_fit(state)
+    assert (mine[:] == episodes([5, 4], first=3)).all()
+    now, then = (of["rest"]["sampler"]["random"]["state"] for of in (mine.state_dict(), before))
+    assert torch.equal(now, then)
+    mine.close()
+    again = LazyMemmapStorage(40, scratch_dir=tmp_path / "mine", resume=True)
+    assert len(buffer(storage=again)) == 9
+
+
 def test_rows_that_cannot_be_written_when_loaded_leave_an_empty_buffer(tmp_path, monkeypatch):
     saved, rb = (buffer(30, sampler=PrioritizedSampler(30, 1.0, 1.0)) for _ in range(2))
     saved.extend(episodes([9]))
