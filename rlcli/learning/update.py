@@ -129,11 +129,7 @@ class Update:
                 self.on(minibatch)
 
     def begin(self, fraction: float = 0.0) -> None:
-        """Before the steps that follow one batch of frames; `fraction` of the run's frames are done.
-
-        A batch of frames may be a single one, and looking for parameters that somebody moved takes 0.3 ms: without
-        `passes`, which looks, call `update.flat.bind()` after such a move.
-        """
+        """Before the steps that follow one batch of frames; `fraction` of the run's frames are done."""
         self._gradient = None
         self._look_at_keys()
         self.optimizer.lr = self.lr.at(fraction)
@@ -171,6 +167,9 @@ class Update:
             such a row nothing can be learned, and it need not be drawn again.
         """
         gradient = self._gradient
+        if not self.flat.bound(whole=False):  # they were given other memory: `loss.zero_grad()`, `loss.to(...)`
+            self.flat.bind()
+            gradient = None
         if gradient is None:
             gradient = self._gradient = self.gradient.of(minibatch)
         figures = gradient(minibatch)

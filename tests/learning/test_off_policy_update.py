@@ -118,6 +118,34 @@ def test_a_step_that_is_not_finite_is_skipped_and_too_many_are_an_error():
         learn(one, bad)
 
 
+def twice(loss):
+    loss.to(torch.float64)
+    loss.to(torch.float32)
+
+
+MOVES = {
+    "zero_grad": lambda loss: loss.zero_grad(),
+    "one gradient": lambda loss: setattr(list(loss.parameters())[1], "grad", None),
+    "assign": lambda loss: loss.load_state_dict({k: x.clone() for k, x in loss.state_dict().items()}, assign=True),
+    "to": twice,
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("gradient", ["auto", "autograd"])
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+def test_memory_that_moves_between_two_steps_changes_no_step(kind, gradient, move):
+    one, other = (update(kind, gradient, lr=1e-2) for _ in range(2))
+    for each in (one, other):
+        each.begin()
+        for step in range(4):
+            learn(each, sample(kind, seed=step))
+            if each is other and step in (0, 2):
+                move(each.loss)
+    assert torch.equal(weights(one), weights(other)) and one.step.made == other.step.made == 4
+    assert all(torch.equal(a, b) for a, b in zip(one.loss.parameters(), other.loss.parameters(), strict=True))
+
+
 def test_figures_are_means_since_they_were_last_asked_for():
     one = update("dqn", lr=Linear(1e-3))
     assert one.figures() == {}
