@@ -31,7 +31,7 @@ from rlcli.inspection.found import Inspection, KeyFacts, Lanes, Steps, Trajector
 from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unravel
 from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import gone_before
-from rlcli.runs.folder import CHECKPOINTS
+from rlcli.runs.folder import CHECKPOINTS, RUN, Run, nothing_saved
 
 LONG = ("observations", "config", "versions", "specs")  # of the header: more than a line
 PART = 4096  # rows that are looked at together
@@ -51,13 +51,15 @@ def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[In
     ------
     ConfigError
         There is nothing of ours here.
-    DamagedDataError
-        What is here is not as it was written.
+    DamagedDataError, ResourceError
+        What is here is not as it was written, or of a run is gone; or the run has not saved anything.
     """
     folder = Path(path)
     if not folder.exists():
         raise ConfigError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")
     found = [*_stored(folder, trajectory), *_checkpoints(folder)]
+    if not found and (folder / RUN).is_file():
+        raise nothing_saved(Run(folder))
     if not found:
         raise ConfigError(
             "there is nothing to inspect here",

@@ -64,9 +64,11 @@ def _below(folder: Path) -> Iterator[Checked]:
 def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
     """What a run's own files say, as far as they can be read; that nothing is missing which they prove."""
     from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY
-    from rlcli.runs.folder import CHECKPOINTS, Run
+    from rlcli.runs.folder import CHECKPOINTS, METRICS, Run, nothing_saved
 
     if RUN not in files:
+        if len(files & {CONFIG, SUMMARY, METRICS}) > 1:  # what else would hold both
+            yield Checked(folder / RUN, "damaged", "it is gone, and the run's other files are here")
         return
     run = Run(folder)
     read = {RUN: lambda: run.info, CONFIG: lambda: run.config, SUMMARY: lambda: run.summary}
@@ -79,7 +81,7 @@ def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
     trained = run.info.get("verb") == "train"
     missing = not run.checkpoints if trained else not has_header(folder / SEGMENTS / JOURNAL)
     if run.saved_frames and missing:
-        why = f"{run.saved_frames:,} frames were saved when the run ended (summary.json), and it is missing or empty"
+        why = f"{nothing_saved(run).why}, and it is missing or empty"
         yield Checked(folder / (CHECKPOINTS if trained else SEGMENTS), "damaged", why)
     elif trained and run.saved_frames:
         with contextlib.suppress(DamagedDataError):  # it is listed with its files

@@ -23,8 +23,8 @@ from rlcli.data.files.row_files import LiveRows, RowFiles
 from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
 from rlcli.data.files.tensors import encode
-from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, ResourceError
-from rlcli.runs.folder import CHECKPOINTS, Run, start_command
+from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, NumericsError, ResourceError
+from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved, start_command
 
 
 class Checkpoint(NamedTuple):
@@ -165,17 +165,20 @@ def newest(run: Run) -> Checkpoint:
 
     Raises
     ------
+    ConfigError
+        It is no training run.
     DamagedDataError, ResourceError
-        None does, or there has never been one; the command that begins the run anew is named.
+        None does, all are gone, or there has never been one; the command that begins the run anew is named.
     """
+    if (verb := run.info.get("verb")) != "train":
+        raise ConfigError("only training runs hold a policy", where=str(run.path), why=f"this is one of rlcli {verb}")
     try:
         found = load_latest(run.path / CHECKPOINTS)
     except DamagedDataError as error:
         error.fix = f"Restore one of them from a copy, or begin anew: {start_command(run)}"
         raise
-    except ResourceError as error:
-        error.fix = f"Begin anew, with a smaller run.checkpoint_every: {start_command(run)}"
-        raise
+    except ResourceError:
+        raise nothing_saved(run) from None
     if (why := gone_before(found)) is not None:
         warnings.warn(f"{run.path}: {why}", stacklevel=2)
     return found

@@ -95,12 +95,9 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Finished checkpoint folders, oldest first. Whether they verify is for the loader to say."""
-        folder = self.path / CHECKPOINTS
-        if not folder.is_dir():
-            return []
-        found = {path: re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.iterdir() if path.is_dir()}
-        numbers = {path: int(name[1]) for path, name in found.items() if name}
-        return sorted(numbers, key=numbers.__getitem__)
+        from rlcli.data.files.checkpoints import FOLDERS  # imports torch
+
+        return FOLDERS.paths(self.path / CHECKPOINTS)
 
     @property
     def status(self) -> str:
@@ -339,14 +336,17 @@ def _as_name(text: str) -> str:
 
 
 # ---- what to type next ------------------------------------------------------------------------------------------
-def resume_command(run: Run, *words: str) -> str:
+def resume_command(run: Run, *words: str, moved: str | None = None) -> str:
     """What continues a run, typed in this directory: `rlcli resume runs/train/...`, and the words after it."""
-    return run_command("resume", run, *words)
+    return run_command("resume", run, *words, moved=moved)
 
 
-def run_command(verb: str, run: Run, *more: str) -> str:
-    """A verb on a run, typed in this directory, with the packages that the run's own names come from."""
-    path = run.path.absolute()
+def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> str:
+    """A verb on a run, typed in this directory, with the packages that the run's own names come from.
+
+    `moved`: where its folder will be by then.
+    """
+    path = Path(moved or run.path).absolute()
     here = Path.cwd()
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
     words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
@@ -369,6 +369,32 @@ def start_command(run: Run, *, same_folder: bool = False) -> str:
 
 def _names_the_folder(word: str) -> bool:
     return word.partition("=")[0].strip().lstrip("+") in ("run.dir", "hydra.run.dir")
+
+
+def nothing_saved(run: Run) -> DamagedDataError | ResourceError:
+    """The error for a run that holds no checkpoint, or no frames: they are lost, or it ended before it saved any."""
+    trained = run.info.get("verb") == "train"
+    where = str(run.path / (CHECKPOINTS if trained else SEGMENTS))
+    if run.saved_frames:
+        return DamagedDataError(
+            f"the {'checkpoints' if trained else 'frames'} of this run are gone",
+            where=where,
+            why=f"{run.saved_frames:,} frames were saved when the run ended (summary.json)",
+            fix=f"Restore them from a copy, or begin anew: {start_command(run)}",
+        )
+    if trained:
+        return ResourceError(
+            "there is no checkpoint",
+            where=where,
+            why="the run ended before its first one",
+            fix=f"Begin anew, with a smaller run.checkpoint_every: {start_command(run)}",
+        )
+    return ResourceError(
+        "there are no frames",
+        where=where,
+        why="the run ended before its first batch",
+        fix=f"Go on with it: {resume_command(run)}",
+    )
 
 
 def with_command(fix: str | None, text: str, run: Run) -> str:

@@ -394,6 +394,31 @@ def test_a_checkpoint_with_a_fitting_seal_and_a_wrong_content_is_refused(rlcli, 
     is_a_sentence(answer, 4, "does not fit", "checkpoint_000004")
 
 
+def test_checkpoints_that_were_saved_and_are_gone_are_called_that_by_every_verb(rlcli, run):
+    shutil.rmtree(run / "checkpoints")
+    saved = f"{open_run(run).saved_frames:,} frames were saved when the run ended"
+    for words in (["resume", "r", "total_frames=4096"], ["eval", "r"], ["inspect", "r"]):
+        is_a_sentence(rlcli(*words), 4, "the checkpoints of this run are gone", saved, "begin anew: rlcli train")
+    is_a_sentence(rlcli("collect", "policy=checkpoint", "policy.path=r", "run.dir=c"), 4, saved)
+    verified = rlcli("verify", "r")
+    assert verified.code == 4 and saved in verified.out
+
+
+def test_frames_that_were_saved_and_are_gone_are_called_that(rlcli):
+    assert rlcli("collect", "run.dir=c").code == 0
+    is_a_sentence(rlcli("collect", "policy=checkpoint", "policy.path=c", "run.dir=d"), 2, "only training runs hold")
+    shutil.rmtree("c/data")
+    is_a_sentence(rlcli("inspect", "c"), 4, "frames were saved when the run ended")
+    assert rlcli("verify", "c").code == 4
+
+
+def test_a_run_whose_description_is_gone_does_not_verify(rlcli, run):
+    (run / "run.json").unlink()
+    answer = rlcli("verify", "r")
+    is_a_sentence(answer, 4, "1 of", "r/run.json")
+    assert "it is gone" in answer.out
+
+
 # ---- disks that are full -----------------------------------------------------------------------------------------
 @pytest.fixture
 def disk(tmp_path):
