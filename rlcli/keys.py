@@ -13,6 +13,7 @@ STEP_COUNT = "step_count"
 EPISODE_REWARD = "episode_reward"
 MASK = "mask"
 RESET = "_reset"
+RAW = "_raw"  # rows of what a transform has changed
 
 NEXT = "next"
 REWARD = ("next", "reward")
@@ -40,7 +41,7 @@ APPROXIMATED = "approximated"
 
 STEP_RESULTS = ("reward", *END_FLAGS)  # what only an env's step writes, under `next`
 # what batches hold of themselves at the root: no observation is called so
-TAKEN = {NEXT, ACTION, RESET, SAMPLE_LOG_PROB, TRAJ_IDS[0], *STEP_RESULTS}
+TAKEN = {NEXT, ACTION, RESET, RAW, SAMPLE_LOG_PROB, TRAJ_IDS[0], *STEP_RESULTS}
 
 
 def as_tuple(key: Key) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import next_of, root_of, steps_as_ours
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
-from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, show, under_next, unravel
+from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.lanes.bounds import Bounds
 from rlcli.lanes.contract import broken, env_raised, place_of
 from rlcli.lanes.lanes import NONE, Lanes
+from rlcli.lanes.observations import check_name
 from rlcli.specs import Unbounded
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.base import as_kind
@@ -175,6 +176,8 @@ class TensorDictLanes(Lanes):
                 fix="Put the single envs together in one SerialEnv.",
             )
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
+        for key, _ in specs:
+            check_name(as_tuple(key)[0])
         super().__init__(
             env.batch_size.numel() if env.batch_size else 1,
             name=type(env).__name__ if self.below is None else self.below.name,

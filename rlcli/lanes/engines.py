@@ -9,7 +9,7 @@ one of these ways, and an engine that offers none is refused:
 | ale-py's Atari | `reset_mask`, which also calls off the reset of the next step | one per episode |
 | any declaring `AutoresetMode.DISABLED` | `reset_mask`, once a probe saw it spare the others | one for all lanes |
 | any declaring `NEXT_STEP` | the same, once a probe saw it call off the reset of the next step | one for all lanes |
-| any declaring `SAME_STEP` | itself; the true last observation is in `final_obs`, not written over | one for all lanes |
+| any declaring `SAME_STEP` | itself; the true last observation is in `final_obs`, and stays | one for all lanes |
 | gymnasium's Sync and Async | as the mode says, after the same probes | one per episode, but for `SAME_STEP` |
 | envpool (`envpool.py`) | `reset(env_ids)` | one per lane, when the pool is made |
 

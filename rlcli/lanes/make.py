@@ -117,7 +117,7 @@ class FrameSkip(gym.Wrapper):
         for _ in range(self.count):
             result = self.env.step(action)
             if not _follows_the_contract(result):
-                return result  # whoever steps this env says what is wrong with it
+                return result  # type: ignore[return-value]  # whoever steps this env says what is wrong with it
             observation, reward, terminated, truncated, info = result
             total += float(reward)
             if terminated or truncated:

@@ -102,11 +102,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
     key = unravel(path) if path else OBSERVATION
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            if (not path and name in TAKEN) or not name:
-                raise EnvError(
-                    f"an observation cannot be called '{name}'", why="batches use that name themselves",
-                    fix="Wrap the env so that its Dict observation has other keys.",
-                )  # fmt: skip
+            check_name(name, *path)
             yield from _walk(part, (*path, name), narrow)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
@@ -127,6 +123,22 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
             why="rlcli stores Box, Discrete, MultiDiscrete, MultiBinary and (nested) Dict observations",
             fix="Wrap the env with gymnasium.wrappers.TransformObservation so that it offers one of them.",
         )
+
+
+def check_name(name: Any, *path: str) -> None:
+    """Refuse what no observation can be called, at its place below `path`.
+
+    Raises
+    ------
+    EnvError
+    """
+    if isinstance(name, str) and name and (path or name not in TAKEN):
+        return
+    raise EnvError(
+        f"an observation cannot be called {name!r}", where=show(path) if path else None,
+        why="batches use that name themselves" if isinstance(name, str) and name else "names are words",
+        fix="Have the env use other names, or wrap it so that its Dict observation has other keys.",
+    )  # fmt: skip
 
 
 def plain(parts: list[Leaf]) -> bool:

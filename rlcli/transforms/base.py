@@ -19,15 +19,13 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import NEXT, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec, Unbounded
 from rlcli.transforms.stored_rows import BufferRows
 
 Schema = Mapping[Any, tuple[tuple[int, ...], np.dtype]]
 Rows = Mapping[Any, Sequence[np.ndarray]]
 Columns = MutableMapping[Any, np.ndarray]
-
-RAW = "_raw"
 
 # what says of rows, and of whole columns, what the TensorDict face says of tensordicts
 ROW_METHODS, PASS_METHODS = {"bind", "on_rows"}, {"batch_pass", "on_rows"}

@@ -16,9 +16,9 @@ import numpy as np
 from torch import nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import DONE, NEXT, TERMINATED, TRUNCATED, Key, as_tuple, show
+from rlcli.keys import DONE, NEXT, RAW, TERMINATED, TRUNCATED, Key, as_tuple, show
 from rlcli.specs.composite import returned_by
-from rlcli.transforms.base import RAW, RowOp, Rows, Schema, Transform, is_ours
+from rlcli.transforms.base import RowOp, Rows, Schema, Transform, is_ours
 
 FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads them
 

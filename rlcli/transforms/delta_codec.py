@@ -22,9 +22,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import NEXT, Key, as_tuple, show, under_next
+from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
 
-DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
+PARTS = DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
 LEVELS = 127  # of int8, on either side of 0
 FLOAT_CODES = (torch.float16, torch.bfloat16, torch.int8)
 LONG_INTEGERS = (torch.int32, torch.int64)
@@ -50,6 +50,18 @@ def scale_key(key: Key) -> tuple[str, ...]:
 def kept_key(key: Key) -> tuple[str, ...]:
     """Where next observations are kept that no difference can stand for; zeros in all other rows."""
     return (NEXT, KEPT, *as_tuple(key))
+
+
+def is_part(key: Key, held: Any) -> bool:
+    """Whether what lies at `key` under `next` is part of a difference: an observation called so is at the root too.
+
+    Parameters
+    ----------
+    held : container of keys
+        All that there is beside it, from the root on.
+    """
+    parts = as_tuple(key)
+    return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in held
 
 
 def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
@@ -233,3 +245,16 @@ def next_or_rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
     """`("next", key)` however the batch keeps it, or None."""
     after = batch.get(under_next(key), None)
     return rebuilt(batch, key) if after is None else after
+
+
+def remove(tensordict: TensorDictBase, key: Key) -> None:
+    """Delete a key, and what it leaves empty."""
+    parts = as_tuple(key)
+    if tensordict.get(parts, None) is None:
+        return
+    del tensordict[parts if len(parts) > 1 else parts[0]]
+    for end in range(len(parts) - 1, 0, -1):
+        above = tensordict.get(parts[:end])
+        if list(above.keys()):
+            return
+        del tensordict[parts[:end] if end > 1 else parts[0]]

@@ -33,7 +33,7 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.transforms.base import Transform
-from rlcli.transforms.delta_codec import DELTA, KEPT, SCALE, Coded, delta_key, kept_key, read, scale_key
+from rlcli.transforms.delta_codec import Coded, delta_key, is_part, kept_key, read, remove, scale_key
 from rlcli.transforms.stored_rows import BufferRows, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
@@ -115,7 +115,7 @@ class MultiStepTransform(Transform):
         reward = reward.reshape(*path.shape, *reward.shape[1:])
         steps = torch.from_numpy(taken).to(reward.device)
         last = ring.columns(np.ascontiguousarray(path[:, -1]), (*keys.read, *ring.sparse_keys))
-        return self._written(tensordict, self._total(reward, steps), steps, _decoded(last, keys.coded))
+        return self._written(tensordict, self._total(reward, steps), steps, _decoded(last, keys.coded), keys.coded)
 
     # -- the batch's own rows ------------------------------------------------------------------------------
     def forward(self, tensordict):
@@ -129,7 +129,7 @@ class MultiStepTransform(Transform):
         last = {key: x.reshape(count, *x.shape[len(shape) :])[path[:, -1]] for key, x in columns.items()}
         total = self._total(flat[path], taken).reshape(reward.shape)
         last = {key: x.reshape(*shape, *x.shape[1:]) for key, x in _decoded(last, keys.coded).items()}
-        return self._written(tensordict, total, taken, last)
+        return self._written(tensordict, total, taken, last, keys.coded)
 
     # -- both ----------------------------------------------------------------------------------------------
     def _total(self, rewards: Tensor, taken: Tensor) -> Tensor:
@@ -146,7 +146,9 @@ class MultiStepTransform(Transform):
             self._powers = asked, powers, self.gamma ** powers.to(dtype)
         return self._powers[1:]
 
-    def _written(self, td: TensorDictBase, total: Tensor, taken: Tensor, last: dict[Key, Tensor]) -> TensorDictBase:
+    def _written(
+        self, td: TensorDictBase, total: Tensor, taken: Tensor, last: dict[Key, Tensor], coded: Iterable[Key]
+    ) -> TensorDictBase:
         nested = td.get(NEXT)
         device = total.device if td.device is None else td.device
         flags = {name: nested.get(name, None) for name in CUTS}
@@ -161,8 +163,9 @@ class MultiStepTransform(Transform):
             for name in {*END_FLAGS} & {*nested.keys()}:
                 flag = nested.get(name)
                 nested.set(name, flag * real.reshape(*td.shape, *[1] * (flag.ndim - td.ndim)))
-        for name in (DELTA, SCALE, KEPT):
-            nested.pop(name, None)
+        for key in coded:
+            for part in (delta_key(key), scale_key(key), kept_key(key)):
+                remove(td, part)
         return td.set(STEPS_TO_NEXT_OBS, taken.to(device).reshape(*td.shape, 1))
 
 
@@ -203,7 +206,7 @@ def _of_last_step(held: Collection[Key]) -> _Keys:
         None of them is a next observation.
     """
     after = [key for key in held if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
-    origins = {key: _observation_of(key) for key in after}
+    origins = {key: _observation_of(key, held) for key in after}
     kept = [key for key in after if origins[key] in held and origins[key] not in END_FLAGS]
     if REWARD not in held:
         raise MissingKeyError("MultiStepTransform needs next.reward", fix="Keep it (keep_keys).")
@@ -213,14 +216,14 @@ def _of_last_step(held: Collection[Key]) -> _Keys:
             why="the one n steps ahead is not the row below, and at the ends of trajectories it is in no row",
             fix="Collect with memory.next_obs=exact (Collector(next_obs='exact')), or full, or delta.",
         )
-    coded = tuple(origins[key] for key in kept if as_tuple(key)[1] == DELTA)
+    coded = tuple(origins[key] for key in kept if delta_key(origins[key]) == key)
     return _Keys((*after, *coded), coded, tuple(kept))
 
 
-def _observation_of(key: Key) -> Key:
+def _observation_of(key: Key, held: Collection[Key]) -> Key:
     """The observation whose next value or difference is kept under a key."""
     parts = as_tuple(key)[1:]
-    return unravel(parts[1:] if parts[0] in (DELTA, SCALE, KEPT) and len(parts) > 1 else parts)
+    return unravel(parts[1:] if is_part(parts, held) else parts)
 
 
 def _goes_on(tensordict: TensorDictBase) -> Tensor:

@@ -10,7 +10,7 @@ One class for both sides. What it costs in precision is measured where it is wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -23,8 +23,7 @@ from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
     DELTA,
     FLOAT_CODES,
-    KEPT,
-    SCALE,
+    PARTS,
     Coded,
     RoundTrips,
     bytes_a_row,
@@ -32,16 +31,17 @@ from rlcli.transforms.delta_codec import (
     decode,
     delta_key,
     encode,
+    is_part,
     kept_key,
     mark,
     marked,
     rebuilt,
+    remove,
     saves,
     scale_key,
 )
 from rlcli.transforms.stored_rows import GatheredRows
 
-PARTS = (DELTA, SCALE, KEPT)
 ON_OVERFLOW = ("raise", "keep")
 
 
@@ -112,6 +112,7 @@ class NextObservationDelta(Transform):
     # -- env side ------------------------------------------------------------------------------------------
     def transform_observation_spec(self, spec):
         dims, found = len(spec.shape), {unravel(key): leaf for key, leaf in spec.items(True, True)}
+        _check_names(found)
         if self.chosen:
             for key in self.in_keys:
                 if key not in found:
@@ -174,7 +175,7 @@ class NextObservationDelta(Transform):
     def promoted(self, tensordict, following):
         nested = tensordict.get("next")
         for key in self.keys:
-            _remove(nested, key)
+            remove(nested, key)
         for name in PARTS:
             if following.get(name, None) is not None:
                 del following[name]
@@ -185,7 +186,7 @@ class NextObservationDelta(Transform):
             _put(tensordict, key, encode(obs, obs, self.delta_dtype, tensordict.ndim))
             if self.on_overflow == "keep":
                 tensordict.set(kept_key(key), torch.zeros_like(obs))
-            _remove(tensordict, under_next(key))
+            remove(tensordict, under_next(key))
         return tensordict
 
     def code(self, key: Key, obs: Tensor, after: Tensor, batch_dims: int) -> tuple[Coded, Tensor | None]:
@@ -249,6 +250,7 @@ class NextObservationDelta(Transform):
             From bool rows `[*B]` and next observations `[*B, *F]` to what is kept of them where a difference
             overflows; by default a plain tensor, zeros in the other rows.
         """
+        _check_names([unravel(key) for key in tensordict.keys(True, True)])
         keys = self.keys or self._worth_it(tensordict)
         out = tensordict.copy()
         for key in keys:
@@ -263,7 +265,7 @@ class NextObservationDelta(Transform):
             _put(out, key, coded)
             if kept is not None:
                 out.set(kept_key(key), (sparse or _dense)(kept, after))
-            _remove(out, under_next(key))
+            remove(out, under_next(key))
         return out
 
     def _worth_it(self, tensordict: TensorDictBase) -> list[Key]:
@@ -280,7 +282,7 @@ class NextObservationDelta(Transform):
         """Rebuild the next observations of a batch `[*B]` and drop their differences, in place."""
         nested = tensordict.get(NEXT, None)
         held = None if nested is None else nested.get(DELTA, None)
-        coded = [] if held is None else [unravel(key) for key in held.keys(True, True)]
+        coded = [] if held is None else _coded(held, tensordict)
         for key in self.in_keys if self.chosen else coded:
             if key in coded:
                 nested.set(key, self._restored(rebuilt(tensordict, key)))
@@ -297,7 +299,7 @@ class NextObservationDelta(Transform):
             return tensordict
         for key in self.in_keys:
             for part in (delta_key(key), scale_key(key), kept_key(key)):
-                _remove(tensordict, part)
+                remove(tensordict, part)
         return tensordict
 
     def _restored(self, after: Tensor) -> Tensor:
@@ -318,6 +320,25 @@ class NextObservationDelta(Transform):
         return f"NextObservationDelta({keys}, {str(self.delta_dtype).removeprefix('torch.')})"
 
 
+def _check_names(keys: Collection[Key]) -> None:
+    """Refuse observations that are called as differences are."""
+    for key in keys:
+        if as_tuple(key)[0] in PARTS:
+            raise ArgumentError(
+                f"NextObservationDelta cannot be used beside an observation called {show(key)}",
+                why=f"differences are kept under next.{as_tuple(key)[0]}",
+                fix="Use memory.next_obs=exact (Collector(next_obs='exact')), or give that observation another name.",
+            )
+
+
+def _coded(held: Any, tensordict: TensorDictBase) -> list[Key]:
+    """The keys that have a difference in a batch where `held` lies under `("next", "delta")`."""
+    if not isinstance(held, TensorDictBase):  # an observation called so
+        return []
+    root = [unravel(key) for key in tensordict.keys(True, True)]
+    return [key for key in map(unravel, held.keys(True, True)) if is_part((DELTA, *as_tuple(key)), root)]
+
+
 def _put(tensordict: TensorDictBase, key: Key, coded: Coded, strip: int = 0) -> None:
     """Write both parts; `strip=1` where `tensordict` is what lies under `next`."""
     tensordict.set(delta_key(key)[strip:], coded.delta)
@@ -329,19 +350,6 @@ def _dense(rows: Tensor, after: Tensor) -> Tensor:
     """`after` `[*B, *F]` in some rows (bool `[*B]`), zeros in the others."""
     where = rows.reshape(*rows.shape, *[1] * (after.ndim - rows.ndim))
     return torch.where(where, after, torch.zeros_like(after))
-
-
-def _remove(tensordict: TensorDictBase, key: Key) -> None:
-    """Delete a key, and what it leaves empty."""
-    parts = as_tuple(key)
-    if tensordict.get(parts, None) is None:
-        return
-    del tensordict[parts if len(parts) > 1 else parts[0]]
-    for end in range(len(parts) - 1, 0, -1):
-        above = tensordict.get(parts[:end])
-        if list(above.keys()):
-            return
-        del tensordict[parts[:end] if end > 1 else parts[0]]
 
 
 # ---- differences that their code cannot hold ----------------------------------------------------------------------

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from gym_worlds import OBSERVATIONS, Sampled, same_observation
+from gymnasium import spaces
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, EnvError
 from rlcli.lanes.make import GymRecipe
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 
@@ -213,3 +214,31 @@ def test_an_action_is_taken_for_so_many_steps_and_the_rewards_add_up():
         assert torch.equal(a["truncated"], b["truncated"]) and b["truncated"].item() == (length == 2)
     with pytest.raises(ArgumentError, match="frame_skip"):
         GymEnv("Pendulum-v1", frame_skip=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["_raw"], "called '_raw': batches use that name themselves"),
+        (["collector"], "called 'collector': batches"),
+        ([0], "called 0: names are words"),
+        (["a", 1], r"called 1 \(a\): names are words"),
+    ],
+)
+def test_an_observation_that_cannot_keep_its_name_is_refused(names, said):
+    env = Sampled()
+    for name in reversed(names):
+        env.observation_space = spaces.Dict({name: env.observation_space, "x": spaces.Box(0, 1)})
+    with pytest.raises(EnvError, match=f"an observation cannot be {said}"):
+        GymEnv(env)
+
+
+def test_an_env_on_tensordicts_has_no_other_names_to_choose_from():
+    class ByHand(GymEnv):
+        def _step(self, td):
+            return super()._step(td)
+
+    env = ByHand(Sampled())
+    env.observation_spec["_raw"] = Unbounded((1,))
+    with pytest.raises(EnvError, match="an observation cannot be called '_raw'"):
+        Collector(env, frames_per_batch=4)

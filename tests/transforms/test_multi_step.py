@@ -303,3 +303,19 @@ def test_the_next_observation_of_the_first_step_is_not_gathered(mode, monkeypatc
     assert NEXT_OBS not in read[0] and set(read[0]) >= {"observation", REWARD, DONE, TERMINATED, TRUNCATED}
     assert sum(keys is None or NEXT_OBS in keys for keys in read) == 3  # once; and twice where all keys were read
     assert set(samples[0].keys(True, True)) == set(samples[1].keys(True, True)) and (samples[0] == samples[1]).all()
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_observation_called_delta_is_no_difference(nested):
+    rows = steps_of(30, 0)
+    batch = batch_of(rows)
+    for td in (batch, batch["next"]):
+        td["p"] = td["observation"] * 2
+        td["delta"] = TensorDict({"p": td["p"] * 3}, [30]) if nested else td["p"] * 3
+    found = MultiStepTransform(2, GAMMA)(batch.clone())["next"]
+    plain = MultiStepTransform(2, GAMMA)(batch.exclude("delta", "p", ("next", "delta"), ("next", "p")))["next"]
+    assert torch.equal(found["p"], plain["observation"] * 2)
+    assert torch.equal(found["delta", "p"] if nested else found["delta"], plain["observation"] * 6)
+    with pytest.raises(ArgumentError, match=r"beside an observation called delta.*kept under next\.delta"):
+        NextObservationDelta().compress(batch)
+    assert torch.equal(NextObservationDelta()(batch.clone())["next", "p"], batch["next", "p"])
