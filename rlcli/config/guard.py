@@ -34,6 +34,7 @@ _REFERENCE = re.compile(
 )
 _ENV_ID = re.compile(r"env\.(?:id|(?:.*\.)?env_ids?)(?:\.\d+)*")
 _IN_MODULE = re.compile(r"([^:,\s]*):([^,\s]*)")  # my_package:Name-v0, or one of several in a sweep
+_QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""")
 _SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|str|bool)\(")
 
 
@@ -221,6 +222,5 @@ def _check_text(key: str, text: str, in_params: bool) -> Iterator[Problem]:
         yield Problem(f"{key}: {text!r} names code to run, and nothing in a configuration runs")
     if "${" in _REFERENCE.sub("", text):
         yield Problem(f"{key}: {text!r} holds a resolver that is not accepted", "only ${other.key} and ${now:...} are")
-    rest = _SWEEP_CALL.sub("", text) if in_params else text
-    if "(" in rest or (")" in rest and not in_params):
+    if in_params and "(" in _SWEEP_CALL.sub("", _QUOTED.sub("", text)):  # this alone is read as an override is
         yield Problem(f"{key}: {text!r} looks like a call, and nothing in a configuration runs")

@@ -53,9 +53,8 @@ PAYLOADS = {
     "python tuple": "policy: {hidden: !!python/tuple [1, 2]}",
     "a plain tag": "seed: !!int 1",
     "an own tag": "seed: !run 1",
-    "call": "env: {id: 'MODULE.run()'}",
-    "call with arguments": "env: {kwargs: {x: 'eval(1)'}}",
     "call in a sweep": "hydra: {sweeper: {params: {seed: 'MODULE.run(1)'}}}",
+    "call beside a quoted text": "hydra: {sweeper: {params: {env.id: \"'a (b)',MODULE.run(1)\"}}}",
     "colon in the env id": "env: {id: 'MODULE:X-v0'}",
     "colon in a dotted key": "env.id: 'MODULE:X-v0'",
     "alias": "env: &a {num: 1}\npolicy: *a",
@@ -171,6 +170,22 @@ def test_the_command_line_may_write_anywhere(trap):
 def test_an_override_that_could_run_something_is_refused(override, trap):
     with pytest.raises(ConfigError):
         compose.plan("train", [override])
+
+
+def test_a_text_with_parentheses_is_a_text(trap):
+    """What is quoted, and what a file says, is not read for calls."""
+    assert compose.configure("train", ["env.kwargs.x='trapped.run(1)'"]).env.kwargs == {"x": "trapped.run(1)"}
+    (trap / "recipes").mkdir()
+    (trap / "recipes" / "copy.yaml").write_text(
+        "run: {dir: 'runs/a (copy)'}\nenv: {kwargs: {x: trapped.run(1)}}\n"
+        "hydra: {sweeper: {params: {env.kwargs.y: \"'a (b)','c)'\"}}}\n"
+    )
+    cfg = compose.configure("train", ["recipe=copy"])
+    assert (cfg.run.dir, cfg.env.kwargs) == ("runs/a (copy)", {"x": "trapped.run(1)"})
+    swept = compose.plan("train", ["recipe=copy"], multirun=True).sweep
+    assert [item.values for item in swept if item.key == "env.kwargs.y"] == [("a (b)", "c)")]
+    assert from_dict("train", {"run": {"dir": "a (copy)"}}).run.dir == "a (copy)"
+    assert from_dict("train", {}, ['storage.scratch_dir="a (copy)"']).storage.scratch_dir == "a (copy)"
 
 
 @pytest.mark.parametrize(
