@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
@@ -64,11 +65,19 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
 
 
 def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
-    """Flag the last step of these lanes truncated: their episodes were never gone on with."""
+    """Flag the last step of these lanes truncated: their episodes were never gone on with.
+
+    Parameters
+    ----------
+    batch : TensorDict ``[*envs, T]``
+    lanes : sequence of int
+        Envs, numbered over all dims before time.
+    """
+    last = [*np.unravel_index(lanes, batch.shape[:-1]), -1] if batch.ndim > 1 else [-1]
     for key in (TRUNCATED, DONE):
         flag = batch.get(key, None)
         if flag is not None:
-            flag[(lanes, -1) if batch.ndim > 1 else -1] = True
+            flag[tuple(last)] = True
 
 
 def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Any]) -> TensorDictBase:

@@ -7,6 +7,7 @@ that is no longer there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from rlcli.data.fields import DTYPE, KEY, SHAPE
 from rlcli.data.files.disk import STAMP
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key, unravel
-from rlcli.typed import anything, kinds, listed, mapping, number, optional, record, some, text, whole
+from rlcli.typed import Misfit, anything, kinds, listed, mapping, number, optional, record, some, text, whole
 
 JOURNAL, SUFFIX, STATE = "journal.jsonl", ".safetensors", "state-"
 FORMAT, VERSION = "rlcli-segments", 3
@@ -39,6 +40,48 @@ METADATA = some(
     fill_value=optional(number()), env=text(),
 )  # fmt: skip
 _FIX = "Restore the journal from a copy; nothing here was changed."
+
+
+# ---- what a record may say after those before it -------------------------------------------------------------------
+def need_next(record: Mapping[str, Any], count: int, frames: int, lanes: Sequence[int] | None) -> None:
+    """Refuse a record that cannot come next in a journal: the writer asks before it writes, and the reader again.
+
+    Parameters
+    ----------
+    count, frames : int
+        Of the segments before it.
+    lanes : sequence of int, optional
+        Batch dims before time of these segments; None before the first.
+
+    Raises
+    ------
+    Misfit
+        What does not follow.
+    """
+    if record["kind"] == "segment":
+        shape = record["batch_size"]
+        if (record["file"], record["sequence"]) != (file_name(count), count):  # a name must not lead elsewhere
+            raise Misfit(f"segment {count} is called {record['file']} and has number {record['sequence']}")
+        if lanes is None and "layout" not in record:
+            raise Misfit("the first segment does not say what a batch holds")
+        if len(record["names"]) != len(shape) or record["frames"] != math.prod(shape):
+            raise Misfit(f"segment {count} has {record['frames']} frames in {shape} named {record['names']}")
+        if not shape or 0 in shape:
+            raise Misfit(f"a batch has a time dim, the last, and at least one frame; this one has shape {shape}")
+        if lanes is not None and shape[:-1] != list(lanes):
+            raise Misfit(f"{list(lanes)} are the batch dims before time, and this batch has {shape[:-1]}")
+    elif record["kind"] == "cut":
+        most = math.prod(lanes or ())
+        if not count or record["segment"] != count - 1 or not all(0 <= lane < most for lane in record["lanes"]):
+            raise Misfit(
+                f"lanes {record['lanes']} are cut after segment {record['segment']}, and there are {count} segments of "
+                f"{most} lanes"
+            )
+    elif record["kind"] == "closed" and (record["segments"], record["frames"]) != (count, frames):
+        raise Misfit(
+            f"it was closed with {record['segments']} segments and {record['frames']} frames, "
+            f"and names {count} and {frames}"
+        )
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------

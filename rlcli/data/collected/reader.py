@@ -19,10 +19,10 @@ from rlcli.data.collected.folder import (
     VERSION,
     Leftovers,
     cut_journal,
-    file_name,
     left_out,
     missing_of_run,
     need_journal,
+    need_next,
     state_name,
 )
 from rlcli.data.files.disk import MISSING, Stamp, digest_of
@@ -50,6 +50,8 @@ class SegmentReader:
     ----------
     metadata, layout : dict
     frames, nbytes : int
+    lanes : list of int or None
+        Batch dims before time; None without segments.
     closed : bool
         Whether the writer finished.
     notices : list of str
@@ -79,7 +81,7 @@ class SegmentReader:
         self.notices = [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
         self._offsets, self._states = array("q"), array("q")  # of records; segments before each state
         self._cuts: dict[int, list[int]] = {}  # segment -> lanes whose episode was not gone on with
-        self._shape: list[int] = []  # batch dims before time
+        self.lanes: list[int] | None = None
         said = records(self._path, FORMAT, VERSION, RECORDS)
         for offset, record in zip(found.offsets, said, strict=False):
             self._take(offset, record, check_sizes)
@@ -271,11 +273,21 @@ class SegmentReader:
     def _take(self, offset: int, record: Record, check_size: bool) -> None:
         """Take a record over, if it fits those before it."""
         try:
-            _TAKE[record["kind"]](self, record)
+            if (kind := record["kind"]) == "header":
+                METADATA(record["metadata"])
+                self.metadata = record["metadata"]
+            need_next(record, len(self), self.frames, self.lanes)
         except Misfit as error:
             raise _damaged(self._path, str(error)) from error
-        if record["kind"] != "segment":
+        if kind == "cut":
+            self._cuts.setdefault(record["segment"], []).extend(record["lanes"])
+        self.closed = kind == "closed" or (self.closed and kind != "segment")
+        if kind != "segment":
             return
+        self.layout = self.layout or record["layout"]
+        self.lanes = record["batch_size"][:-1]
+        self.frames += record["frames"]
+        self.nbytes += record["size"]
         path = self.folder / record["file"]
         if check_size and not path.is_file():
             raise _damaged(path, MISSING)
@@ -284,46 +296,6 @@ class SegmentReader:
         self._offsets.append(offset)
         if "state" in record:
             self._states.append(len(self))
-
-    def _take_header(self, record: Record) -> None:
-        METADATA(record["metadata"])
-        self.metadata = record["metadata"]
-
-    def _take_segment(self, record: Record) -> None:
-        count, shape = len(self), record["batch_size"]
-        self.closed = False
-        if (record["file"], record["sequence"]) != (file_name(count), count):  # a name must not lead elsewhere
-            raise Misfit(f"segment {count} is called {record['file']} and has number {record['sequence']}")
-        if not count and "layout" not in record:
-            raise Misfit("the first segment does not say what a batch holds")
-        self.layout = self.layout or record["layout"]
-        self._shape = self._shape if count else shape[:-1]
-        if shape[:-1] != self._shape or len(record["names"]) != len(shape) or record["frames"] != math.prod(shape):
-            raise Misfit(f"segment {count} has {record['frames']} frames in {shape} named {record['names']}")
-        self.frames += record["frames"]
-        self.nbytes += record["size"]
-
-    def _take_closed(self, record: Record) -> None:
-        self.closed = True
-        if (record["segments"], record["frames"]) != (len(self), self.frames):
-            raise Misfit(
-                f"it was closed with {record['segments']} segments and {record['frames']} frames, "
-                f"and names {len(self)} and {self.frames}"
-            )
-
-    def _take_cut(self, record: Record) -> None:
-        lanes = record["lanes"]
-        if not len(self) or record["segment"] != len(self) - 1 or any(lane >= math.prod(self._shape) for lane in lanes):
-            raise Misfit(f"lanes {lanes} are cut after segment {record['segment']}, and there are {len(self)} segments")
-        self._cuts.setdefault(record["segment"], []).extend(lanes)
-
-
-_TAKE = {
-    "header": SegmentReader._take_header,
-    "segment": SegmentReader._take_segment,
-    "closed": SegmentReader._take_closed,
-    "cut": SegmentReader._take_cut,
-}
 
 
 def open_segments(folder: Path | str) -> SegmentReader:

@@ -22,6 +22,7 @@ from rlcli.data.collected.folder import (
     Leftovers,
     file_name,
     need_journal,
+    need_next,
     state_name,
     states,
 )
@@ -30,6 +31,7 @@ from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import Journal, Record
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
+from rlcli.typed import Misfit
 
 
 class SegmentWriter:
@@ -79,6 +81,7 @@ class SegmentWriter:
         self.commit_seconds, self._committed = commit_seconds, time.monotonic()
         self.pending: list[Record] = []
         self._layout: dict[str, Any] | None = None
+        self._lanes: list[int] | None = None
         path = self.folder / JOURNAL
         if not resume and path.exists() and path.stat().st_size:
             raise ResourceError(
@@ -101,7 +104,8 @@ class SegmentWriter:
         Raises
         ------
         ArgumentError
-            Keys, dtypes or shapes differ from the first batch's, or something in it is not a tensor.
+            Keys, dtypes, shapes or batch dims before time differ from the first batch's, it has no frame or no time
+            dim, or something in it is not a tensor. Nothing is stored.
         ResourceError
             The disk refuses. What was acknowledged before is still there, and the writer can be used again.
         """
@@ -113,20 +117,20 @@ class SegmentWriter:
                 why="; ".join(_differences(self._layout, layout)),
             )
         sequence = self.count + len(self.pending)
-        name = file_name(sequence)
-        now = time.monotonic() - self._committed >= self.commit_seconds
-        stamp = self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)
+        name, first = file_name(sequence), self._layout is None
         record = {
             "kind": "segment",
             "sequence": sequence,
             "file": name,
-            "batch_size": list(batch.shape),
+            "batch_size": list(map(int, batch.shape)),
             "names": batch.names,
-            "frames": batch.numel(),
-            **stamp._asdict(),
+            "frames": batch.shape.numel(),  # a TensorDict's own numel is never 0
+            **({"layout": layout} if first else {}),
         }
-        if self._layout is None:
-            record["layout"] = self._layout = layout
+        self._need_next(record, sequence)
+        now = time.monotonic() - self._committed >= self.commit_seconds
+        record |= self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)._asdict()
+        self._layout, self._lanes = layout, record["batch_size"][:-1]
         self.pending.append(record)
         if now:
             self.commit(synced=1)
@@ -166,7 +170,8 @@ class SegmentWriter:
                 with contextlib.suppress(ResourceError):  # the first error is the one to report
                     self.disk.remove(path)
             self.pending.clear()
-            self._layout = self._layout if self.count else None
+            if not self.count:
+                self._layout = self._lanes = None
             raise
         for record in self.pending:
             self._count(record)
@@ -181,9 +186,28 @@ class SegmentWriter:
         """The episodes that are open in these lanes end here: readers see their last step truncated.
 
         Only between a resume and the first batch after it.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such lane.
         """
         if lanes and self.count:
-            self._journal.append({"kind": "cut", "segment": self.count - 1, "lanes": list(lanes)})
+            record = {"kind": "cut", "segment": self.count - 1, "lanes": list(map(int, lanes))}
+            self._need_next(record, self.count)
+            self._journal.append(record)
+
+    def _need_next(self, record: Record, count: int) -> None:
+        """Refuse what a reader would refuse."""
+        try:
+            need_next(record, count, self.frames, self._lanes)
+        except Misfit as error:
+            raise ArgumentError(
+                "this does not go on from the batches before it",
+                where=str(self.folder),
+                why=str(error),
+                fix="Append batches [*envs, time] of the same envs, or write to another folder.",
+            ) from error
 
     def close(self) -> None:
         """Acknowledge what is pending, say that nothing is missing, and let go of the folder; once."""
@@ -229,7 +253,7 @@ class SegmentWriter:
                 why=f"differs in {', '.join(_differences(kept, wanted))}",
             )
         self.count, self.frames, self.nbytes = len(said), said.frames, said.nbytes
-        self._layout = said.layout or None
+        self._layout, self._lanes = said.layout or None, said.lanes
         if left := Leftovers.of(self.folder, self.count, ()).paths:
             aside = self.disk.set_aside(self.folder, left)
             names = ", ".join(path.name for path in left[:5]) + (", ..." if len(left) > 5 else "")

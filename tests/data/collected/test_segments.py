@@ -227,6 +227,56 @@ def test_a_batch_that_looks_different_is_refused_and_leaves_nothing(tmp_path, ch
     assert reader.verify() == []
 
 
+def numbered(*shape):
+    count = torch.Size(shape).numel()
+    done = torch.zeros(*shape, 1, dtype=torch.bool)
+    return TensorDict({"x": torch.arange(count).view(shape), "next": {"done": done, "truncated": done.clone()}}, shape)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda writer: writer.append(numbered(3, 4)),
+        lambda writer: writer.append(numbered(4)),
+        lambda writer: writer.append(numbered(2, 0)),
+        lambda writer: writer.append(numbered()),
+        lambda writer: writer.cut([9]),
+        lambda writer: writer.cut([-1]),
+    ],
+)
+@pytest.mark.parametrize("seconds", [0.0, float("inf")])
+def test_what_a_reader_would_refuse_is_refused_before_it_is_written(tmp_path, act, seconds):
+    with SegmentWriter(tmp_path, commit_seconds=seconds) as writer:
+        writer.append(numbered(2, 4))
+        writer.commit()
+        with pytest.raises(ArgumentError, match="does not go on from the batches before it"):
+            act(writer)
+        writer.append(numbered(2, 3))
+    with SegmentWriter(tmp_path, resume=True) as writer:
+        assert (writer.count, writer.frames) == (2, 14)
+    assert open_segments(tmp_path).verify() == [] and len(list(tmp_path.glob("0*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_a_first_batch_without_frames_or_time_is_refused(tmp_path, shape):
+    with SegmentWriter(tmp_path) as writer:
+        with pytest.raises(ArgumentError, match="a time dim, the last, and at least one frame"):
+            writer.append(numbered(*shape))
+        writer.append(numbered(4))
+    assert open_segments(tmp_path).frames == 4
+
+
+@pytest.mark.parametrize("lane", range(6))
+def test_the_last_step_of_a_cut_lane_is_truncated_whatever_dims_envs_have(tmp_path, lane):
+    with SegmentWriter(tmp_path) as writer:
+        writer.append(numbered(3, 2, 4))
+        writer.cut([lane])
+    reader = open_segments(tmp_path)
+    for key in ("truncated", "done"):
+        assert reader.read(0)["next", key].flatten().nonzero().tolist() == [[4 * lane + 3]]
+    assert reader.cut_rows() == [18 + lane]
+
+
 def test_values_that_are_not_tensors_are_refused(tmp_path):
     batch = TensorDict({"x": torch.zeros(2), "text": NonTensorData("a", batch_size=[2])}, [2])
     with SegmentWriter(tmp_path) as writer, pytest.raises(ArgumentError, match="text is not a tensor"):
