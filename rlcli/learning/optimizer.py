@@ -78,8 +78,16 @@ class FlatOptimizer:
         """Whether `step` takes a flag that skips it."""
         return bool(self._group.get("fused"))
 
+    @property
+    def begun(self) -> bool:
+        """Whether it holds a state: the first step makes it."""
+        return bool(self.optimizer.state)
+
     def step(self, skip: Tensor | None = None) -> None:
-        """Move the tensor along its gradient; not if `skip`, a float tensor `[]` on its device, is 1."""
+        """Move the tensor along its gradient; not if `skip`, a float tensor `[]` on its device, is 1.
+
+        The first step may not be skipped so: torch's SGD takes what lies in its new momentum for one then.
+        """
         if self._direct is not None:
             self._direct(skip)
             return
@@ -217,7 +225,12 @@ class Step:
         return {**figures, "loss": loss, "grad_norm": norm}
 
     def unseen(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """The same without a number leaving the device: `skipped` among the figures is for `count`."""
+        """The same without a number leaving the device: `skipped` among the figures is for `count`.
+
+        The first step is looked at.
+        """
+        if not self.optimizer.begun:
+            return self(figures)
         grad, loss = self.flat.grad, torch.as_tensor(figures["loss"])
         norm = torch.linalg.vector_norm(grad)
         bad = (~torch.isfinite(norm + loss)).float()

@@ -293,21 +293,18 @@ class Minibatches:
 class Means:
     """Sums figures of minibatches, floats or 0-dim tensors, and gives their means.
 
-    A figure that is missing or not finite in a minibatch does not count in its mean.
+    A figure that is missing or not finite in a minibatch does not count in its mean; nor does any of one that `skipped`
+    says moved nothing.
     """
 
     def __init__(self) -> None:
         self._totals: dict[str, list[float]] = {}
         self._epoch: dict[str, list[float]] = {}
-        self._unread: list[tuple[str, Tensor]] = []
+        self._unread: list[Mapping[str, float | Tensor]] = []
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
         """Figures of one minibatch."""
-        for name, x in figures.items():
-            if isinstance(x, Tensor):
-                self._unread.append((name, x))
-            else:
-                self._epoch.setdefault(name, []).append(x)
+        self._unread.append(figures)
 
     def epoch(self, name: str) -> list[float]:
         """A figure in every minibatch of the epoch that is running."""
@@ -327,11 +324,14 @@ class Means:
         return {name: mean(values) for name, values in self._totals.items()}
 
     def _read(self) -> None:
-        if self._unread:
-            numbers = torch.stack([x.detach().reshape(()).float() for _, x in self._unread]).tolist()
-            for (name, _), x in zip(self._unread, numbers, strict=True):
-                self._epoch.setdefault(name, []).append(x)
-            self._unread = []
+        found = [x for figures in self._unread for x in figures.values() if isinstance(x, Tensor)]
+        numbers = iter(torch.stack([x.detach().reshape(()).float() for x in found]).tolist() if found else ())
+        for figures in self._unread:
+            row = {name: next(numbers) if isinstance(x, Tensor) else x for name, x in figures.items()}
+            for name, x in row.items():
+                if name == "skipped" or not row.get("skipped"):
+                    self._epoch.setdefault(name, []).append(x)
+        self._unread = []
 
 
 def mean(values: list[float]) -> float:
