@@ -14,8 +14,8 @@ from rlcli import __version__
 from rlcli.cli.flags import read
 from rlcli.config.installed import EXTRAS, install
 from rlcli.errors import ConfigError
+from rlcli.runs.provenance import ALWAYS, LISTED
 
-CORE = "rlcli torch tensordict gymnasium hydra-core omegaconf numpy numba rich psutil safetensors triton"
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
@@ -38,7 +38,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 def _report() -> Iterator[str]:
     yield "versions"
     yield f"  {'python':<24} {platform.python_version()}  ({sys.executable})"
-    for name in CORE.split():
+    optional = {name for packages in EXTRAS.values() for name in packages.values()}
+    for name in (*ALWAYS, *(name for name in LISTED if name not in optional), "triton"):
         yield f"  {name:<24} {_version(name) or 'not installed'}"
     yield "machine"
     yield from _machine()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import select
@@ -21,19 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-PACKAGES = (
-    "rlcli",
-    "torch",
-    "tensordict",
-    "numpy",
-    "gymnasium",
-    "numba",
-    "safetensors",
-    "ale-py",
-    "mujoco",
-    "box2d-py",
-    "envpool",
-)
 ALWAYS = ("rlcli", "torch", "tensordict", "numpy", "gymnasium", "numba", "llvmlite")  # every run computes with these
 # module -> the distributions that bring it; they matter to a run that has loaded the module
 IF_LOADED = {
@@ -51,10 +39,10 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FE
 _SETTINGS = r"^core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eol)$"
 
 
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of Python, the platform and the installed packages; absent packages are left out."""
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages named above; those that are not installed are left out."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
-    return found | _installed(packages)
+    return found | _installed([*ALWAYS, *itertools.chain(*IF_LOADED.values()), *LISTED])
 
 
 def surroundings(

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.runs import provenance
 from rlcli.runs.folder import all_runs, create, open_run
 from rlcli.runs.lock import RunLock, read_holder
 
@@ -117,6 +118,11 @@ def test_a_file_that_is_gone_from_a_run_is_damage_and_no_other_folder(tmp_path):
     (run.path / "config.json").unlink()
     with pytest.raises(DamagedDataError, match=r"config\.json.*it is gone"):
         _ = open_run(run.path).config
+
+
+def test_a_run_notes_the_version_of_every_package_that_it_could_compute_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "_version", lambda name: f"of {name}")
+    assert {"llvmlite", "opencv-python", "box2d", "box2d-py", "tensorboard"} <= made(tmp_path).info["versions"].keys()
 
 
 def test_checkpoints_come_oldest_first_and_whole(tmp_path):
