@@ -17,7 +17,6 @@ from rlcli.errors import ConfigError
 from rlcli.runs.provenance import ALWAYS, LISTED
 
 
-
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
     args = read(
