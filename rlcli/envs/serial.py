@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -16,7 +16,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
 from rlcli.lanes.bounds import strictest
 from rlcli.lanes.episodes import episode_seed
-from rlcli.lanes.gym_lanes import GymLanes
+from rlcli.lanes.gym_lanes import GymLanes, innermost
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
 
@@ -66,12 +66,13 @@ class SerialEnv(EnvBase):
         self.envs = [_made(make) for make in makers]
         seen: set[int] = set()
         for place, env in enumerate(self.envs):
-            if id(env) in seen:
+            inside = {id(part) for part in _insides(env)}
+            if seen & inside:
                 raise ArgumentError(
                     "one env cannot be several", where=f"env {place}", why="its maker gave one that is there already",
                     fix="Make a new env in every call.",
                 )  # fmt: skip
-            seen.add(id(env))
+            seen |= inside
             if env.batch_size:
                 raise ArgumentError(
                     "SerialEnv puts single envs together",
@@ -143,6 +144,16 @@ def _made(make: Maker) -> EnvBase:
             fix="Make GymEnvs: SerialEnv(n, lambda: GymEnv(env)).",
         )  # fmt: skip
     return env
+
+
+def _insides(env: EnvBase) -> Iterator[Any]:
+    """The env, and what it is put around down to the innermost."""
+    yield env
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+        yield env
+    if isinstance(env, GymEnv):
+        yield innermost(env.gym)
 
 
 def shown(given: Any) -> str:

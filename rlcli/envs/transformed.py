@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from tensordict import TensorDictBase
@@ -14,6 +16,34 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, RESET
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import parts_of
+
+# of each transform the env below it: not an attribute, which copies of the transform would have too
+_OWNERS: WeakKeyDictionary[Transform, ref[EnvBase]] = WeakKeyDictionary()
+
+
+def _check_owner(base: EnvBase, transforms: Sequence[Transform]) -> None:
+    """Refuse a transform in two places: what it keeps from step to step would be that of both."""
+    seen: set[Transform] = set()
+    for transform in _all_of(transforms):
+        owner = _OWNERS[transform]() if transform in _OWNERS else None
+        twice = transform in seen
+        seen.add(transform)
+        if twice:
+            why = "it is among the transforms of this env twice"
+        elif owner is not None and owner is not base and not owner.is_closed:
+            why = f"it is on another env already, {owner!r}"
+        else:
+            continue
+        raise ArgumentError(
+            f"one {type(transform).__name__} cannot be in two places", why=why,
+            fix="Make a new one for each, or close that env first; other.adopt(transform.state_dict()) hands on what "
+            "one has learned.",
+        )  # fmt: skip
+
+
+def _all_of(transforms: Sequence[Transform]) -> list[Transform]:
+    """These transforms and those that they are made of."""
+    return [part for transform in transforms for part in transform.modules() if isinstance(part, Transform)]
 
 
 class TransformedEnv(EnvBase):
@@ -69,8 +99,12 @@ class TransformedEnv(EnvBase):
 
     def append_transform(self, transform: Transform) -> TransformedEnv:
         """Add a transform on the outside."""
-        self.transform = Compose(self.transform, transform)
-        self._refresh()
+        before, self.transform = self.transform, Compose(self.transform, transform)
+        try:
+            self._refresh()
+        except BaseException:  # as it was before
+            self.transform = before
+            raise
         return self
 
     def _move_specs(self, device: torch.device) -> None:
@@ -78,13 +112,19 @@ class TransformedEnv(EnvBase):
         self._refresh()
 
     def _refresh(self) -> None:
-        base, t = self.base_env, self.transform
-        self.observation_spec = t.transform_observation_spec(base.observation_spec.clone())
-        self.state_spec = t.transform_state_spec(base.state_spec.clone())
-        self.reward_spec = t.transform_reward_spec(base.reward_spec.clone())
-        self.action_spec = t.transform_action_spec(base.action_spec.clone())
-        for place, transform in enumerate(self.transforms, 1):
-            transform.check_later(self.transforms[place:])
+        """Specs and owner of the transforms; nothing is changed where they do not fit."""
+        base, t, transforms = self.base_env, self.transform, self.transforms
+        _check_owner(base, transforms)
+        specs = (
+            t.transform_observation_spec(base.observation_spec.clone()),
+            t.transform_state_spec(base.state_spec.clone()),
+            t.transform_reward_spec(base.reward_spec.clone()),
+            t.transform_action_spec(base.action_spec.clone()),
+        )
+        for place, transform in enumerate(transforms, 1):
+            transform.check_later(transforms[place:])
+        self.observation_spec, self.state_spec, self.reward_spec, self.action_spec = specs
+        _OWNERS.update((part, ref(base)) for part in _all_of(transforms))
 
     def _set_seed(self, seed: int) -> None:
         self.base_env.set_seed(seed)

@@ -265,13 +265,20 @@ def _checked(envs: Sequence[Any]) -> str:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), gym.Space):
                 raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
-    if len({id(env) for env in envs}) < len(envs):
+    if len({id(innermost(env)) for env in envs}) < len(envs):
         raise ArgumentError(
             "one env object cannot be several lanes", why="it would be stepped several times a step",
             fix="Give a function that makes a new env each time.",
         )  # fmt: skip
     first = envs[0]
     return first.spec.id if first.spec is not None else type(first.unwrapped).__name__
+
+
+def innermost(env: gym.Env) -> gym.Env:
+    """The env in all of its wrappers."""
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+    return env
 
 
 def strip(env: gym.Env) -> tuple[gym.Env, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from tensordict import TensorDict
 
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
-from rlcli.errors import ArgumentError, EnvError
+from rlcli.errors import ArgumentError, EnvError, MissingKeyError
 from rlcli.keys import RESET
+from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 from rlcli.transforms import (
     CatFrames,
@@ -523,3 +526,40 @@ def test_an_env_object_with_parts_of_its_own_keeps_them_among_others():
             ParallelEnv(2, make)
     for env in (GymEnv("CartPole-v1"), GymEnv(Sampled("nested")).to("cpu"), GymEnv(Sampled("doubles"), narrow=True)):
         assert not env.own_parts
+
+
+def test_a_transform_is_in_one_place_alone():
+    norm = RunningNorm()
+    train = TransformedEnv(GymEnv("CartPole-v1"), norm)
+    assert TransformedEnv(train, StepCounter()).transforms[0] is norm  # on the same env
+    with pytest.raises(ArgumentError, match=r"one RunningNorm cannot be in two places.*on another env.*adopt"):
+        TransformedEnv(GymEnv("CartPole-v1"), Compose(norm))
+    TransformedEnv(GymEnv("CartPole-v1"), copy.deepcopy(norm))
+    train.close()
+    again = TransformedEnv(GymEnv("CartPole-v1"), norm)
+    with pytest.raises(ArgumentError, match="among the transforms of this env twice"):
+        again.append_transform(Compose(StepCounter(), norm))
+    assert again.append_transform(StepCounter()).transforms[1:]
+
+
+def test_a_transform_that_is_refused_leaves_the_env_as_it_was():
+    env = TransformedEnv(GymEnv("CartPole-v1"), ToFloat())
+    with pytest.raises(MissingKeyError, match="no nope"):
+        env.append_transform(ToFloat(["nope"]))
+    env.append_transform(StepCounter())
+    assert [type(t) for t in env.transforms] == [ToFloat, StepCounter] and "step_count" in env.reset()
+
+
+def test_one_gymnasium_env_is_not_several_whatever_is_around_it():
+    made = gym.make("CartPole-v1")
+    around = [
+        lambda: TransformedEnv(GymEnv(made), StepCounter()),
+        lambda: GymEnv(gym.wrappers.TimeLimit(made, 5)),
+        lambda: made_once,
+    ]
+    made_once = GymEnv(made)
+    for make in around:
+        with pytest.raises(ArgumentError, match=r"one env cannot be several \(env 1\)"):
+            SerialEnv(2, make)
+    with pytest.raises(ArgumentError, match="one env object cannot be several lanes"):
+        GymLanes([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
