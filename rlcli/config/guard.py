@@ -30,10 +30,12 @@ _GIVEN_ON = re.compile(r"(\w+\.kwargs|env\.wrappers|env\.transforms)\.")  # argu
 _DATED = re.compile(r"\$\{(?:now:[\w.%:+ -]*|hydra:job\.num|seed|recipe)\}")
 _RESOLVERS = ("now", "hydra")  # the date, and Hydra's own record of the job: job number, output folder
 _REFERENCE = re.compile(
-    r"\$\{(?:[\w.\[\]-]+|(?:" + "|".join(_RESOLVERS) + r"):[\w.%:+/ -]*)\}"  # ${env.num}, ${now:%H-%M}
+    r"\$\{(?:[\w.\[\]-]+|(?:" + "|".join(_RESOLVERS) + r"):[\w.%:+/ -]+)\}"  # ${env.num}, ${now:%H-%M}
 )
 _ENV_ID = re.compile(r"env\.(?:id|(?:.*\.)?env_ids?)(?:\.\d+)*")
 _IN_MODULE = re.compile(r"([^:,\s]*):([^,\s]*)")  # my_package:Name-v0, or one of several in a sweep
+# what YAML 1.1 takes for a number in base 8 or 60, where a person means another, or a text
+_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
 _QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""")
 _SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|str|bool)\(")
 
@@ -101,6 +103,9 @@ def _refuse_structure(events: Iterator[Any], where: str) -> None:
             raise ConfigError(f"the tag {event.tag} is not accepted in a configuration", where=where)
         if isinstance(event, yaml.ScalarEvent) and event.value == "<<":
             raise ConfigError("merge keys (<<) are not accepted in a configuration", where=where)
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _OTHER_NUMBER.fullmatch(event.value):
+            what = f"{event.value} is {yaml.safe_load(event.value)} in YAML"
+            raise ConfigError(what, where=where, fix=f"Write the number, or '{event.value}' for the text.")
         documents += isinstance(event, yaml.DocumentStartEvent)
         at_root = depth == 0 and isinstance(event, yaml.NodeEvent)
         # an empty file is one empty scalar
@@ -185,8 +190,12 @@ def _check_leaf(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
             yield Problem(f"{key!r} is not accepted", f"of hydra's own keys only {allowed} are")
         elif in_params:
             yield from _check_param(path[3:], value)
+        elif not isinstance(value, str | int | float):
+            yield Problem(f"{key} is the name of a folder, not {value!r}", "give one, or leave it out")
     elif re.search(r"[^\w.\-]", key) and path[0] not in ("defaults", "env", "policy"):
         yield Problem(f"{key!r} is not a key")
+    elif value == "???":  # OmegaConf would keep whatever the key has
+        yield Problem(f"{key} is ???, which is no value", "give it one, or leave it out")
     elif isinstance(value, float) and not math.isfinite(value) and _GIVEN_ON.match(key):
         yield Problem(f"{key} is {value}", "give a finite number: no run folder could keep another")
     for part in path:

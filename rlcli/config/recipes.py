@@ -121,6 +121,10 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     where = str(recipe.path)
     found = guard.check_places(data, where)
     found += list(_check_defaults(schema, data.get("defaults", []), recipes, where))
+    if "recipe" in data:
+        found.append(Problem("recipe is chosen in defaults", f"write defaults: [{data['recipe']}]", where))
+    if not isinstance(((data.get("hydra") or {}).get("sweeper") or {}).get("params", {}), dict):
+        found.append(Problem(f"{guard.SWEEPER_PARAMS} holds `key: values` lines", where=where))
     body = {key: value for key, value in data.items() if key not in ("defaults", "hydra", "recipe")}
     return found + list(_check_body(schema, body, "", where))
 
@@ -151,6 +155,8 @@ def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], wher
                 yield Problem(f"this recipe is for rlcli {' or '.join(verbs)}", where=where)
             else:
                 yield Problem(f"{entry!r} is not accepted in defaults", "write - override /GROUP: CHOICE", where)
+        elif isinstance(choice, bool):
+            yield Problem(f"{key} is {choice}: on, off, yes and no are no text in YAML", "write 'off'", where)
         elif choice not in choices(schema, match.group(1)):
             group = match.group(1)
             yield unknown(group, str(choice), choices(schema, group))._replace(where=where)
@@ -159,7 +165,14 @@ def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], wher
 def _check_body(schema: type, node: dict[str, Any], prefix: str, where: str) -> Iterator[Problem]:
     for name, value in node.items():
         key = f"{prefix}{name}"
-        if key in branches(schema):
+        if "." in name:
+            first, *inner = key.split(".")
+            nested = "{".join(f"{part}: " for part in (first, *inner)) + "..." + "}" * len(inner)
+            yield Problem(f"{key} is one key, with a dot in it", f"write {nested}", where)
+        elif name == "kind" and find(schema, key):
+            choice = f"override /{prefix.removesuffix('.')}: {value}"
+            yield Problem(f"{key} follows from the choice", f"write defaults: [{choice}]", where)
+        elif key in branches(schema):
             if isinstance(value, dict):
                 yield from _check_body(schema, value, key + ".", where)
             else:

@@ -91,19 +91,35 @@ def test_a_package_announces_recipes_without_being_imported(tmp_path, monkeypatc
         ("defaults: [{override /memory: exct}]", "unknown memory 'exct'; did you mean exact?"),
         ("defaults: [{memory: exact}]", "not accepted in defaults"),
         ("memory: {next_obs: compact}", "contradict"),
+        ("loss: {kind: sac}", "loss.kind follows from the choice; write defaults: [override /loss: sac]"),
+        ("optim: {kind: sgd}", "optim.kind follows from the choice; write defaults: [override /optim: sgd]"),
+        ("defaults: [override /console: off]", "on, off, yes and no are no text in YAML; write 'off'"),
+        ("recipe: ppo_exact", "recipe is chosen in defaults; write defaults: [ppo_exact]"),
+        ("seed: ???", "seed is ???, which is no value"),
+        ("policy: {hidden: ['???']}", "policy.hidden.0 is ???, which is no value"),
+        ("env: ???", "env is ???, which is no value"),
+        ("seed: 010", "010 is 8 in YAML"),
+        ("total_frames: 1:30", "1:30 is 90 in YAML"),
+        ("run: {dir: 12:30}", "12:30 is 750 in YAML (FILE). Write the number, or '12:30' for the text"),
+        ("env.num: 3", "env.num is one key, with a dot in it; write env: {num: ...}"),
+        ("env: {atari.noop_max: 3}", "write env: {atari: {noop_max: ...}}"),
+        ("hydra: {run: {dir: null}}", "hydra.run.dir is the name of a folder, not None"),
+        ("hydra: {sweeper: {params: [1]}}", "hydra.sweeper.params holds `key: values` lines"),
+        ("env: {id: '${now:}'}", "holds a resolver that is not accepted"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_a_sentence(text, words, tmp_path):
     write(tmp_path, "wrong", text)
     with pytest.raises(ConfigError) as refusal:
         configure("train", ["recipe=wrong"], [tmp_path])
-    assert words in str(refusal.value)
+    assert words.replace("FILE", str(tmp_path / "wrong.yaml")) in str(refusal.value)
+    assert "contradict" in words or "wrong.yaml" in str(refusal.value)
 
 
 def test_whole_numbers_of_a_recipe_may_be_written_with_an_exponent(tmp_path):
-    write(tmp_path, "long", "total_frames: 1e5\nstorage: {max_size: 2e4}\npolicy: {hidden: [6.4e1]}\n")
+    write(tmp_path, "long", "total_frames: 1e5\nstorage: {max_size: 2e4}\npolicy: {hidden: [6.4e1]}\nseed: 1_000\n")
     cfg = configure("train", ["recipe=long"], [tmp_path])
-    assert repr((cfg.total_frames, cfg.storage.max_size, cfg.policy.hidden)) == "(100000, 20000, [64])"
+    assert repr((cfg.total_frames, cfg.storage.max_size, cfg.policy.hidden, cfg.seed)) == "(100000, 20000, [64], 1000)"
 
 
 def test_a_recipe_of_another_verb_says_so():
