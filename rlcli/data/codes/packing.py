@@ -111,7 +111,7 @@ class CodedRows:
     ) -> dict[Key, Tensor]:  # fmt: skip
         """New columns ``[N, *F]`` of live rows int64 ``[N]``; all keys by default."""
         plan = self._plan(self._all if keys is None else tuple(keys))
-        out = storage.gather(rows, plan.stored) if plan.stored else {}
+        out = gathered(storage, rows, plan.stored) if plan.stored else {}
         out = self._unpacked(out, len(rows), plan)
         for key in plan.derived:
             ids = _given_back(index.ids(rows), self.fields[key])
@@ -329,13 +329,21 @@ class Packing:
     def gather(self, rows: np.ndarray, index: TrajectoryIndex, keys: Iterable[Key] | None) -> dict[Key, Tensor]:
         """`Storage.gather` of live rows, as they were given."""
         if not self.coded.codes:
-            return self.storage.gather(rows, keys)
+            return gathered(self.storage, rows, keys)
         return self.coded.gather(self.storage, rows, index, keys)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state(self) -> list[list[Any]]:
         """The codes as plain lists."""
         return self.coded.state()
+
+
+def gathered(storage: Storage, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+    """`Storage.gather`, contiguous as compiled passes take it: a storage of somebody's own may read from a table."""
+    out = storage.gather(rows, keys)
+    if type(storage).__module__.startswith("rlcli."):
+        return out
+    return {key: column.contiguous() for key, column in out.items()}
 
 
 def codes_of(state: Sequence[Sequence[Any]]) -> tuple[Code, ...]:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.codes.packing import gathered
 from rlcli.data.fields import Field
 from rlcli.data.files.tensors import tensor
 from rlcli.data.index import TrajectoryIndex
@@ -255,7 +256,7 @@ class FrameStacks:
         begin = np.array([out.data_ptr() for out in made])
         steps = width * np.arange(count * frames).reshape(count, 1, frames)
         if not made or not storage.gather_to(self.key, flat, (begin[:, None] + steps).reshape(-1)):
-            found = storage.gather(flat, [self.key])[self.key].view(count, len(rows), frames, *self.frame.shape)
+            found = gathered(storage, flat, [self.key])[self.key].view(count, len(rows), frames, *self.frame.shape)
             made = [part.contiguous().view(count, *self.field.shape) for part in found.unbind(1)]
         if patched:
             self._patch(where.reshape(count, len(rows), frames), made)

@@ -7,6 +7,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
+from episodes import episodes
 from rows_of import columns, fields, live, same, steps
 
 from rlcli.data import (
@@ -189,3 +190,23 @@ def test_a_write_that_it_refuses_leaves_the_ring_as_it_was():
             own.extend(steps(seed))
             plain.extend(steps(seed))
     assert same(live(own), live(plain))
+
+
+class TableStorage(LazyTensorStorage):
+    """Reads columns as parts of one table, so that their rows lie apart."""
+
+    def gather(self, rows, keys=None):
+        found = super().gather(rows, keys)
+        return {key: torch.stack([column, torch.zeros_like(column)], 1)[:, 0] for key, column in found.items()}
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("next_obs", ["full", "exact"])
+def test_columns_whose_rows_lie_apart_are_marked_and_followed_alike(next_obs, codes):
+    samples = []
+    for kind in (LazyTensorStorage, TableStorage):
+        sampler = SliceSampler(slice_len=4, strict_length=False, seed=1)
+        rb = ReplayBuffer(storage=kind(40), sampler=sampler, batch_size=16, next_obs=next_obs, codes=codes)
+        rb.extend(episodes([7, 9, 12]))
+        samples.append([rb.sample() for _ in range(5)])
+    assert all((a == b).all() for a, b in zip(*samples, strict=True))
