@@ -104,6 +104,8 @@ class ReplayBuffer:
         self.storage.bind(self.ring)
         with self.ring.asking("sampler"):
             chosen.bind(self.ring)
+        if chosen.bound:
+            chosen.empty()  # of what it drew in a buffer that is gone
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
@@ -307,6 +309,7 @@ class ReplayBuffer:
             new: Sampler = made("sampler", sampler, Sampler)
             with self.ring.asking("sampler"):
                 new.bind(self.ring)
+                new.empty()  # of what it drew elsewhere, or before
                 if len(self.ring):
                     new.extended(self.ring, len(self.ring))
             new.belong_to(self.ring)

@@ -73,6 +73,7 @@ class SavedParts:
             self.ring.storage.need_writable()
             take_rows(self.ring, state["rows"]["ring"], state["rows"]["columns"])
             self.use_asked_markers()
+            self.sampler.loaded(self.ring)
 
     def dump(self, folder: Path | str) -> Path:
         """Write all of it beside the dumps that a folder holds; the folder of this dump."""
@@ -83,6 +84,7 @@ class SavedParts:
         with self._or_as_before():
             load(self.ring, folder, take=self.take_over)
             self.use_asked_markers()
+            self.sampler.loaded(self.ring)
 
     def use_asked_markers(self) -> None:
         """Divide loaded rows into trajectories by the keys that this buffer's sampler and transforms name, if any.

@@ -17,7 +17,7 @@ from rlcli.data.buffer.gate import Gate
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import columns_of, nested
 from rlcli.data.samplers import Draw, Sampler
-from rlcli.data.samplers.sampler import is_ours, need_live, need_size
+from rlcli.data.samplers.sampler import is_ours, need_draw, need_rows, need_size
 from rlcli.data.storages.list_storage import ObjectRing, tell
 from rlcli.errors import ArgumentError
 from rlcli.keys import show
@@ -326,7 +326,7 @@ class SampleStream:
             try:
                 draw = self.sampler.sample(self._ring, size)
                 if not self._trusted:
-                    need_live(self._ring, draw)
+                    need_draw(self._ring, draw)
                 info: dict[Any, Tensor] = {"index": torch.from_numpy(draw.rows), **draw.columns}
                 batch = self.read(draw, info)
             except BaseException:
@@ -350,6 +350,8 @@ class SampleStream:
             columns = self._ring.columns(draw.rows, self._transforms.wanted() if self._collate is None else None)
             if info is not None:
                 self.sampler.mark(columns, draw)
+                if not self._trusted:
+                    need_rows(columns, len(draw.rows))
                 self._annotate(columns, info)
             batch = nested(columns, torch.Size((len(draw.rows),)), self._ring.storage.device)
         return self._transforms.read_stored(batch if self._collate is None else self._collate(batch), draw.rows)

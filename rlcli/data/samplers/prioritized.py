@@ -226,16 +226,26 @@ class PrioritizedSampler(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        priorities = np.asarray(state.get("priorities", np.empty(self.max_capacity)), np.float64)
-        if len(priorities) != self.max_capacity:
+        priorities = np.asarray(state.get("priorities", np.zeros(self.max_capacity)), np.float64)
+        if priorities.shape != (self.max_capacity,):
             raise ArgumentError(
                 "these priorities are of another sampler", why=f"expected {self.max_capacity}, got {len(priorities)}"
+            )
+        largest = float(state.get("largest", 0.0))
+        if not ((priorities >= 0) & (priorities <= _LARGEST)).all() or not 0 <= largest <= _LARGEST:
+            raise ArgumentError(
+                "these are no priorities", why="some are negative, not finite or too large", fix="Load another state."
             )
         super().load_state_dict(state)
         self._tree = SumTree(self.max_capacity)
         self._tree.set(np.arange(self.max_capacity), priorities)
-        self._given, self._largest = bool(state["given"]), float(state["largest"])
+        self._given, self._largest = bool(state["given"]), largest
         self._base, self.beta = int(state["base"]), float(state["beta"])
+
+    def loaded(self, ring: Ring) -> None:
+        dead = np.flatnonzero(~ring.space.are_live(np.arange(self.max_capacity), ring.cursor))
+        self._tree.set(dead, np.zeros(len(dead)))
+        self._base = ring.base * ring.lanes
 
 
 def _at_least_0(name: str, value: float) -> float:
@@ -340,6 +350,9 @@ class PrioritizedSliceSampler(SliceSampler):
 
     def empty(self) -> None:
         self.priorities.empty()
+
+    def loaded(self, ring: Ring) -> None:
+        self.priorities.loaded(ring)
 
     def state_dict(self) -> dict[str, Any]:
         return self.priorities.state_dict()

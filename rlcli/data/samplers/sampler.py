@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from rlcli.data.index import RandomStream
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key
+from rlcli.keys import Key, show
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -49,8 +51,8 @@ class Sampler:
         def sample(self, ring, batch_size):
             return Draw(live_rows(ring)[-batch_size:])
     ```
-    It has to offer `sample`, which names live rows by number; the buffer looks at them before it reads them. The rest
-    is there to be overridden:
+    It has to offer `sample`, which names live rows by number; the buffer looks at the whole draw before it reads rows.
+    The rest is there to be overridden:
 
     - chance: numbers come from `random`, so that seeds, checkpoints and draws that nobody took are covered;
     - memory of earlier draws: attributes named in `moves`, bound anew and never changed in place; `state_dict` and
@@ -84,10 +86,15 @@ class Sampler:
     ragged = False
     has_priorities = False
     moves: tuple[str, ...] = ()
+    _bound: weakref.ref[Ring] | None = None
 
     def __init__(self, seed: int | None = None) -> None:
         self.random = RandomStream(seed)
-        self._bound: weakref.ref[Ring] | None = None
+
+    @cached_property
+    def random(self) -> RandomStream:
+        """Made here for a class that does not call `super().__init__()`."""
+        return RandomStream()
 
     def set_seed(self, seed: int) -> None:
         """Start the random stream anew."""
@@ -110,6 +117,11 @@ class Sampler:
             raise ArgumentError(
                 "a sampler belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
             )
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has served a ring, which may be gone."""
+        return self._bound is not None
 
     def belong_to(self, ring: Ring) -> None:
         """Serve this ring alone from now on: its buffer is made, and has refused nothing."""
@@ -143,6 +155,9 @@ class Sampler:
         self.random.state[:] = position[0]
         for name, value in position[1].items():
             setattr(self, name, value)
+
+    def loaded(self, ring: Ring) -> None:
+        """Rows were just loaded, and a state with them: nothing that it says of other rows is drawn."""
 
     def restart(self) -> None:
         """Begin a new epoch with the next draw."""
@@ -181,18 +196,68 @@ def live_rows(ring: Ring) -> np.ndarray:
 
 
 def is_ours(sampler: Sampler) -> bool:
-    """Whether a sampler's draws need no check."""
-    return type(sampler).__module__.startswith("rlcli.")
+    """Whether a sampler's draws need no check: no method is a user's, of a class or of this very object."""
+    kind = type(sampler)
+    for name in dir(kind):
+        method = getattr(kind, name)
+        if not isfunction(method) or name.startswith("__"):
+            continue
+        # not by a look at `__dict__`, which would make every attribute slower to read from then on
+        if (
+            not method.__module__.startswith("rlcli.")
+            or getattr(getattr(sampler, name), "__func__", None) is not method
+        ):
+            return False
+    return kind.__module__.startswith("rlcli.")
 
 
-def need_live(ring: Ring, draw: Draw) -> None:
-    """Refuse rows that are not stored: compiled passes follow the numbers that a sampler gives.
+def need_draw(ring: Ring, draw: Draw) -> None:
+    """Refuse a draw that compiled passes cannot follow: they take rows and lengths as a sampler gives them.
 
     Raises
     ------
     ArgumentError
-        They are no whole numbers in one dim, or some are not stored.
+        Rows are no whole numbers in one dim, or some are not stored; slices are of other lengths than its rows, or
+        what it says beside them is of other rows.
     """
+    if not isinstance(draw, Draw):
+        raise ArgumentError("a sampler gives a Draw", why=f"got {type(draw).__name__}", fix="return Draw(rows).")
+    _need_live(ring, draw)
+    if draw.lengths is not None or draw.padded:
+        _need_slices(draw)
+    need_rows(draw.columns, len(draw.rows))
+
+
+def need_rows(columns: dict[Key, Tensor], count: int) -> None:
+    """Refuse columns that are no tensors of so many rows."""
+    for key, column in columns.items():
+        if not isinstance(column, Tensor) or column.shape[:1] != (count,):
+            raise ArgumentError(
+                "what a sampler says beside its rows is a tensor of as many rows",
+                where=show(key),
+                why=f"got {list(column.shape) if isinstance(column, Tensor) else type(column).__name__}, {count} rows",
+            )
+
+
+def _need_slices(draw: Draw) -> None:
+    """Refuse lengths that do not say where the slices of its rows end."""
+    given = np.asarray(() if draw.lengths is None else draw.lengths)
+    lengths = given.astype(np.int64) if given.dtype.kind in "iu" and given.ndim == 1 else given[:0].astype(np.int64)
+    padded = draw.padded
+    rows = len(lengths) * padded if padded else int(lengths.sum())
+    most = padded or len(draw.rows)
+    if rows != len(draw.rows) or len(lengths) != len(given) or (lengths < 1).any() or (lengths > most).any():
+        raise ArgumentError(
+            "a sampler of slices says how many rows each has, int64 [slices]",
+            where="Draw.lengths",
+            why=f"{given.reshape(-1)[:9].tolist()} of {len(draw.rows)} rows"
+            + (f", padded to {padded}" if padded else ""),
+            fix="Their sum is the number of rows; padded slices lie in `padded` rows each.",
+        )
+    draw.lengths = lengths
+
+
+def _need_live(ring: Ring, draw: Draw) -> None:
     rows = np.asarray(draw.rows)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         raise ArgumentError(

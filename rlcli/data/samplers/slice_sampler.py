@@ -228,7 +228,8 @@ class SliceMarks:
 
     def write(self, columns: dict[Key, Tensor], draw: Draw) -> None:
         """Mark the slices of a draw in its columns, new tensors `[M, ...]`, in place."""
-        assert draw.lengths is not None
+        if draw.lengths is None:  # of a subclass
+            raise ArgumentError("a sampler of slices says how many rows each has", fix="return Draw(rows, lengths).")
         rows = len(draw.rows)
         if self.truncated is None:
             _mark(self._flag(columns, IS_INIT, rows), None, None, None, draw, rows)

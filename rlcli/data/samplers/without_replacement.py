@@ -68,7 +68,7 @@ class SamplerWithoutReplacement(Sampler):
             )
         left = self._left
         if self._base != base:
-            self._base, left = base, left[left >= base]  # not the overwritten ones
+            self._base, left = base, left[(left >= base) & (left < base + len(ring))]  # not the overwritten ones
         if len(left) < (batch_size if self.drop_last else 1):
             left = base + (shuffled(self.random, len(ring)) if self.shuffle else np.arange(len(ring)))
         drawn, self._left = left[:batch_size], left[batch_size:]
@@ -91,7 +91,7 @@ class SamplerWithoutReplacement(Sampler):
         tensor(torch.int64, None)(state["left"])
         between(state["left"], 0, MOST, "left")
         self._left, self.ran_out = state["left"].numpy().copy(), bool(state["ran_out"])
-        self._base = -1  # what is overwritten by now was not looked for yet
+        self._base = -1  # what is not stored by now was not looked for yet
 
 
 class SliceSamplerWithoutReplacement(SliceSampler):
@@ -130,9 +130,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return super().ragged or not self.drop_last
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._loaded and len(self._rows) and self._rows.max() >= ring.space.size:
-            why = f"row {self._rows.max()} would be drawn"
-            raise DamagedDataError("this state is of a sampler of another buffer", why=why)
+        if self._loaded and (dead := self._rows[~ring.space.are_live(self._rows, ring.cursor)]).size:
+            raise DamagedDataError("this state is of a sampler of another buffer", why=f"row {dead[0]} would be drawn")
         self._loaded = False
         if self._length != length or not self._left(count):
             self._begin(ring, count, length)
@@ -195,6 +194,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             between(state[name], 0, MOST, name)
         if len(state["starts"]) != len(state["sizes"]):
             raise Misfit(f"{len(state['starts'])} slices begin, and {len(state['sizes'])} have a size")
+        if bool((state["sizes"] < 1).any()) or bool((state["starts"] + state["sizes"] > len(state["rows"])).any()):
+            raise Misfit(f"a slice is not among the {len(state['rows'])} rows")
         self._rows, self._starts, self._sizes = (state[name].numpy().copy() for name in ("rows", "starts", "sizes"))
         self._loaded = True
         self._length, self.ran_out = int(state["length"]), bool(state["ran_out"])

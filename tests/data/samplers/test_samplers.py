@@ -22,6 +22,7 @@ from rlcli.data import (
     TensorDictReplayBuffer,
 )
 from rlcli.data.samplers import Draw, Sampler
+from rlcli.data.samplers.sampler import live_rows
 from rlcli.errors import ArgumentError, MissingKeyError
 
 LENGTHS = [5, 1, 9, 3, 12]
@@ -475,6 +476,116 @@ def test_rows_that_a_sampler_of_ones_own_chooses_are_looked_at(set_later):
     for rows in ([0.5], [[1, 2]]):
         with pytest.raises(ArgumentError, match=r"int64 \[M\]"):
             drawn(rows)
+
+
+class Cut(SliceSampler):
+    """Says something else of its slices than it draws."""
+
+    def __init__(self, change):
+        self.change = change
+        super().__init__(slice_len=4, seed=0)
+
+    def sample(self, ring, batch_size):
+        draw = super().sample(ring, batch_size)
+        for name, value in self.change(draw).items():
+            setattr(draw, name, value)
+        return draw
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda draw: {"rows": draw.rows[:5]}, r"\[4, 4, 4\] of 5 rows"),
+        (lambda draw: {"lengths": draw.lengths[:2]}, r"\[4, 4\] of 12 rows"),
+        (lambda draw: {"lengths": draw.lengths * 2 - 4 * np.array([0, 1, 2])}, r"\[8, 4, 0\] of 12 rows"),
+        (lambda draw: {"lengths": draw.lengths.astype(float)}, "int64"),
+        (lambda draw: {"lengths": None}, "how many rows each has"),
+        (lambda draw: {"lengths": None, "padded": 4}, "padded to 4"),
+        (lambda draw: {"padded": 3}, "padded to 3"),
+        (lambda draw: {"columns": {"w": torch.ones(7)}}, r"\(w\): got \[7\], 12 rows"),
+        (lambda draw: {"columns": {"w": [1.0] * 12}}, "got list"),
+    ],
+)
+def test_all_that_a_sampler_of_ones_own_says_of_slices_is_looked_at(change, text):
+    with pytest.raises(ArgumentError, match=text):
+        filled(Cut(change)).sample()
+
+
+def test_lengths_may_be_a_tensor_and_a_sampler_may_leave_its_random_stream_to_its_base():
+    same = [filled(Cut(change)).sample() for change in (lambda _: {}, lambda d: {"lengths": torch.tensor(d.lengths)})]
+    assert (same[0] == same[1]).all()
+
+    class Plain(Sampler):
+        def __init__(self):
+            pass
+
+        def sample(self, ring, batch_size):
+            return Draw(live_rows(ring)[self.random.integers(len(ring), batch_size)])
+
+    assert len(filled(Plain()).sample()) == 12
+
+
+def test_a_draw_is_looked_at_whose_method_was_put_on_the_object():
+    sampler = RandomSampler()
+    sampler.sample = lambda ring, size: Draw(np.full(size, 10**6))
+    with pytest.raises(ArgumentError, match="1000000"):
+        filled(sampler).sample()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        SamplerWithoutReplacement,
+        lambda: SliceSamplerWithoutReplacement(slice_len=2),
+        lambda: PrioritizedSampler(100, 1.0, 1.0),
+        lambda: PrioritizedSliceSampler(100, 1.0, 1.0, slice_len=2),
+    ],
+)
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_sampler_that_comes_back_or_moves_on_draws_what_is_stored_now(make, gone):
+    sampler = make()
+    rb = filled(sampler)
+    rb.sample(4)
+    if gone:
+        del rb
+        rb = filled(sampler, batch=episodes([6]))
+    else:
+        rb.set_sampler(RandomSampler())
+        rb.empty()
+        rb.extend(episodes([6]))
+        rb.set_sampler(sampler)
+    assert set(torch.cat([rb.sample(4)["index"] for _ in range(40)]).tolist()) == set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "text"),
+    [
+        (lambda: PrioritizedSampler(30, 1.0, 1.0), {"priorities": torch.full((30,), float("nan"))}, "no priorities"),
+        (lambda: PrioritizedSampler(30, 1.0, 1.0), {"priorities": torch.full((30,), -1.0)}, "no priorities"),
+        (lambda: PrioritizedSampler(30, 1.0, 1.0), {"largest": float("inf")}, "no priorities"),
+        (
+            lambda: SliceSamplerWithoutReplacement(slice_len=2),
+            {"starts": torch.tensor([9]), "sizes": torch.tensor([2])},
+            "a slice is not among the 0 rows",
+        ),
+    ],
+)
+def test_a_state_whose_numbers_lead_nowhere_is_refused(make, change, text):
+    sampler = make()
+    with pytest.raises((ArgumentError, ValueError), match=text):
+        sampler.load_state_dict(sampler.state_dict() | change)
+
+
+def test_rows_that_are_not_stored_are_not_drawn_after_a_state_was_loaded():
+    for make, name, value in (
+        (lambda: PrioritizedSampler(30, 1.0, 1.0, seed=0), "priorities", torch.ones(30)),
+        (lambda: SamplerWithoutReplacement(shuffle=False), "left", torch.arange(20)),
+    ):
+        rb = filled(make(), size=30, batch=episodes([6]))
+        state = rb.state_dict()
+        state["rest"]["sampler"][name] = value
+        rb.load_state_dict(state)
+        assert set(torch.cat([rb.sample(3)["index"] for _ in range(40)]).tolist()) == set(range(6))
 
 
 # ---- one read ----------------------------------------------------------------------------------------------------
