@@ -9,26 +9,21 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-import itertools
-import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import psutil
 
 from rlcli.algorithms import algorithm_of
 from rlcli.collectors import Collector
 from rlcli.collectors.build import build_collector
 from rlcli.collectors.faces import Face
-from rlcli.config.schemas import CollectConfig, Config, DeviceConfig, EnvConfig
+from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_env, evaluation_lanes, wants_native
-from rlcli.envs.transformed import TransformedEnv
+from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
+from rlcli.planning.envs import EVALUATION, Envs, lanes_of, measured, played
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.foresee import (
     Learning,
@@ -44,29 +39,6 @@ from rlcli.planning.tensors import per_end
 from rlcli.processes.memory import process_memory
 from rlcli.report.metrics import wants_tensorboard
 from rlcli.runs import random_streams
-
-
-@dataclass(frozen=True)
-class Envs:
-    """What envs need, as measured.
-
-    Attributes
-    ----------
-    each : int
-        Bytes of one more env.
-    workers : int
-        Bytes of the processes that step the envs, with their envs, and of what they are forked from.
-    worker : int
-        Of them, of each worker without its envs.
-    """
-
-    each: int
-    workers: int = 0
-    worker: int = 0
-
-
-# while the memory of an env is measured: how many are made at most, in how many seconds and bytes
-MANY, MOMENT, SPARE = 512, 0.5, 64 << 20
 
 
 def plan(cfg: CollectConfig, verb: str) -> Plan:
@@ -88,7 +60,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
         env = build_env(lanes_of(cfg, 1))
         try:
             first = process_memory()[0]
-            envs = _envs(cfg)
+            envs = measured(cfg)
             before = process_memory()[0]
             policy = policy_to_look_at(cfg, env)
             here = dataclasses.replace(cfg, device=DeviceConfig(kind="cpu"))
@@ -98,14 +70,13 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             _load_what_runs_load(cfg)
             loaded = process_memory()[0]
             here_only = 0 if cfg.env.workers else cfg.env.num
-            played = evaluation_lanes(cfg.env, cfg.run.eval_episodes) if _evaluates(cfg) else 0
-            code = max(first - imported - envs.each, 0) if here_only or played else 0
+            code = max(first - imported - envs.each, 0) if here_only or played(cfg) else 0
             process = {
                 "after imports": imported,
                 "envs": code + envs.each * here_only,
                 "networks, being made": max(built - before - parameter_bytes(policy), 0),
                 "compiler and kernels": max(loaded - built, 0),
-                "envs of the evaluation": envs.each * played,
+                EVALUATION: envs.each * played(cfg),
                 "libraries at work": working(learning),
             }
             return _foreseen(cfg, verb, collector, learning, process, envs=envs, given=count_init_rows(cfg))
@@ -176,50 +147,6 @@ def _foreseen(
     return dataclasses.replace(found, advice=advice_for(cfg, found))
 
 
-# ---- the process ---------------------------------------------------------------------------------------------------
-def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
-    """The envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
-    mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
-    return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
-
-
-def _envs(cfg: CollectConfig) -> Envs:
-    """What one more env takes, and what processes that step them take beside.
-
-    A small env takes less than a page of memory: as many are made as are quickly there.
-    """
-    count, each = 1, 0
-    for _ in range(2):
-        began, before = time.monotonic(), process_memory()[0]
-        another = build_env(lanes_of(cfg, count))
-        spent, grown = time.monotonic() - began, max(process_memory()[0] - before, 0)
-        another.close()
-        each = grown // count
-        count = int(min(MANY, cfg.env.num - 1, MOMENT / spent, SPARE / max(grown, 1)))
-        if count <= 1:
-            break
-    return dataclasses.replace(_in_workers(cfg.env, each), each=each) if cfg.env.workers else Envs(each)
-
-
-def _in_workers(cfg: EnvConfig, each: int) -> Envs:
-    """One worker with one env is started and looked at, with the processes that the env starts."""
-    assert cfg.workers
-    env = build_env(dataclasses.replace(cfg, num=1, workers=1))
-    try:
-        lanes = env
-        while isinstance(lanes, TransformedEnv):
-            lanes = lanes.base_env
-        worker = psutil.Process(lanes.lanes.crew.workers[0].pid)  # type: ignore[attr-defined]
-        here = psutil.Process()
-        forked_from = itertools.takewhile(lambda parent: parent != here, worker.parents())
-        shared = sum(parent.memory_info().rss for parent in forked_from)
-        started = sum(child.memory_full_info().uss for child in worker.children(recursive=True))
-        alone = max(worker.memory_full_info().uss - each, 0)
-    finally:
-        env.close()
-    return Envs(each, shared + cfg.workers * alone + cfg.num * (each + started), alone)
-
-
 def _load_what_runs_load(cfg: CollectConfig) -> None:
     """The compiled kernels and the logger, on inputs of one row."""
     if isinstance(cfg, Config):
@@ -227,7 +154,3 @@ def _load_what_runs_load(cfg: CollectConfig) -> None:
     if wants_tensorboard(cfg.logger.kind):
         importlib.import_module("tensorboard.compat.proto.event_pb2")
         importlib.import_module("tensorboard.summary.writer.event_file_writer")
-
-
-def _evaluates(cfg: CollectConfig) -> bool:
-    return isinstance(cfg, Config) and bool(cfg.run.eval_episodes)

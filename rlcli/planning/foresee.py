@@ -31,6 +31,7 @@ from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.optimizer import optimizer_options
 from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
     batch_without_memory,
@@ -129,8 +130,8 @@ def expected(
     """
     rows, entries, peaks = tensors_of(cfg, collector, learning, given)
     values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
-    process = so_far(imported, learning, stored) | noise_of(rows)
-    return Expected(at_peak(process, entries, peaks), imported, values)
+    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
+    return Expected(at_peak(process, entries, peaks), imported, values, worker_bytes(collector.env))
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:

@@ -251,6 +251,8 @@ def _memory_table(ledger: Mapping) -> Table:
     table.add(label, "", "", "", figures.size(process["now"]), figures.size(process["peak"]))
     if planned := process.get("planned"):
         table.add(figures.plan_said(planned, process["peak"]), "", "", "", "", figures.size(planned))
+    if workers := process.get("workers"):
+        table.add(figures.WORKERS, "", "", "", figures.size(workers), "")
     return table
 
 

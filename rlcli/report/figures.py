@@ -62,6 +62,9 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if size_of >= 0.001 else f"{value:.0e}"
 
 
+WORKERS = "worker processes"  # beside the process: those that step the envs
+
+
 def plan_said(planned: int, measured: int | None) -> str:
     """The label of what a plan predicted for the line above, and how far off it was."""
     off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""

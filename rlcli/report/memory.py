@@ -51,11 +51,14 @@ class Expected:
         Of them after the imports, before anything was made.
     values : int or None
         What the value stage holds for a moment; None where there is none, or where it could not be counted.
+    workers : int
+        Bytes of the processes that step its envs, beside it, when the run began.
     """
 
     total: int
     imported: int
     values: int | None = None
+    workers: int = 0
 
 
 class Memory:
@@ -116,6 +119,7 @@ class Memory:
             sampled=self.process.sampled,
             devices=self._devices(),
             planned=expected.total if expected else None,
+            workers=expected.workers if expected else 0,
             stage=(expected.values if expected else None, self.values.bytes),
         )
 
@@ -136,7 +140,11 @@ class Memory:
     def summary(self) -> dict:
         """For the summary: every entry, sums by component, the process, and what the plan said of it."""
         expected, ledger, process = self.expected, self.ledger, self.process
-        planned = {} if expected is None else {"planned": expected.total, "imported": expected.imported}
+        planned = (
+            {}
+            if expected is None
+            else {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
+        )
         stage = {"planned": None if expected is None else expected.values, "measured": self.values.bytes}
         by_stage = {} if self._peaks is None else self._peaks.by_stage
         return {
@@ -169,6 +177,7 @@ def memory_rows(
     sampled: bool = False,
     devices: Mapping[str, int] | None = None,
     planned: int | None = None,
+    workers: int = 0,
     stage: tuple[int | None, int | None] = (None, None),
 ) -> list[MemoryRow]:
     """The ledger folded to what fits beside the throughput.
@@ -188,6 +197,8 @@ def memory_rows(
         The most each has held.
     planned : int, optional
         What the plan said the process would hold at its peak.
+    workers : int
+        Bytes of the processes that step the envs.
     stage : (int, int), each optional
         What the plan said that the value stage would hold for a moment, and what it was seen to hold.
     """
@@ -215,4 +226,6 @@ def memory_rows(
         rows.append(MemoryRow("process RSS, sampled" if sampled else "process RSS", *process))
         if planned and process[1]:
             rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))
+    if workers:
+        rows.append(MemoryRow(figures.WORKERS, workers))
     return rows

@@ -1,6 +1,7 @@
 """What a plan says of a run's tensors is, byte for byte, what the run's own ledger shows."""
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
@@ -369,6 +370,21 @@ def test_envs_in_workers_are_not_counted_twice(large_env):
     assert apart.workers > 4 * (40 << 20) and apart.env_bytes == pytest.approx(40 << 20, rel=0.1)
 
 
+@pytest.mark.parametrize("words", [[], ["env.workers=2"]])
+def test_a_run_foretells_the_envs_of_its_evaluation_and_its_workers_as_its_plan_does(large_env, tmp_path, words):
+    def run(episodes):
+        gc.collect()  # the envs of a run before
+        overrides = [*words, f"run.eval_episodes={episodes}", f"run.dir={tmp_path / str(episodes)}"]
+        return rlcli.train([*small, *overrides]).summary["memory"]["process"]
+
+    small = ["env.id=large", "total_frames=256", "collector.frames_per_batch=256", "env.num=2", *QUIET]
+    without, whole, planned = run(0), run(4), rlcli.plan([*small, *words, "run.eval_episodes=4"])
+    assert whole["planned"] - without["planned"] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert planned.process["envs of the evaluation"] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert whole.get("workers", 0) == pytest.approx(planned.workers, rel=0.2)
+    assert ("worker processes" in (tmp_path / "4" / "report.md").read_text()) == bool(words)
+
+
 def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
     overrides = ["total_frames=512", "env.num=6", "env.workers=3"]
     planned = rlcli.plan(overrides)
@@ -391,6 +407,7 @@ from rlcli.processes.memory import process_memory
 planned = rlcli.plan(sys.argv[1:])
 before = process_memory()[0]
 env = build_env(configure("train", sys.argv[1:]).env)
+env.reset()
 print(planned.env_bytes, process_memory()[0] - before)
 """
 

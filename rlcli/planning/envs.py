@@ -1,0 +1,148 @@
+"""What envs take, measured on some that are made for it: in this process, in an evaluation, in processes of their own.
+
+A plan asks before there is anything, a run that is about to begin beside what it has made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig
+from rlcli.envs import EnvBase
+from rlcli.envs.build import build_env, evaluation_lanes, wants_native
+from rlcli.envs.transformed import TransformedEnv
+from rlcli.processes.memory import process_memory
+
+EVALUATION = "envs of the evaluation"
+# while the memory of an env is measured: how many are made at most, in how many seconds and bytes, where one is small
+MANY, MOMENT, SPARE, SMALL = 512, 0.5, 64 << 20, 1 << 20
+
+
+@dataclass(frozen=True)
+class Envs:
+    """What envs need, as measured.
+
+    Attributes
+    ----------
+    each : int
+        Bytes of one more env in this process, once it was reset.
+    at_reset : int
+        Of them, what it takes only then.
+    workers : int
+        Bytes of the processes that step the envs, with their envs, and of what they are forked from.
+    worker : int
+        Of them, of each worker without its envs.
+    """
+
+    each: int
+    at_reset: int = 0
+    workers: int = 0
+    worker: int = 0
+
+
+def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
+    """The envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
+    mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
+    return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
+
+
+def played(cfg: CollectConfig) -> int:
+    """How many envs an evaluation of the run makes, all of them in the learner's process."""
+    return evaluation_lanes(cfg.env, cfg.run.eval_episodes) if isinstance(cfg, Config) and cfg.run.eval_episodes else 0
+
+
+def one_more(cfg: CollectConfig) -> Envs:
+    """What one more env takes where there is one.
+
+    A small env takes less than a page of memory: as many are made as are quickly there.
+    """
+    count, found = 1, Envs(0)
+    for _ in range(2):
+        began, before = time.monotonic(), process_memory()[0]
+        another = build_env(lanes_of(cfg, count))
+        try:
+            made = process_memory()[0]
+            another.reset()
+            grown, at_reset = (max(process_memory()[0] - then, 0) for then in (before, made))
+            spent = time.monotonic() - began
+        finally:
+            another.close()
+        found = Envs(grown // count, min(at_reset, grown) // count)
+        count = int(min(MANY, cfg.env.num - 1, MOMENT / spent, SPARE / max(grown, 1)))
+        if count <= 1 or grown > SMALL:
+            break
+    return found
+
+
+def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
+    """What a run that has made its envs, and has `reset` them or not, will hold of envs beside.
+
+    Nothing is made for a run that plays no evaluation, and nothing said of envs that cannot be made twice.
+    """
+    if not (count := played(cfg)):
+        return {}
+    before = process_memory()[0]
+    try:
+        env = build_env(lanes_of(cfg, 1)) if cfg.env.workers else None
+        try:
+            code = process_memory()[0] - before
+            envs = one_more(cfg)
+        finally:
+            if env is not None:
+                env.close()
+    except Exception:  # of the env: the evaluation will say so, and end no run
+        return {}
+    if cfg.env.workers:
+        return {EVALUATION: max(code, 0) + envs.each * (count - 1)}
+    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * cfg.env.num}
+
+
+# ---- in processes of their own ---------------------------------------------------------------------------------------
+def measured(cfg: CollectConfig) -> Envs:
+    """What one more env takes here, and what the processes that step the envs will take beside.
+
+    One worker with one env is started and looked at.
+    """
+    envs = one_more(cfg)
+    if not cfg.env.workers:
+        return envs
+    env = build_env(dataclasses.replace(cfg.env, num=1, workers=1))
+    try:
+        shared, (own,), started = _processes(env)
+    finally:
+        env.close()
+    alone = max(own - envs.each, 0)
+    workers = shared + cfg.env.workers * alone + cfg.env.num * (envs.each + started)
+    return dataclasses.replace(envs, workers=workers, worker=alone)
+
+
+def worker_bytes(env: EnvBase) -> int:
+    """Bytes of the processes that step an env's lanes, as they are now; 0 where there are none."""
+    shared, own, started = _processes(env)
+    return shared + sum(own) + started
+
+
+def _processes(env: EnvBase) -> tuple[int, list[int], int]:
+    """Bytes of what workers are forked from, of each worker, and of the processes that their envs have started."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    crew = getattr(env.lanes, "crew", None)  # type: ignore[attr-defined]
+    workers = [psutil.Process(worker.pid) for worker in crew.workers] if crew is not None else []
+    here = psutil.Process()
+    forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}
+    started = [child for worker in workers for child in worker.children(recursive=True)]
+    shared = sum(parent.memory_info().rss for parent in forked_from)
+    return shared, [_own(worker) for worker in workers], sum(map(_own, started))
+
+
+def _own(process: psutil.Process) -> int:
+    """What it shares with no other; 0 of one that has ended."""
+    try:
+        return process.memory_full_info().uss
+    except psutil.Error:
+        return 0
