@@ -30,7 +30,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     from rlcli.config.compose import HYDRA_VERSION_BASE
     from rlcli.config.recipes import shipped
 
-    task = _Task(start)
+    task = _Task(ready.verb, start)
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["rlcli", "--multirun", *listed(ready.sweep)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
@@ -56,8 +56,8 @@ class _Task:
     `begun` counts the jobs of this process; `folders` and `errors` are what they left, by their numbers.
     """
 
-    def __init__(self, start: Start) -> None:
-        self.start, self.process = start, os.getpid()
+    def __init__(self, verb: str, start: Start) -> None:
+        self.verb, self.start, self.process = verb, start, os.getpid()
         self.begun = 0
         self.folders: dict[int, Path] = {}
         self.errors: dict[int, RlcliError] = {}
@@ -71,7 +71,7 @@ class _Task:
         self.begun = job.job.num + 1
         print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
         try:
-            cfg = typed(node, job.overrides.task)
+            cfg = typed(self.verb, node, job.overrides.task)
             if cfg.run.dir is None:
                 cfg.run.dir = job.runtime.output_dir
             self.folders[job.job.num] = Path(cfg.run.dir)

@@ -166,15 +166,15 @@ def holds(data: Any, key: str) -> bool:
     return True
 
 
-def typed(node: DictConfig, overrides: Iterable[str] = ()) -> CollectConfig:
-    """A composed tree as dataclasses, checked; `overrides` are what was typed of it.
+def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfig:
+    """A tree that Hydra has composed as dataclasses, checked; `overrides` are what was typed of it.
 
     Raises
     ------
     ConfigError
         Listing every problem.
     """
-    cfg = _as_object(node)
+    cfg = _as_object(_with_values(verb, node, overrides))
     raise_all(validate(cfg, set(map(key_of, overrides))))
     return cfg
 
@@ -295,11 +295,15 @@ def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
     if any("${hydra" in text for text in (*chosen, stored)):
         return _compose_tree(verb, overrides)
-    node = pickle.loads(_choices(verb, tuple(chosen), stored))
+    return _with_values(verb, pickle.loads(_choices(verb, tuple(chosen), stored)), overrides)
+
+
+def _with_values(verb: str, node: DictConfig, overrides: Iterable[str]) -> DictConfig:
+    """The tree with the values that were typed, put as Hydra puts them, but that `{}` leaves nothing of a mapping."""
     try:
-        for override in (parsed(text) for text in overrides if text not in chosen):
-            key, added = override.key_or_group, override.is_force_add()
-            OmegaConf.update(node, key, override.value(), merge=True, force_add=added)
+        for override in (parsed(text) for text in overrides if not _is_choice(VERBS[verb], text)):
+            key, value, added = override.key_or_group, override.value(), override.is_force_add()
+            OmegaConf.update(node, key, value, merge=value != {}, force_add=added)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
     return node
@@ -333,9 +337,10 @@ def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
             _own_hydra(),
             initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
         ):
-            return hydra_compose(verb, overrides, return_hydra_config=True)
+            node = hydra_compose(verb, overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
+    return _with_values(verb, node, overrides)
 
 
 def _not_composed(error: Exception) -> ConfigError:

@@ -122,7 +122,7 @@ def _check_one(
     flags: Collection[str],
     facts: Mapping[str, Any],
 ) -> Checked | list[Problem]:
-    if problem := words.misused(override):
+    if problem := words.misused(schema, override):
         return [problem]
     leaf = find(schema, override.key_or_group)
     if leaf is not None and words.is_text(leaf.hint):
@@ -183,7 +183,7 @@ def _check_value(
     elif key in branches(schema):
         for name, entry in value.items() if isinstance(value, dict) else ():
             yield from _check_value(schema, f"{key}.{name}", entry, (), facts)
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not value:
             yield Problem(f"{key} holds keys, not {value!r}", f"write {key}.<key>=...")
     elif find(schema, key) is None:
         verbs = verbs_with(key)

@@ -66,7 +66,8 @@ def from_dict(
 def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:
     """Write one value into a typed tree, or say what type it should have been.
 
-    `merge`: what a mapping with free keys holds besides stays, as where a command composes (`env.kwargs={a: 1}`).
+    `merge`: what a mapping with free keys holds besides stays, as where a command composes (`env.kwargs={a: 1}`), but
+    for an empty one.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -77,7 +78,7 @@ def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, me
     if leaf is None:
         return [unknown_key(schema, key, value, where)]
     try:
-        OmegaConf.update(node, key, as_whole(leaf, value), merge=merge, force_add=leaf.key != key)
+        OmegaConf.update(node, key, as_whole(leaf, value), merge=merge and value != {}, force_add=leaf.key != key)
     except (OmegaConfBaseException, OverflowError):
         return [wrong_type(leaf, key, value, where)]
     return []
@@ -219,7 +220,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
         if key in groups(schema) and _is_choice_alone(schema, key):
             anew.add(f"{key}.kwargs")
             key = f"{key}.kind"
-        if misuse := words.misused(override):
+        if misuse := words.misused(schema, override):
             problems.append(misuse)
         elif override.is_sweep_override():
             problems.append(words.several(schema, override, "give one value"))

@@ -50,7 +50,9 @@ class EnvConfig:
         choices=("auto", "forkserver", "spawn", "fork"),
         when=_ONE_BY_ONE,
     )
-    kwargs: dict[str, Any] = option({}, "arguments for gymnasium.make, added to those that a recipe gives")
+    kwargs: dict[str, Any] = option(
+        {}, "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them"
+    )
     max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
     frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
     normalize_observation: bool = option(False, "scale observations by their running mean and deviation")

@@ -90,13 +90,16 @@ def key_of(text: str) -> str:
     return text.partition("=")[0].strip().lstrip("+~")
 
 
-def misused(override: Override) -> Problem | None:
+def misused(schema: type, override: Override) -> Problem | None:
     """What Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
     key, text = override.key_or_group, override.input_line
     if override.package is not None:
         return Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")
     if override.type == OverrideType.DEL:
-        return Problem(f"{text!r}: a key cannot be deleted", f"give it another value: {key}=...")
+        leaf, fix = find(schema, key), f"give it another value: {key}=..."
+        if leaf is not None and leaf.is_free:
+            fix = f"write {leaf.key}={{}} and what is to stay"
+        return Problem(f"{text!r}: a key cannot be deleted", fix)
     return None
 
 
@@ -126,14 +129,14 @@ def plain(value: Any) -> Any:
 def entries(schema: type, override: Override) -> list[str] | None:
     """The overrides, one an entry, that a mapping stands for: `env.atari={noop_max:1}` is `env.atari.noop_max=1`.
 
-    None where a mapping stands for none: it is the value of its key, or there is no such key.
+    None where a mapping stands for none: it is empty, it is the value of its key, or there is no such key.
     """
     key, value = override.key_or_group, override.value()
-    if not isinstance(value, dict) or override.is_sweep_override() or override.type == OverrideType.DEL:
+    if not isinstance(value, dict) or not value or override.is_sweep_override() or override.type == OverrideType.DEL:
         return None
     leaf = find(schema, key)
     # Hydra merges a mapping with free keys only into keys that are there
-    if not (key in branches(schema) and f"{key}.kind" not in leaves(schema)) and not (leaf and leaf.is_free and value):
+    if not (key in branches(schema) and f"{key}.kind" not in leaves(schema)) and not (leaf and leaf.is_free):
         return None
     return [f"{key}.{plain(name)}={spell(plain(entry))}" for name, entry in value.items()]
 

@@ -223,3 +223,10 @@ def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
         (tmp_path / name / "run.json").write_text('{"env": "E", "overrides": []}')
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     assert list(means([Run(tmp_path / name) for name in ended])) == ["  E: 2 +- 1.41 over 2 seeds"]
+
+
+def test_an_empty_mapping_takes_away_what_a_choice_gives_in_its_own_job_alone(rlcli, started):
+    code, _, err = rlcli("train -m env=atari env.kwargs={},{a:1} hydra.sweep.dir=sw")
+    assert code == 0, err
+    given = {"frameskip": 1, "repeat_action_probability": 0.0}
+    assert [arguments[0].env.kwargs for _, arguments, _ in started] == [{}, given | {"a": 1}]

@@ -41,6 +41,9 @@ def complaints(*overrides: str) -> str:
         ("env.atari={noop:3}", "unknown key 'env.atari.noop'"),
         ("env.kind=atari", "write env=atari"),
         ("~env.num", "a key cannot be deleted"),
+        ("~env.kwargs.a", "write env.kwargs={} and what is to stay"),
+        ("env.atari={}", "env.atari holds keys, not {}"),
+        ("run={}", "run holds keys, not {}"),
         ("seed=1,2", "'seed=1,2' is a sweep over several values; give one value"),
         ("run.dir=a,b", """give one value, or quote a text twice: 'run.dir="a,b"'"""),
         ("policy.hidden=64,32", "give one value, or a list: policy.hidden=[64,32]"),
@@ -195,6 +198,25 @@ def test_what_is_wrong_in_a_mapping_of_a_sweep_is_named_by_its_key():
 def test_arguments_of_the_env_need_no_plus():
     cfg = configure("train", ["env.kwargs.render_mode=rgb_array", "env.kwargs.nested.a=1", "+env.num=3"])
     assert cfg.env.kwargs == {"render_mode": "rgb_array", "nested": {"a": 1}} and cfg.env.num == 3
+
+
+ATARI = {"frameskip": 1, "repeat_action_probability": 0.0}  # what the choice gives
+
+
+@pytest.mark.parametrize("route", [[], ["hydra.run.dir=${hydra.job.name}"]])
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["env.kwargs={a: 1}"], ATARI | {"a": 1}),
+        (["env.kwargs={}"], {}),
+        (["++env.kwargs={}"], {}),
+        (["env.kwargs={}", "env.kwargs.a=1"], {"a": 1}),
+        (["env.kwargs.a=1", "env.kwargs={}"], {}),
+        (["env.kwargs.a.b=1", "env.kwargs={a: {}}"], ATARI | {"a": {}}),
+    ],
+)
+def test_an_empty_mapping_takes_away_what_a_choice_or_a_recipe_gives(words, left, route):
+    assert configure("train", ["env=atari", *words, *route]).env.kwargs == left
 
 
 def test_a_key_that_nothing_reads_is_refused_however_it_is_spelled():

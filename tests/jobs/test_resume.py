@@ -157,7 +157,6 @@ def test_a_run_goes_on_with_other_workers(short_run, task):
     [
         ("{g: 9.0}", "{render_mode: rgb_array}"),
         ("{a: {x: 1, y: [1, 2]}, b: 2}", "{a: {y: [3], z: 4}, c: 5}"),
-        ("{a: 1}", "{}"),
         ("{a: 1}", "{a: {b: 2}}"),
         ("{a: {b: 2}}", "{a: 1}"),
     ],
@@ -167,6 +166,19 @@ def test_a_mapping_is_merged_at_resume_as_it_is_when_a_run_begins(first, then):
     begun = configure("train", words[:1])
     composed = configure("train", [words[0], *(f"env.kwargs.{key}={text}" for key, text in _entries(then))])
     assert from_dict("train", to_dict(begun), words[1:]) == composed
+
+
+@pytest.mark.parametrize(
+    ("then", "left"),
+    [
+        ("env.kwargs={}", {}),
+        ("env.kwargs.a={}", {"a": {}, "b": 2}),
+        ("env.kwargs={b: {}}", {"a": {"x": 1}, "b": {}}),
+    ],
+)
+def test_an_empty_mapping_takes_away_what_the_run_was_given(then, left):
+    saved = to_dict(configure("train", ["env.kwargs={a: {x: 1}, b: 2}"]))
+    assert from_dict("train", saved, [then]).env.kwargs == left
 
 
 def _entries(mapping: str) -> list[tuple[str, str]]:
