@@ -276,5 +276,5 @@ def _continuous(key: Key, spec: TensorSpec, features: int, distribution: str) ->
             why=f"it is {spec!r}",
             fix="Use policy.distribution=normal.",
         )
-    low, high = (bound.reshape(-1, features)[0].to(torch.float32) for bound in (spec.low, spec.high))
+    low, high = (bound.reshape(-1, features)[0] for bound in (spec.low, spec.high))
     return ActionHead(key, features, D.TanhNormal, {"low": low, "high": high}, continuous=True)

@@ -124,8 +124,8 @@ def greedy(values: Tensor, action_space: str) -> Tensor:
 
 def chosen(values: Tensor, action: Tensor, action_space: str) -> Tensor:
     """The entry `[*B]` of `values [*B, n]` that an action selects: an index `[*B]` or `[*B, 1]`, or one-hot."""
-    if action_space == "one_hot":
-        return (values * action.to(values.dtype)).sum(-1)
+    if action_space == "one_hot":  # looked up: values of other actions may be -inf
+        action = (action.byte() if action.dtype == torch.bool else action).argmax(-1)
     index = action if action.ndim == values.ndim else action.unsqueeze(-1)
     return values.gather(-1, index.long()).squeeze(-1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,11 @@ from rlcli.modules.distributions import (
     BernoulliFamily,
     Categorical,
     Family,
+    IndependentBernoulli,
     IndependentNormal,
     MultiCategorical,
     MultiCategoricalFamily,
+    MultiOneHot,
     MultiOneHotFamily,
     NormalFamily,
     OneHotCategorical,
@@ -26,6 +30,8 @@ from rlcli.modules.distributions import (
     family_of,
     param_keys,
 )
+from rlcli.modules.head import action_head
+from rlcli.specs import Bounded
 
 BOX = TanhNormalFamily([-2.0, 0.1], [1.0, 0.7])
 FAMILIES: dict[str, tuple[Family, int]] = {
@@ -253,6 +259,61 @@ def test_distribution_shapes_follow_torch() -> None:
         assert dist.expand((5, 3)).sample().shape == (5, 3, *event)
         assert dist.deterministic_sample.shape == (3, *event)
         assert dist.entropy().shape == (3,)
+
+
+def test_values_broadcast_with_the_batch_as_they_do_in_torch() -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    ours, torchs = Categorical(logits=logits), torch.distributions.Categorical(logits=logits)
+    for value in (torch.tensor([1]), torch.tensor(2), torch.tensor([[0], [1], [2]]), torch.tensor([0, 1, 2, 0])):
+        assert ours.log_prob(value).shape == torchs.log_prob(value).shape
+        assert torch.allclose(ours.log_prob(value), torchs.log_prob(value))
+    assert torch.allclose(ours.logits, torchs.logits) and torch.allclose(ours.probs, torchs.probs)
+    hot = OneHotCategorical(logits=logits)
+    taken = torch.nn.functional.one_hot(torch.tensor([0, 1, 2, 0]), 3)
+    for kind in (torch.bool, torch.int64, torch.float32):
+        assert torch.equal(hot.log_prob(taken.to(kind)), ours.log_prob(taken.argmax(-1)))
+    pair = MultiOneHot(torch.zeros(2, 5), nvec=[3, 2])
+    assert torch.equal(pair.log_prob(pair.sample().bool()), pair.log_prob(pair.sample()))
+    normal = IndependentNormal(logits, torch.full((3,), 2.0))
+    law = torch.distributions.Independent(torch.distributions.Normal(logits, 2.0), 1)
+    value = torch.tensor([0.0, 1.0, 2.0])
+    assert torch.allclose(normal.log_prob(value), law.log_prob(value))
+    for name in ("mean", "variance", "stddev"):
+        assert torch.equal(getattr(normal, name), getattr(law, name))
+    assert normal.loc is logits and torch.equal(normal.scale, torch.full((4, 3), 2.0))
+    bits = IndependentBernoulli(logits)
+    assert bits.logits is logits and torch.equal(bits.probs, logits.sigmoid())
+    assert torch.allclose(bits.stddev, torch.distributions.Bernoulli(logits=logits).stddev)
+    with pytest.raises(AttributeError, match="TanhNormal has no nonsense"):
+        _ = TanhNormal(logits, 1.0).nonsense
+    with pytest.raises(ArgumentError, match=r"shape \(3,\), the value \(4, 1\)"):
+        normal.log_prob(torch.zeros(4, 1))
+
+
+def test_a_bit_that_is_certain_has_a_log_prob_and_an_entropy() -> None:
+    logits = torch.tensor([[-math.inf, math.inf, 0.0]], requires_grad=True)
+    bits = IndependentBernoulli(logits)
+    action = bits.sample()
+    assert action[0, :2].tolist() == [0, 1]
+    both = torch.stack([bits.log_prob(action), bits.entropy()])
+    assert torch.allclose(both, torch.tensor([[-math.log(2)], [math.log(2)]]))
+    both.sum().backward()
+    assert logits.grad.isfinite().all()
+    assert bits.log_prob(1 - action).item() < -1e30
+    assert torch.distributions.kl_divergence(bits, bits).item() == 0
+
+
+def test_bounds_that_float32_does_not_have_are_rounded_into_the_box() -> None:
+    low, high = np.array([0.1, -0.3, -1 / 3]), np.array([0.7, 0.1, 1.1])
+    family = TanhNormalFamily(low, high)
+    loc = torch.tensor([[-50.0], [50.0]]).expand(2, 3)
+    for dtype in (torch.float32, torch.float64):
+        edges = family.squash(loc.to(dtype)).double().numpy()
+        assert (edges >= low).all() and (edges <= high).all()
+        assert np.allclose(edges, [low, high], rtol=1e-5)
+    head = action_head(Bounded(torch.tensor(low), torch.tensor(high), (3,), dtype=torch.float64), 0, "tanh_normal")
+    edges = TanhNormalFamily(**head.distribution_kwargs).act_mode((loc.numpy(),)).astype(np.float64)
+    assert (edges >= low).all() and (edges <= high).all()
 
 
 def test_exact_classes_are_recognised_and_subclasses_are_not() -> None:

@@ -21,6 +21,7 @@ from rlcli.modules import (
     build_soft_actor_critic,
     set_exploration_type,
 )
+from rlcli.modules.values import chosen
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 
 VALUES = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]])
@@ -31,6 +32,14 @@ def test_the_greedy_action_and_its_value_are_written(space):
     td = QValueModule(action_space=space)(TensorDict({"action_value": VALUES}, [2]))
     index = td["action"] if space == "categorical" else td["action"].argmax(-1)
     assert index.tolist() == [1, 0] and td["chosen_action_value"].tolist() == [[3.0], [5.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_the_value_of_an_action_is_looked_up_beside_infinite_ones(dtype):
+    values = torch.tensor([[1.0, -torch.inf, 3.0]], requires_grad=True)
+    found = chosen(values, torch.tensor([[0, 0, 1]]).to(dtype), "one_hot")
+    found.sum().backward()
+    assert found.tolist() == [3.0] and values.grad.tolist() == [[0.0, 0.0, 1.0]]
 
 
 def test_masked_actions_are_never_chosen():

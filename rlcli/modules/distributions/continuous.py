@@ -13,7 +13,7 @@ of an update is exactly one. `atanh` amplifies rounding: in float32 the log-prob
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,12 @@ class IndependentNormal(FamilyDistribution):
     """
 
     def __init__(self, loc: Tensor, scale: Tensor | float) -> None:
-        super().__init__(NORMAL, (loc, as_scale(scale, loc)), loc.shape[:-1], loc.shape[-1:])
+        super().__init__(NORMAL, (loc, as_scale(scale, loc)))
+
+    @property
+    def variance(self) -> Tensor:
+        """Of every dim."""
+        return self.params[1] ** 2
 
 
 Bound = float | Sequence[float] | np.ndarray | Tensor
@@ -159,7 +164,8 @@ class TanhNormalFamily(NormalFamily):
                 "TanhNormal has neither tanh_loc=True nor safe_tanh=False",
                 fix="Limit loc in the network: upscale * (loc / upscale).tanh().",
             )
-        lo, hi = (np.asarray(b.cpu() if isinstance(b, Tensor) else b, np.float32) for b in (low, high))
+        lo, hi = (np.asarray(b.cpu() if isinstance(b, Tensor) else b) for b in (low, high))
+        lo, hi = _float32(lo, np.less), _float32(hi, np.greater)
         if not (np.isfinite(lo).all() and np.isfinite(hi).all() and (lo < hi).all()):
             raise ArgumentError(
                 "tanh_normal needs finite bounds with low < high",
@@ -253,15 +259,22 @@ def _log_slope(x: Tensor) -> Tensor:
     return 2 * (math.log(2) - x - softplus(-2 * x))
 
 
+def _float32(bound: np.ndarray, outside: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    """A bound in float32, moved into the box where rounding moved it `outside`."""
+    near = bound.astype(np.float32)
+    inward = np.float32(np.inf if outside is np.less else -np.inf)
+    return np.where(outside(near, bound) & np.isfinite(near), np.nextafter(near, inward), near)
+
+
 def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half width in float32 such that centre +- half, computed in float32, stays within the
-    bounds.
+    """Centre and half width in float32 such that centre +- half, in float32 or float64, stays within the bounds.
 
     Rounding is monotone, so it is enough that the two edges are inside; then no step of the loop needs a
     clip.
     """
     centre, half = (np.asarray(x / np.float32(2)) for x in (low + high, high - low))  # of 0 dims it is no array
-    while (over := (centre + half > high) | (centre - half < low)).any():
+    middle = centre.astype(np.float64)
+    while (over := (middle + half > high) | (middle - half < low)).any():
         half = np.where(over, np.nextafter(half, np.float32(0)), half)
     return centre, half
 
@@ -283,7 +296,7 @@ class TanhNormal(FamilyDistribution):
         self, loc: Tensor, scale: Tensor | float, low: Bound = -1.0, high: Bound = 1.0, **options: Any
     ) -> None:
         family = TanhNormalFamily(low, high, **options)
-        super().__init__(family, (loc, as_scale(scale, loc)), loc.shape[:-1], loc.shape[-1:])
+        super().__init__(family, (loc, as_scale(scale, loc)))
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A differentiable sample and its exact log-probability."""
@@ -336,4 +349,4 @@ class Delta(FamilyDistribution):
     """All mass on `param`, `[*B, d]`."""
 
     def __init__(self, param: Tensor) -> None:
-        super().__init__(DELTA, (param,), param.shape[:-1], param.shape[-1:])
+        super().__init__(DELTA, (param,))

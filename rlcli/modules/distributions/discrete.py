@@ -56,11 +56,19 @@ def divergence_of(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(p > 0, p * (a - b), 0.0).sum(-1)
 
 
+def index_of(one_hots: Tensor) -> Tensor:
+    """Indices `[*B]` of one-hot vectors `[*B, k]` of any dtype."""
+    return (one_hots.byte() if one_hots.dtype == torch.bool else one_hots).argmax(-1)
+
+
 class CategoricalFamily(Family):
     """Parameters `logits [*B, k]` (any real numbers, -inf masks an action); actions int64 `[*B]`."""
 
     param_names = ("logits",)
     event_dims = 0
+
+    def action_shape(self, params: Params) -> torch.Size:
+        return params[0].shape[:-1]
 
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
         return params[0].log_softmax(-1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
@@ -105,7 +113,21 @@ class CategoricalFamily(Family):
 CATEGORICAL = CategoricalFamily()
 
 
-class Categorical(FamilyDistribution):
+class _Choice(FamilyDistribution):
+    """One of `k` actions; `logits` and `probs` as torch's distributions have them."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Log-probabilities of the actions `[*B, k]`."""
+        return self.params[0].log_softmax(-1)
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities of the actions `[*B, k]`."""
+        return self.params[0].softmax(-1)
+
+
+class Categorical(_Choice):
     """Distribution over `k` actions given as an index.
 
     Parameters
@@ -115,8 +137,7 @@ class Categorical(FamilyDistribution):
     """
 
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
-        logits = logits_of(logits, probs)
-        super().__init__(CATEGORICAL, (logits,), logits.shape[:-1], torch.Size())
+        super().__init__(CATEGORICAL, (logits_of(logits, probs),))
 
 
 class OneHotCategoricalFamily(CategoricalFamily):
@@ -128,6 +149,9 @@ class OneHotCategoricalFamily(CategoricalFamily):
     def __init__(self) -> None:
         self._identity: dict[int, np.ndarray] = {}
 
+    def action_shape(self, params: Params) -> torch.Size:
+        return params[0].shape
+
     def encode(self, index: np.ndarray, k: int, out: np.ndarray | None = None) -> np.ndarray:
         """One-hot int64 `[*B, k]` of indices `[*B]`."""
         if k not in self._identity:
@@ -135,10 +159,10 @@ class OneHotCategoricalFamily(CategoricalFamily):
         return self._identity[k].take(index, 0, out, "clip")  # "raise" would copy `out` first
 
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
-        return super().log_prob(params, action.argmax(-1))
+        return super().log_prob(params, index_of(action))
 
     def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
-        return super().log_prob_and_entropy(params, action.argmax(-1))
+        return super().log_prob_and_entropy(params, index_of(action))
 
     def mode(self, params: Params) -> Tensor:
         return one_hot(super().mode(params), params[0].shape[-1])
@@ -160,7 +184,7 @@ class OneHotCategoricalFamily(CategoricalFamily):
 ONE_HOT = OneHotCategoricalFamily()
 
 
-class OneHotCategorical(FamilyDistribution):
+class OneHotCategorical(_Choice):
     """Distribution over `k` actions given as one-hot int64 vectors.
 
     Parameters
@@ -170,8 +194,12 @@ class OneHotCategorical(FamilyDistribution):
     """
 
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
-        logits = logits_of(logits, probs)
-        super().__init__(ONE_HOT, (logits,), logits.shape[:-1], logits.shape[-1:])
+        super().__init__(ONE_HOT, (logits_of(logits, probs),))
+
+    @property
+    def variance(self) -> Tensor:
+        """Of every entry."""
+        return self.probs * (1 - self.probs)
 
 
 class MultiCategoricalFamily(Family):
@@ -202,11 +230,14 @@ class MultiCategoricalFamily(Family):
             )
         return logits.split(self.nvec, -1)
 
+    def action_shape(self, params: Params) -> torch.Size:
+        return torch.Size([*params[0].shape[:-1], len(self.nvec)])
+
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
         return self.log_prob_and_entropy(params, action)[0]
 
     def entropy(self, params: Params) -> Tensor:
-        return torch.stack([entropy_of(part.log_softmax(-1)) for part in self._split(params[0])], -1).sum(-1)
+        return sum_of([CATEGORICAL.entropy((part,)) for part in self._split(params[0])])
 
     def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
         pairs = [
@@ -270,8 +301,11 @@ class MultiOneHotFamily(MultiCategoricalFamily):
         np.put_along_axis(out, index + starts, 1, -1)
         return out
 
+    def action_shape(self, params: Params) -> torch.Size:
+        return params[0].shape
+
     def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
-        index = torch.stack([part.argmax(-1) for part in self._split(action)], -1)
+        index = torch.stack([index_of(part) for part in self._split(action)], -1)
         return super().log_prob_and_entropy(params, index)
 
     def mode(self, params: Params) -> Tensor:
@@ -313,7 +347,7 @@ class MultiCategorical(FamilyDistribution):
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
         family = MultiCategoricalFamily(nvec)
         family._split(logits)
-        super().__init__(family, (logits,), logits.shape[:-1], torch.Size([len(family.nvec)]))
+        super().__init__(family, (logits,))
 
 
 class MultiOneHot(FamilyDistribution):
@@ -322,11 +356,17 @@ class MultiOneHot(FamilyDistribution):
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
         family = MultiOneHotFamily(nvec)
         family._split(logits)
-        super().__init__(family, (logits,), logits.shape[:-1], logits.shape[-1:])
+        super().__init__(family, (logits,))
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Log-odds whose infinities, of bits that are certain, are numbers: 0 times one of them is 0."""
+    most = torch.finfo(logits.dtype).max / 2
+    return logits.clamp(-most, most)
 
 
 class BernoulliFamily(Family):
-    """Parameters `logits [*B, d]`; actions of `dtype`, zeros and ones `[*B, d]`.
+    """Parameters `logits [*B, d]` (infinite: the bit is certain); actions of `dtype`, zeros and ones `[*B, d]`.
 
     Parameters
     ----------
@@ -341,13 +381,15 @@ class BernoulliFamily(Family):
         self._array_dtype = torch.empty(0, dtype=dtype).numpy().dtype
 
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
-        return (action.to(params[0].dtype) * params[0] - softplus(params[0])).sum(-1)
+        logits = finite(params[0])
+        return (action.to(logits.dtype) * logits - softplus(logits)).sum(-1)
 
     def entropy(self, params: Params) -> Tensor:
-        return (softplus(params[0]) - params[0] * params[0].sigmoid()).sum(-1)
+        logits = finite(params[0])
+        return (softplus(logits) - logits * logits.sigmoid()).sum(-1)
 
     def divergence(self, old: Params, new: Params, samples: int = 1) -> Tensor:
-        a, b = old[0], new[0]
+        a, b = finite(old[0]), finite(new[0])
         return (a.sigmoid() * (a - b) - softplus(a) + softplus(b)).sum(-1)
 
     def mode(self, params: Params) -> Tensor:
@@ -390,4 +432,14 @@ class IndependentBernoulli(FamilyDistribution):
     """
 
     def __init__(self, logits: Tensor, dtype: torch.dtype = torch.int8) -> None:
-        super().__init__(BernoulliFamily(dtype), (logits,), logits.shape[:-1], logits.shape[-1:])
+        super().__init__(BernoulliFamily(dtype), (logits,))
+
+    @property
+    def probs(self) -> Tensor:
+        """Of a one."""
+        return self.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Of every bit."""
+        return self.mean * (1 - self.mean)

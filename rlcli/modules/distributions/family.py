@@ -39,6 +39,28 @@ class Family(ABC):
     event_dims: int = 1
     has_rsample: bool = False
 
+    def action_shape(self, params: Params) -> torch.Size:
+        """Shape of the actions `[*B, ...]` that these parameters give."""
+        return params[0].shape
+
+    def fitting(self, params: Params, action: Tensor) -> Tensor:
+        """`action` in that shape: an index may come as `[*B, 1]`. Any other would broadcast, and pair wrong numbers.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        shape = self.action_shape(params)
+        if action.shape == shape:
+            return action
+        if not self.event_dims and action.shape == (*shape, 1):
+            return action.squeeze(-1)
+        raise ArgumentError(
+            "the actions do not have the shape of those that the actor draws",
+            why=f"theirs is {tuple(action.shape)}, that of the actor's {tuple(shape)}",
+            fix="Give actions as they were drawn, and let the network write as many parameters as their spec asks for.",
+        )
+
     @abstractmethod
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
         """Log-probability (density) of `action`, `[*B]`, in the dtype of the parameters."""
@@ -109,10 +131,18 @@ class FamilyDistribution(torch.distributions.Distribution):
     arg_constraints: ClassVar[dict[str, Any]] = {}
     has_rsample = False  # an instance attribute below; torch declares it on the class
 
-    def __init__(self, family: Family, params: Params, batch_shape: torch.Size, event_shape: torch.Size) -> None:
+    def __init__(self, family: Family, params: Params) -> None:
         self.family, self.params = family, params
         self.has_rsample = family.has_rsample
-        super().__init__(batch_shape, event_shape, validate_args=False)
+        shape = family.action_shape(params)
+        edge = len(shape) - family.event_dims
+        super().__init__(shape[:edge], shape[edge:], validate_args=False)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """A parameter, by the name that its family has for it."""
+        if name in (names := vars(self)["family"].param_names if "family" in vars(self) else ()):
+            return self.params[names.index(name)]
+        raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
 
     def _spread(self, sample_shape: Any) -> Params:
         shape = torch.Size(sample_shape)
@@ -123,13 +153,23 @@ class FamilyDistribution(torch.distributions.Distribution):
         shape, rank = torch.Size(batch_shape), len(self.batch_shape)
         new = object.__new__(type(self)) if _instance is None else _instance
         params = tuple(p.expand(shape + p.shape[rank:]) for p in self.params)
-        FamilyDistribution.__init__(new, self.family, params, shape, self.event_shape)
+        FamilyDistribution.__init__(new, self.family, params)
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of `value`, `[*sample_shape, *batch_shape]`."""
-        extra = value.ndim - len(self.batch_shape) - len(self.event_shape)
-        return self.family.log_prob(self._spread(value.shape[: max(extra, 0)]), value)
+        """Log-probability of `value`, in the shape to which its batch dims and `batch_shape` broadcast."""
+        event = len(self.event_shape)
+        given = value.shape[: value.ndim - event]
+        if value.shape[value.ndim - event :] != self.event_shape:
+            raise ArgumentError(
+                f"{type(self).__name__} cannot have given this value",
+                why=f"an action has shape {tuple(self.event_shape)}, the value {tuple(value.shape)}",
+            )
+        if given == self.batch_shape:
+            return self.family.log_prob(self.params, value)
+        rank, shape = len(self.batch_shape), torch.broadcast_shapes(given, self.batch_shape)
+        params = tuple(p.expand(shape + p.shape[rank:]) for p in self.params)
+        return self.family.log_prob(params, value.expand(shape + self.event_shape))
 
     def entropy(self) -> Tensor:
         """Entropy in nats, `[*batch_shape]`."""
