@@ -90,11 +90,15 @@ def variance(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:
-    """Zero mean and unit deviation over the rows that count; a deviation under `floor` counts as `floor`."""
+    """Zero mean and unit deviation over the rows that count; a deviation under `floor` counts as `floor`.
+
+    A single row that counts stays as it is.
+    """
     if x.numel() < 2:
         return x
     mean, std = moments(x, mask)
-    return (x - mean) / std.clamp_min(floor)
+    found = (x - mean) / std.clamp_min(floor)
+    return found if mask is None else torch.where(mask.sum() > 1, found, x)
 
 
 DISTANCES = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}  # Huber's with delta 1

@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.errors import ArgumentError
-from rlcli.objectives.value import GAE
+from rlcli.objectives.value import GAE, TD1Estimator, TDLambdaEstimator, ValueNorm
 
 B, T, D = 4, 8, 6
 
@@ -71,6 +71,51 @@ def test_gradients_flow_where_they_are_asked_for():
 def test_float64_stays_float64():
     plain, lower = (estimated(d, critic(torch.float64), batch(torch.float64)) for d in (None, torch.bfloat16))
     assert torch.equal(plain["advantage"], lower["advantage"])
+
+
+LONG = 200
+
+
+def stored(reward, value):
+    """Sums of many rewards, and values of the batch's own, of these dtypes."""
+    no, of = torch.zeros(1, LONG, 1, dtype=torch.bool), torch.full((1, LONG, 1), 100.1, dtype=torch.float64)
+    following = {"reward": of.to(reward), "done": no, "terminated": no, "state_value": of.to(value)}
+    return TensorDict({"state_value": of.to(value), "next": following}, [1, LONG])
+
+
+@pytest.mark.parametrize("options", [{}, {"value_norm": True}])
+@pytest.mark.parametrize("estimator", [GAE, TDLambdaEstimator, TD1Estimator])
+@pytest.mark.parametrize(
+    ("reward", "value", "written"),
+    [
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.float32),
+        (torch.float64, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+)
+def test_sums_over_steps_keep_the_digits_of_rewards_and_values(estimator, options, reward, value, written):
+    rates = {"gamma": 0.99} if estimator is TD1Estimator else {"gamma": 0.99, "lmbda": 0.95}
+    norm = ValueNorm() if options else None
+    td = stored(reward, value)
+    exact = TensorDict({"state_value": td["state_value"].double(), "next": td["next"].clone()}, [1, LONG])
+    for key in ("reward", "state_value"):
+        exact["next", key] = exact["next", key].double()
+    estimator(value_network=None, value_norm=norm, **rates)(td)
+    estimator(value_network=None, value_norm=ValueNorm() if options else None, **rates)(exact)
+    for key in ("advantage", "value_target"):
+        assert td[key].dtype is written
+        assert torch.allclose(td[key].double(), exact[key], rtol=2e-6, atol=2e-5)
+
+
+def test_under_autocast_only_the_network_is_computed_in_the_lower_precision():
+    plain = estimated(None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lower = estimated(None)
+    value = lower["state_value"].float()
+    assert lower["state_value"].dtype is torch.bfloat16 and lower["advantage"].dtype is torch.float32
+    assert torch.allclose(lower["value_target"], lower["advantage"] + value, atol=1e-6)
+    assert torch.allclose(lower["advantage"], plain["advantage"], atol=0.05)
 
 
 def test_recurrent_networks_too():

@@ -11,7 +11,7 @@ from rlcli.errors import ArgumentError
 from rlcli.modules import ProbabilisticActor, StateActionMLP, ValueOperator
 from rlcli.modules.distributions import IndependentNormal, TanhNormal
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, SACLoss
-from rlcli.objectives.reduction import reduce
+from rlcli.objectives.reduction import reduce, standardise
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace, observations
 
 B, T, D = 3, 6, 4
@@ -196,6 +196,12 @@ def test_a_log_probability_of_every_action_dim_is_refused(kind):
         loss = SACLoss(actor, ValueOperator(StateActionMLP(D + 2), ["observation", "action"]), target_entropy=-2.0)
         with pytest.raises(ArgumentError, match=r"not one number a row.*IndependentNormal.*Independent\(\.\.\., 1\)"):
             loss(td) if kind == "sac" else A2CLoss(actor)(td.clone().set("advantage", torch.randn(8, 1)))
+
+
+def test_a_single_row_is_not_standardised_masked_or_not():
+    alone, masked = torch.tensor([[5.0]]), torch.tensor([[5.0], [7.0]])
+    mask = torch.tensor([[True], [False]])
+    assert standardise(alone, None).item() == standardise(masked, mask)[0].item() == 5.0
 
 
 def test_a_mask_of_another_shape_is_refused():

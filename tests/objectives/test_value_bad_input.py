@@ -1,5 +1,6 @@
 """What estimators refuse: one sentence each, with what is wrong and what to do, before anything is written."""
 
+import numpy as np
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
@@ -148,6 +149,23 @@ def test_rates_out_of_range(rate):
     ):
         with pytest.raises(ArgumentError, match=f"^{name} must be .*between 0 and 1"):
             make()
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5, dtype=torch.float64)])
+def test_a_rate_is_one_of_the_dtype_of_the_reward(rate):
+    one, over = ones(1), torch.zeros(2, 5, 1, dtype=torch.bool)
+    for function, given in (
+        (F.generalized_advantage_estimate, (one, one, one, over)),
+        (F.td_lambda_return_estimate, (one, one, over)),
+    ):
+        found, wanted = function(rate, rate, *given), function(0.5, 0.5, *given)
+        for x, y in zip(found, wanted, strict=True):
+            assert x.dtype is torch.float32 and torch.equal(x, y)
+    td = TensorDict({"state_value": one, "next": {"state_value": one, "reward": one, "done": over}}, [2, 5])
+    td["next", "terminated"] = over
+    for kind, rates in ((TD0Estimator, {}), (TDLambdaEstimator, {"lmbda": rate}), (GAE, {"lmbda": rate})):
+        kind(gamma=rate, value_network=None, **rates)(td)
+        assert td["value_target"].dtype is torch.float32
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])

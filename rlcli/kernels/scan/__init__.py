@@ -103,13 +103,13 @@ def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate
     """A number, or a tensor ``[B, T, F]`` whose repeated values are not written out."""
     if not isinstance(x, Tensor):
         return float(x)
-    return broadcast_rate(name, x.to(like), like).reshape(lanes)
+    return broadcast_rate(name, x, like).reshape(lanes)
 
 
 def broadcast_rate(name: str, x: Tensor, like: Tensor) -> Tensor:
-    """A tensor of rates in the shape of the reward, nothing written out, or the sentence that it does not fit."""
+    """A tensor of rates in the shape, dtype and device of the reward, nothing written out, or why it does not fit."""
     try:
-        return x.expand(like.shape)
+        return x.to(like).expand(like.shape)
     except RuntimeError as error:
         raise ArgumentError(
             f"{name} does not broadcast to the reward", why=f"{tuple(x.shape)} against {tuple(like.shape)}"

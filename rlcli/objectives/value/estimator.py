@@ -281,7 +281,7 @@ class ValueEstimator(KeyedModule, ABC):
             source = self._source(td)
             read = self._read(source, time, target_params)
             target = zeroed(self.estimate(source, *read.blanked(), time)[1], read.values.valid)
-            return target if self.value_norm is None else self.value_norm.normalise(target)
+            return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
 
     def _source(self, td: TensorDictBase) -> TensorDictBase:
         """The batch, with rows that count in place of those that do not wherever a NaN there could go on."""
@@ -298,13 +298,18 @@ class ValueEstimator(KeyedModule, ABC):
         return source
 
     def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
-        """Rewards, ends and values, checked, with all that masks and the budget of `shifted` leave out."""
+        """Rewards, ends and values, checked, with all that masks and the budget of `shifted` leave out.
+
+        Numbers are of the dtype that rewards and values promote to, float32 at least: sums over steps keep its digits.
+        """
         k, masks = self.tensor_keys, _masks(td)
         check_columns(td, k, self._observed(td), masks)
         ends = ends_of(td, k, time, masks)
         with nullcontext() if self.value_norm is None else self.value_norm.calling():
             values = self._values(td, ends, time, target_params)
-        raw = values.value
+        raw, reward = values.value, need(td, k.reward)
+        dtype = torch.promote_types(torch.promote_types(raw.dtype, reward.dtype), torch.float32)
+        values = values._replace(value=raw.to(dtype), next_value=values.next_value.to(dtype))
         if self.value_norm is not None:
             value, next_value = (self.value_norm.restore(x) for x in values[:2])
             values = values._replace(value=value, next_value=next_value)
@@ -312,7 +317,7 @@ class ValueEstimator(KeyedModule, ABC):
         if values.valid is not None:
             masks[SHIFTED_VALID] = values.valid
             ends = cut_at_dropped(ends, values.valid, time)
-        reward = need(td, k.reward).to(values.value.dtype)
+        reward = reward.to(dtype)
         check_features(reward, values, (k.reward, k.value))
         read = Read(reward, ends, values, raw, mask_of(masks))
         check_numbers(read.reward, values, ends, read.counts, (k.reward, k.value), time)
@@ -326,7 +331,8 @@ class ValueEstimator(KeyedModule, ABC):
             value, target = self.value_norm.updated(value, read.values.value), self.value_norm.normalise(target)
         if self.average:
             advantage = standardise(advantage, read.counts)
-        for key, x in ((k.advantage, advantage), (k.value_target, target), (k.value, value)):
+        dtype = _written(value)
+        for key, x in ((k.advantage, advantage.to(dtype)), (k.value_target, target.to(dtype)), (k.value, value)):
             td.set(key, zeroed(x, valid))
         for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
             if flags is not None:
@@ -399,6 +405,11 @@ class ValueEstimator(KeyedModule, ABC):
     def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
         keys = [] if self._net is None else self._net.in_keys
         return [(key, td.get(under_next(key), None)) for key in keys]
+
+
+def _written(value: Tensor) -> torch.dtype:
+    """The dtype of estimates: that of the network's values, float32 at least."""
+    return torch.promote_types(value.dtype, torch.float32)
 
 
 def _masks(td: TensorDictBase) -> dict[Key, Tensor]:

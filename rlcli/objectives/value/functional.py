@@ -72,7 +72,7 @@ def generalized_advantage_estimate(
     ArgumentError
         Shapes or dtypes differ, or the backend cannot run here. So of every function of this module.
     """
-    gamma, lmbda = need_rate("gamma", gamma), need_rate("lmbda", lmbda)
+    gamma, lmbda = _rate("gamma", gamma, reward), _rate("lmbda", lmbda, reward)
     ends = (_terminated(done, terminated), done)
     return scan(reward, *ends, state_value, next_state_value, gamma, gamma * lmbda, backend=backend, time_dim=time_dim)
 
@@ -96,12 +96,10 @@ def td0_return_estimate(
     done : Tensor `[*B]`, optional
         Stands for `terminated` where that is not given.
     """
-    gamma = need_rate("gamma", gamma)
     terminated = done if terminated is None else terminated
     _need_flags(terminated=terminated)
     _need_shape(reward, next_state_value=next_state_value, terminated=terminated)
-    if isinstance(gamma, Tensor):
-        gamma = broadcast_rate("gamma", gamma, reward)
+    gamma = _rate("gamma", gamma, reward)
     value = next_state_value if terminated is None else next_state_value.masked_fill(terminated, 0.0)
     return reward + gamma * value
 
@@ -181,11 +179,11 @@ def td_lambda_return_estimate(
             why="one discount for all that follows a step is no recursion over steps",
             fix="Give every step the discount of that step.",
         )
-    gamma, lmbda = need_rate("gamma", gamma), need_rate("lmbda", lmbda)
     _need_flags(done=done, terminated=terminated)
     _need_shape(reward, next_state_value=next_state_value, done=done, terminated=terminated)
     if not -reward.ndim <= time_dim < reward.ndim:
         raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(reward.shape)}")
+    gamma, lmbda = _rate("gamma", gamma, reward), _rate("lmbda", lmbda, reward)
     ends = (_terminated(done, terminated), done)
     cut = done.clone()
     cut.narrow(time_dim, max(reward.shape[time_dim] - 1, 0), min(reward.shape[time_dim], 1)).fill_(True)
@@ -247,8 +245,7 @@ def vtrace_advantage_estimate(
     value_target : Tensor
         `v_t`.
     """
-    gamma = need_rate("gamma", gamma)
-    terminated = _terminated(done, terminated)
+    gamma, terminated = _rate("gamma", gamma, reward), _terminated(done, terminated)
     if not log_pi.shape == log_mu.shape == reward.shape:
         raise ArgumentError(
             "log_pi, log_mu and reward have different shapes",
@@ -270,8 +267,14 @@ def vtrace_advantage_estimate(
 
 def reward2go(reward: Tensor, done: Tensor, gamma: Rate, *, time_dim: int = -2, backend: str = "auto") -> Tensor:
     """`G_t = r_t + gamma [not done_t] G_{t+1}`: the discounted rewards that follow, without any value."""
-    gamma, nothing = need_rate("gamma", gamma), torch.zeros_like(reward)
+    gamma, nothing = _rate("gamma", gamma, reward), torch.zeros_like(reward)
     return scan(reward, done, done, nothing, nothing, 0.0, gamma, backend=backend, time_dim=time_dim)[0]
+
+
+def _rate(name: str, rate: Rate, reward: Tensor) -> Rate:
+    """A number, or a tensor of them in the shape, dtype and device of the reward."""
+    rate = need_rate(name, rate)
+    return broadcast_rate(name, rate, reward) if isinstance(rate, Tensor) else rate
 
 
 def _need_shape(reward: Tensor, **others: Tensor | None) -> None:

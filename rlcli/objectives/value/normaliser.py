@@ -185,7 +185,7 @@ class PopArt(ValueNorm):
         layers.append(_with_bias(layer))
 
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
-        return self.normalise(restored)
+        return self.normalise(restored).to(value.dtype)
 
     @torch.no_grad()
     def update(self, target: Tensor, mask: Tensor | None = None) -> None:

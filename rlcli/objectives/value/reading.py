@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -115,16 +116,17 @@ def _cut(done: Tensor, edges: list[Tensor], time: int) -> Tensor:
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
 def need_rate(name: str, rate: Rate) -> Rate:
-    """A number in [0, 1] or a tensor of such, or the sentence why not.
+    """A float in [0, 1] or a tensor of such numbers, or the sentence why not.
 
     A tensor's numbers are looked at where that costs no wait: on the CPU, outside of compiled code.
     """
     if not isinstance(rate, Tensor):
-        if not isinstance(rate, int | float):
+        if not isinstance(rate, Real):
             raise ArgumentError(f"{name} must be a number between 0 and 1, or a tensor of such", why=f"got {rate!r}")
         if not 0.0 <= rate <= 1.0:
             raise ArgumentError(f"{name} must be between 0 and 1", why=f"got {rate}")
-    elif rate.device.type == "cpu" and not torch.compiler.is_compiling():
+        return float(rate)
+    if rate.device.type == "cpu" and not torch.compiler.is_compiling():
         seen = rate.detach()
         fits = (seen >= 0) & (seen <= 1)
         if not fits.all():
