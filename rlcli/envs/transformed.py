@@ -155,7 +155,9 @@ class TransformedEnv(EnvBase):
 
     def _keep_raw(self, out: TensorDictBase) -> None:
         # a partial reset below must find the untransformed values of the lanes that go on
-        self._last_raw = out.select(*self.base_env.observation_spec.keys(True, True), *END_FLAGS, strict=False)
+        base = self.base_env
+        keys = [*base.observation_spec.keys(True, True), *base.state_spec.keys(True, True), *END_FLAGS]
+        self._last_raw = out.select(*keys, strict=False)
 
     def _raw(self, td: TensorDictBase) -> TensorDictBase:
         mask, held = td.get(RESET), vars(self).get("_last_raw")
@@ -163,7 +165,8 @@ class TransformedEnv(EnvBase):
             if not bool(mask.all()):
                 raise ArgumentError("some envs are to be reset, and none was before", fix="Reset all of them.")
             return td.select(RESET)
-        return held.clone(False).set(RESET, mask)
+        states = td.select(*self.base_env.state_spec.keys(True, True), strict=False)  # a step need not write them
+        return states.update(held).set(RESET, mask)
 
     def close(self) -> None:
         super().close()

@@ -563,3 +563,33 @@ def test_one_gymnasium_env_is_not_several_whatever_is_around_it():
             SerialEnv(2, make)
     with pytest.raises(ArgumentError, match="one env object cannot be several lanes"):
         GymLanes([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
+
+
+class Counting(EnvBase):
+    """Two envs with a state beside what they show."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=(2,))
+        self.observation_spec = Composite({"observation": Unbounded((2, 1))}, shape=(2,))
+        self.state_spec = Composite({"count": Unbounded((2, 1))}, shape=(2,))
+        self.action_spec = Bounded(0, 1, (2, 1))
+
+    def _reset(self, td):
+        fresh = TensorDict({key: torch.zeros(2, 1) for key in ("observation", "count")}, [2])
+        mask = None if td is None else td.get(RESET, None)
+        if mask is None:
+            return fresh
+        return TensorDict({key: torch.where(mask, x, td[key]) for key, x in fresh.items()}, [2])
+
+    def _step(self, td):
+        count = td["count"] + torch.tensor([[1.0], [2.0]])
+        seen = td["observation"] + count
+        return TensorDict({"count": count, "observation": seen, "reward": count, "terminated": count > 4}, [2])
+
+
+def test_a_partial_reset_under_a_transform_finds_the_state_of_the_env():
+    expected = Counting().rollout(9, break_when_any_done=False)
+    found = TransformedEnv(Counting(), RewardSum()).rollout(9, break_when_any_done=False)
+    assert expected["next", "done"].any() and not expected["next", "done"].all(0).any()
+    for key in ("count", "observation", ("next", "count"), ("next", "done")):
+        assert torch.equal(found[key], expected[key]), key
