@@ -25,7 +25,7 @@ from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Lanes, reward_column
 from rlcli.lanes.make import GymRecipe
 from rlcli.lanes.native_lanes import NativeLanes
-from rlcli.specs import Composite, Unbounded
+from rlcli.specs import Composite
 
 
 class LanesEnv(EnvBase):
@@ -121,13 +121,10 @@ class LanesEnv(EnvBase):
 
 def made_specs(lanes: Lanes, observation_space, action_space, batch_size, device):
     """Observation and action specs with the batch size in front, in the dtypes that the lanes store."""
-    found = from_gym_space(observation_space, categorical=False)
+    found = from_gym_space(_as_stored(observation_space), categorical=False)
     observation = found if isinstance(found, Composite) else Composite({"observation": found})
-    for key, (shape, dtype) in lanes.schema.items():
+    for key, (_, dtype) in lanes.schema.items():
         spec = observation[key]
-        if tuple(spec.shape) != shape:  # MultiDiscrete observations are stored as they are, not one-hot
-            spec = Unbounded(shape, spec.dtype)
-            observation.set(key, spec)
         wanted = torch.from_numpy(np.empty(0, dtype)).dtype
         if spec.dtype != wanted:
             observation.set(key, spec.to(wanted))
@@ -137,6 +134,15 @@ def made_specs(lanes: Lanes, observation_space, action_space, batch_size, device
     if device is not None:
         observation, action = observation.to(device), action.to(device)
     return observation, action
+
+
+def _as_stored(space: gym.Space) -> gym.Space:
+    """An observation space with MultiDiscrete as a Box of whole numbers: they are stored as they are, not one-hot."""
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict({name: _as_stored(part) for name, part in space.spaces.items()})
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return gym.spaces.Box(space.start, space.start + space.nvec - 1, dtype=space.dtype)  # type: ignore[arg-type]
+    return space
 
 
 # ---- one gymnasium env -----------------------------------------------------------------------------------------------

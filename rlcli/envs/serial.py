@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.envs.base import SPECS, EnvBase, next_of, root_of
+from rlcli.envs.base import SPECS, EnvBase, next_of, root_of, steps_as_ours
 from rlcli.envs.lanes_env import GymEnv, LanesEnv
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
-from rlcli.lanes.bounds import strictest
+from rlcli.lanes.bounds import Bounds, strictest
 from rlcli.lanes.episodes import episode_seed
 from rlcli.lanes.gym_lanes import GymLanes, innermost
 from rlcli.lanes.lanes import Lanes
@@ -100,6 +100,11 @@ class SerialEnv(EnvBase):
     def out_of_bounds(self) -> str:
         """The strictest of the envs'."""
         return strictest(env.out_of_bounds for env in self.envs)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What all envs look at their observations with, where they are stepped one by one and have one such."""
+        return self.inner.bounds if isinstance(self.inner, _Stacked) else None
 
     def _set_seed(self, seed: int) -> None:
         self.inner._set_seed(seed)
@@ -209,12 +214,32 @@ def _brief(spec: TensorSpec) -> str:
     return " ".join(repr(spec).split())
 
 
+def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
+    """One count for the observations of all these envs; None where they do not look at the same bounds themselves."""
+    found: list[Lanes] = []
+    for env in envs:
+        while isinstance(env, TransformedEnv) and steps_as_ours(env):
+            env = env.base_env
+        lanes = getattr(env, "lanes", None)
+        if not isinstance(lanes, Lanes) or not steps_as_ours(env):
+            return None
+        found.append(lanes)
+    intervals = found[0].bounds.intervals
+    if any(lanes.bounds.intervals != intervals for lanes in found):
+        return None
+    shared = Bounds(intervals, strictest(lanes.bounds.mode for lanes in found))
+    for lanes in found:
+        lanes.bounds = shared
+    return shared
+
+
 class _Stacked(EnvBase):
     """Envs stepped one by one, their outputs stacked."""
 
     def __init__(self, envs: list[EnvBase], device) -> None:
         super().__init__(batch_size=(len(envs), *envs[0].batch_size), device=device)
         self.envs = envs
+        self.bounds = _shared_bounds(envs)
         first = envs[0]
         for place, env in enumerate(envs[1:], 1):
             for name in SPECS:

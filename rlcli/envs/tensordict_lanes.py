@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.envs import EnvBase, TransformedEnv
+from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
 from rlcli.envs.base import next_of, root_of, steps_as_ours
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.lanes.bounds import Bounds
 from rlcli.lanes.contract import broken, env_raised, place_of
-from rlcli.lanes.lanes import NONE, Lanes
+from rlcli.lanes.lanes import NONE, Lanes, Outcome
 from rlcli.lanes.observations import check_name
 from rlcli.specs import Unbounded
-from rlcli.transforms import Compose, Transform
+from rlcli.transforms import Compose, RunningNorm, Transform, by_name
 from rlcli.transforms.base import as_kind
 
 
@@ -50,6 +51,7 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
         lanes, _ = array_face(base)
         if not isinstance(lanes, TensorDictLanes):
             return lanes, transforms
+    transforms, late = _apart(transforms)
     inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
     for transform in transforms[inside:]:
         if not transform.has_columns:
@@ -59,7 +61,43 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
                 why="which is stepped on tensordicts, with all that lies below it",
                 fix=f"Append {name} last.",
             )
-    return TensorDictLanes(TransformedEnv(base, Compose(*transforms[:inside]))), transforms[inside:]
+    outside = [*transforms[inside:], *late]
+    lanes = TensorDictLanes(TransformedEnv(base, Compose(*transforms[:inside])))
+    lanes.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
+    return lanes, outside
+
+
+def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
+    """Transforms, and apart from them those that work on the rewards of whole batches and can do so in the end.
+
+    They can where what comes after them neither reads nor writes rewards: what it does is known if it has columns.
+    """
+    kept: list[Transform] = list(transforms)
+    late: list[Transform] = []
+    for place in range(len(transforms) - 1, -1, -1):
+        transform = transforms[place]
+        if transform.has_columns and transform.batch_only:
+            late.insert(0, kept.pop(place))
+        elif not transform.has_columns or "reward" in {*transform.in_keys, *transform.out_keys}:
+            break
+    for transform in kept:
+        if transform.batch_only:
+            warnings.warn(
+                f"{type(transform).__name__} is stepped with what may read its rewards: each is scaled by those before "
+                "it; put it on the outside to have it scale whole batches",
+                stacklevel=2,
+            )
+    return kept, late
+
+
+def transforms_within(env: EnvBase, place: str = "") -> Iterator[tuple[str, Transform]]:
+    """The transforms of an env and of all envs that it is made of, each under a name of its own."""
+    if isinstance(env, TransformedEnv):
+        yield from transforms_within(env.base_env, f"{place}below/")
+        yield from ((f"{place}{name}", transform) for name, transform in by_name(env.transforms).items())
+    elif isinstance(env, SerialEnv):
+        for number, member in enumerate(env.envs):
+            yield from transforms_within(member, f"{place}{number}/")
 
 
 class LateColumns:
@@ -149,7 +187,8 @@ class TensorDictLanes(Lanes):
     below : Lanes or None
         Of an env of ours under transforms its own lanes, whose episodes are seeded one by one.
     late : LateColumns
-        What steps write and resets do not, and rewards of another dtype than float32.
+        What steps write and resets do not, and rewards of another dtype than float32 (with `keeps_rewards`: where
+        no transform changes them after the batch).
     held : set of keys
         What resets write and steps do not, though no spec says so: it stays as it is at the root, and is never under
         `next`.  The first step decides.
@@ -161,6 +200,7 @@ class TensorDictLanes(Lanes):
     """
 
     on_tensordicts = True
+    keeps_rewards = True
     acting: Acting | None = None
 
     def __init__(self, env: EnvBase) -> None:
@@ -187,6 +227,13 @@ class TensorDictLanes(Lanes):
         self.env = env
         self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
         self.rewards: list[float] | None = [] if transformed else None
+        # whose state nobody else saves, and whose scale stands still while a batch is collected
+        self._within = dict(transforms_within(base))
+        found = (part for _, t in transforms_within(env) for part in t.modules())
+        self._norms = [part for part in found if isinstance(part, RunningNorm)]
+        self._refreshed = 0  # steps that the scales know of
+        if isinstance(base, SerialEnv) and steps_as_ours(base) and base.bounds is not None:
+            self.bounds, self.checks_bounds = base.bounds, True
         if below is not None:
             self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout
             self.bounds, self.checks_bounds = below.bounds, True
@@ -214,11 +261,16 @@ class TensorDictLanes(Lanes):
             self.below.seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"clock": self.clock[0], "started": list(self.started), "episodes": list(self.episodes)}
+        within = {name: transform.state_dict() for name, transform in self._within.items()}
+        book = {"clock": self.clock[0], "started": list(self.started), "episodes": list(self.episodes)}
+        return book | {"transforms": {name: state for name, state in within.items() if state}}
 
     def load_state_dict(self, state, *, replay):
         """No such env can be brought back: all lanes begin new episodes, with a seed that none before them had."""
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
+        for name, saved in state.get("transforms", {}).items():
+            self._within[name].load_state_dict(saved)
+        self._refreshed = self.clock[0]
         if self._run_seed is not None:
             self._env_seed = self.seed_of(0, max(self.episodes) + 1)
         return list(range(self.n))
@@ -315,6 +367,9 @@ class TensorDictLanes(Lanes):
         What it raises is told with env, step and seed, errors of ours that name no place too.
         """
         lane = None if self.env.batch_size else 0
+        each_step = [norm.refresh_each_step for norm in self._norms]
+        for norm in self._norms:
+            norm.refresh_each_step = False
         try:
             out = getattr(self.env, name)(*arguments)
             if name == "set_seed":
@@ -327,6 +382,17 @@ class TensorDictLanes(Lanes):
             raise
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, name) from error
+        finally:
+            for norm, own in zip(self._norms, each_step, strict=True):
+                norm.refresh_each_step = own
+
+    def take_outcome(self) -> Outcome:
+        if self.clock[0] != self._refreshed:  # the batch is over: resets alone do not change a scale
+            self._refreshed = self.clock[0]
+            for norm in self._norms:
+                if not norm.frozen:
+                    norm.refresh()
+        return super().take_outcome()
 
     # ---- steps ---------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
@@ -397,7 +463,7 @@ class TensorDictLanes(Lanes):
             under_next(key): self._lanes_of(value) for key, value in beside.items(True, True)
         }
         reward = following.get("reward")
-        if reward.dtype is not torch.float32:
+        if self.keeps_rewards and reward.dtype is not torch.float32:
             late[REWARD] = self._lanes_of(reward).cpu()
         self.late.write(t, late)
 

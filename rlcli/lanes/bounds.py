@@ -62,6 +62,16 @@ class Interval:
         self._repeat = max(1, _WIDE // max(1, math.prod(shape)))
         self._tiled = [np.tile(bound.reshape(-1), self._repeat) for bound in (least, most)]
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Interval)
+            and self._least.dtype == other._least.dtype
+            and np.array_equal(self.low, other.low)
+            and np.array_equal(self.high, other.high)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __bool__(self) -> bool:
         """Whether there is anything to check."""
         return self.below or self.above

@@ -2,8 +2,8 @@
 
 The *TensorDict face* (`_step`, `_reset`, `forward`, `inv`) works anywhere. The *column face* (`bind`,
 `batch_pass`) does the same inside the collector, on numpy rows and whole columns, without a tensordict; both
-give the same bits. A transform without a column face is still right, only slower: with all that lie below it, it is
-stepped as `TransformedEnv` steps it. `choose_faces` decides where a column face runs.
+give the same bits there. A transform without a column face is still right, only slower: with all that lie below it,
+it is stepped as `TransformedEnv` steps it. `choose_faces` decides where a column face runs.
 
 Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 """

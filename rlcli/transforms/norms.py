@@ -2,7 +2,7 @@
 
 Every raw observation is counted once: reset states, successors, and the true last observation of an episode.
 In a collector the scale is frozen while a batch is collected and refreshed at its end, so that a batch is one
-function of its observations; outside, it is refreshed at every step.
+function of its observations, whatever is stepped beside it; outside, in a rollout too, it is refreshed at every step.
 
 Rewards are divided by the running deviation of the discounted return (as in OpenAI baselines' VecNormalize).  The mean
 is not subtracted: that would change which policy is best.  Rewards keep their sign.
@@ -101,7 +101,7 @@ class RunningNorm(_Learning):
         Largest absolute value.
     epsilon : float, default 1e-8
     refresh_each_step : bool, default True
-        Whether the TensorDict face refreshes the scale at every step; otherwise only `refresh()` does.
+        Whether, outside a collector, the scale is refreshed at every step; otherwise only by `refresh()`.
     """
 
     remembers = False
@@ -272,7 +272,8 @@ class _Rows(RowOp):
 class RewardNorm(_Learning):
     """`clip(reward / sqrt(var(R) + epsilon))`, with the return R = gamma R + reward, 0 at episode starts.
 
-    In a collector the whole batch is counted first and then scaled, once; step by step elsewhere.
+    In a collector the whole batch is counted first and then scaled, once, unless a transform of the user's comes after
+    it (a warning says so); step by step elsewhere.
 
     Parameters
     ----------

@@ -130,7 +130,9 @@ TRANSFORMS = {
     "among ours": lambda: Compose(
         StepCounter(max_steps=4), RewardSum(), Wider(), FrameStack(2, 1), RewardScaling(1.0, 0.5), InitTracker()
     ),
-    "ours inside": lambda: Compose(InitTracker(), StepCounter(max_steps=4), RunningNorm(), RewardOfAll(), RewardSum()),
+    "ours inside": lambda: Compose(
+        InitTracker(), StepCounter(max_steps=4), RunningNorm().freeze(), RewardOfAll(), RewardSum()
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError, EnvError
 from rlcli.lanes.bounds import Bounds, Interval
 from rlcli.lanes.engines import engine_of
 from rlcli.specs import Bounded, Composite, MultiCategorical, OneHot
-from rlcli.transforms import FrameStack, RunningNorm
+from rlcli.transforms import FrameStack, RewardSum, RunningNorm, ToFloat
 
 LENGTH, LANES = 4, 3
 VECTOR = spaces.Box(np.array([-1.0, -np.inf, 0.0], np.float32), np.array([1.0, np.inf, 2.0], np.float32))
@@ -218,11 +218,11 @@ def test_counts_are_part_of_a_state():
 @pytest.mark.parametrize("face", ["serial", "native"])
 def test_a_transform_hides_nothing(face, step):
     """Scaled, stacked or not stored at all: the env's own values are what counts."""
-    for transform in (RunningNorm(["place"]), FrameStack(2, 1, ["place"]), None):
+    for make in (lambda: RunningNorm(["place"]), lambda: FrameStack(2, 1, ["place"]), None):
         for mode in ("refuse", "count"):
             env = FACES[face](makers(MUTATIONS["above"], 2, step, 1), mode)
-            env = TransformedEnv(env, transform) if transform is not None else env
-            keep = None if transform is not None else [("next", "reward")]
+            env = TransformedEnv(env, make()) if make is not None else env
+            keep = None if make is not None else [("next", "reward")]
             if mode == "refuse":
                 with pytest.raises(EnvError, match=f"lane 1, episode 2, step {step}, step {8 + step} of the run"):
                     collected(env, keep_keys=keep)
@@ -419,3 +419,52 @@ def test_keys_that_print_alike_are_counted_apart():
     other = Bounds(bounds.intervals, "count")
     other.load_state_dict(bounds.state_dict())
     assert (other.outside, other.worst) == (bounds.outside, bounds.worst) and len(other.lines()) == 2
+
+
+class Choosing(gym.Env):
+    """Two choices of three, shown as numbers; the second is 7 at every third step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space=None) -> None:
+        self.observation_space = spaces.MultiDiscrete([3, 3]) if space is None else space
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.see(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.see(), 0.0, False, False, {}
+
+    def see(self):
+        return np.array([1, 7 if self.t % 3 == 2 else 1], self.observation_space.dtype)
+
+
+@pytest.mark.parametrize("space", [[3, 3], [1, 1], spaces.MultiDiscrete([2, 4], np.int32, start=[1, 5])])
+def test_numbers_of_choices_have_the_spec_of_what_is_stored(space):
+    space = space if isinstance(space, spaces.Space) else spaces.MultiDiscrete(space)
+    spec = GymEnv(Choosing(space)).observation_spec["observation"]
+    drawn = spec.rand((200,)).numpy()
+    assert spec.shape == (2,) and drawn.dtype == space.dtype
+    assert (drawn.min(0) == space.start).all() and (drawn.max(0) == space.start + space.nvec - 1).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SerialEnv(2, lambda: GymEnv(Choosing())),
+        lambda: SerialEnv(2, lambda: TransformedEnv(GymEnv(Choosing()), RewardSum())),
+        lambda: TransformedEnv(SerialEnv(2, lambda: TransformedEnv(GymEnv(Choosing()), ToFloat())), RewardSum()),
+    ],
+)
+def test_what_lies_under_transforms_inside_is_counted_once(make):
+    with Collector(make(), frames_per_batch=24, seed=0) as collector, pytest.warns(UserWarning, match="outside its"):
+        collector.next()
+        assert collector.lanes.bounds.outside == {"observation": 2 * 4}
+
+
+def test_envs_under_transforms_inside_refuse_as_plain_ones_do():
+    env = SerialEnv(2, lambda: TransformedEnv(GymEnv(Choosing(), out_of_bounds="refuse"), RewardSum()))
+    with pytest.raises(EnvError, match="observation is outside its declared bounds"):
+        Collector(env, frames_per_batch=24).next()

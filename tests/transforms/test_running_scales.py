@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from scripted import run_columns, run_tensordicts, write_script
 from tensordict import TensorDict
 
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.transforms import (
     Compose,
@@ -200,3 +202,65 @@ def test_mistakes_get_a_sentence():
         StepCounter()(TensorDict({}, [3]))
     with pytest.raises(MissingKeyError, match=r"needs step_count: the tensordict holds observation\. Reset"):
         StepCounter()._step(TensorDict({"observation": torch.zeros(3, 1)}, [3]), TensorDict({}, [3]))
+
+
+class Passing(Transform):
+    """Known to nobody: what it lies on is stepped on tensordicts."""
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict
+
+
+def cartpoles(*transforms, lanes=2):
+    return TransformedEnv(SerialEnv(lanes, lambda: GymEnv("CartPole-v1")), Compose(*transforms))
+
+
+def batches_of(env, count=3):
+    with Collector(env, frames_per_batch=40, next_obs="full", seed=3) as collector:
+        return torch.cat([collector.next() for _ in range(count)], -1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [RunningNorm(), StepCounter()],
+        lambda: [RunningNorm().freeze(), RewardSum(), RewardNorm(), StepCounter(max_steps=9), RewardNorm(0.5)],
+    ],
+)
+def test_in_a_collector_a_scale_stands_still_during_a_batch_whatever_is_stepped_beside_it(make):
+    expected = batches_of(cartpoles(*make()))
+    env = cartpoles(Passing(), *make())
+    found = batches_of(env)
+    for key in expected.keys(True, True):
+        assert torch.equal(found[key], expected[key]), key
+    norm = next(t for t in env.transforms if isinstance(t, RunningNorm))
+    assert norm.refresh_each_step  # by hand it follows every step again
+
+
+def test_a_reward_norm_that_others_may_read_is_told_of():
+    with pytest.warns(UserWarning, match=r"RewardNorm is stepped with what may read.*put it on the outside"):
+        batches_of(cartpoles(RewardNorm(), Passing()))
+
+
+def test_rewards_of_doubles_are_scaled_too():
+    class Doubles(Transform):
+        def _step(self, tensordict, next_tensordict):
+            return next_tensordict.set("reward", next_tensordict["reward"].double())
+
+    expected, found = (batches_of(cartpoles(kind(), RewardNorm())) for kind in (Passing, Doubles))
+    assert torch.equal(found["next", "reward"], expected["next", "reward"])
+
+
+def test_what_transforms_inside_an_env_of_several_have_learned_is_saved():
+    def make():
+        env = SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), RunningNorm()))
+        return Collector(env, frames_per_batch=40, seed=3), [each.transforms[0] for each in env.envs]
+
+    first, norms = make()
+    first.next()
+    second, restored = make()
+    second.load_state_dict(first.state_dict())
+    for norm, copy in zip(norms, restored, strict=True):
+        assert norm.tallies[0].moments.count == copy.tallies[0].moments.count > 20
+        np.testing.assert_array_equal(norm.tallies[0].mean, copy.tallies[0].mean)
+    assert norms[0].tallies[0].moments.count + norms[1].tallies[0].moments.count > 40
