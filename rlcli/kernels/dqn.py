@@ -44,7 +44,7 @@ def _best(values):
     return best
 
 
-@compiled()
+@compiled(error_model="numpy")
 def q_learning(values, action, next_values, choosing, reward, terminated, gamma, steps, weight, kind, grad, errors):
     """Loss and mean value of the actions taken; writes `grad [N, A]` and the absolute `errors [N]`.
 
@@ -64,9 +64,17 @@ def q_learning(values, action, next_values, choosing, reward, terminated, gamma,
         Of `KINDS`.
     """
     count, loss, mean = values.shape[0], 0.0, 0.0
+    if not next_values.shape == choosing.shape == grad.shape == values.shape:  # compiled code would read beside them
+        raise ValueError("the values of s' and the gradient do not have the shape of the values of s")
+    if not (
+        action.shape[0] == reward.shape[0] == terminated.shape[0] == errors.shape[0] == count
+        and (steps.shape[0] == 0 or steps.shape[0] == count)
+        and (weight.shape[0] == 0 or weight.shape[0] == count)
+    ):
+        raise ValueError("the columns do not have one number a row")
     total = total_of(weight, count)
     for i in range(count):
-        if action[i] < 0 or action[i] >= values.shape[1]:  # compiled code would read, and write, beside the array
+        if action[i] < 0 or action[i] >= values.shape[1]:
             raise IndexError("an action index is not below the number of actions")
         target = np.float64(reward[i])
         if not terminated[i]:

@@ -39,7 +39,7 @@ def layers_of(net: Any) -> list[Layer] | None:
     """The layers of a plain stack, or None for any other net (hooked, overridden, with shared weights, ...)."""
     layers: list[Layer] = []
     for leaf in _leaves(net):
-        if type(leaf) is nn.Linear:
+        if type(leaf) is nn.Linear and isinstance(leaf._parameters.get("weight"), nn.Parameter):
             layers.append(Layer(leaf, None))
         elif leaf is not None and type(leaf) in IN_PLACE and layers and layers[-1].activation is None:
             layers[-1] = layers[-1]._replace(activation=type(leaf))

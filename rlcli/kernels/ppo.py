@@ -108,6 +108,9 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
     low, high, critic_coeff = number(numbers[0]), number(numbers[1]), number(numbers[2])
     entropy_coeff, clip_value, kind = number(numbers[3]), number(numbers[4]), int(numbers[5])
     one, zero, share = number(1), number(0), number(numbers[2]) / number(n)
+    lengths = rows.value.shape[0], rows.old_log_prob.shape[0], rows.advantage.shape[0], rows.target.shape[0]
+    if n == 0 or lengths != (n, n, n, n) or rows.old_value.shape[0] != n or value_grad.shape[0] != n:
+        raise ValueError("the columns do not have one number a row")
     mean, scale = _moments(rows.advantage) if numbers[6] > 0 and n > 1 else (0.0, 1.0)
     mean, scale = number(mean), number(scale)
     push = np.empty(n, log_prob.dtype)
@@ -163,10 +166,12 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
 @compiled(error_model="numpy")
 def _categorical(logits, action, rows, numbers, grad, value_grad, terms):
     n, k = logits.shape
+    if action.shape != (n,) or grad.shape != (n, k):  # compiled code would read, and write, beside the array
+        raise ValueError("actions and gradients do not have the shapes of the logits")
     number = logits.dtype.type
     log_prob, entropy = np.empty(n, logits.dtype), np.zeros(n, logits.dtype)
     for i in range(n):
-        if action[i] < 0 or action[i] >= k:  # compiled code would read, and write, beside the array
+        if action[i] < 0 or action[i] >= k:
             raise IndexError("an action index is not below the number of actions")
         z, p = logits[i], grad[i]  # the gradient's memory holds the probabilities until they are used up
         top = z[0]
@@ -196,6 +201,8 @@ def _categorical(logits, action, rows, numbers, grad, value_grad, terms):
 @compiled(error_model="numpy")
 def _normal(loc, scale, action, rows, numbers, loc_grad, scale_grad, value_grad, terms):
     n, d = loc.shape
+    if not scale.shape == action.shape == loc_grad.shape == scale_grad.shape == (n, d):
+        raise ValueError("scale, actions and gradients do not have the shape of loc")
     number = loc.dtype.type
     constant, half = number(0.5 * math.log(2 * math.pi)), number(0.5)
     log_prob, entropy = np.zeros(n, loc.dtype), np.zeros(n, loc.dtype)

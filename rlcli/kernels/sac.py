@@ -29,8 +29,13 @@ def _less(one, other):
 @compiled()
 def draw(both, noise, centre, half, low, high, action, log_prob):
     """Actions `[N, d]` and log-probabilities `[N]` of a squashed Gaussian; `both [N, 2 d]` is loc and log scale."""
-    dims = noise.shape[1]
-    for i in range(noise.shape[0]):
+    rows, dims = noise.shape
+    if (
+        both.shape != (rows, 2 * dims) or action.shape != (rows, dims) or log_prob.shape[0] != rows
+        or centre.shape[0] != dims or half.shape[0] != dims
+    ):  # fmt: skip
+        raise ValueError("loc and scale, noise, bounds and actions do not have one width")
+    for i in range(rows):
         total = 0.0
         for j in range(dims):
             log_scale = min(max(both[i, dims + j], low), high)
@@ -45,7 +50,12 @@ def draw(both, noise, centre, half, low, high, action, log_prob):
 @compiled()
 def targets(next_values, log_prob, alpha, reward, terminated, gamma, steps, target):
     """`target [N]`: r + g (min_i Q'_i(s', a') - alpha log pi); `next_values [C, N]` of the critics."""
-    for i in range(reward.shape[0]):
+    count = reward.shape[0]
+    if not next_values.shape[1] == log_prob.shape[0] == terminated.shape[0] == target.shape[0] == count or (
+        steps.shape[0] != 0 and steps.shape[0] != count
+    ):
+        raise ValueError("the columns do not have one number a row")
+    for i in range(count):
         target[i] = reward[i]
         if not terminated[i]:
             least = next_values[0, i]
@@ -55,10 +65,12 @@ def targets(next_values, log_prob, alpha, reward, terminated, gamma, steps, targ
             target[i] += discount * (least - alpha * log_prob[i])
 
 
-@compiled()
+@compiled(error_model="numpy")
 def critic_grads(values, target, weight, kind, grads, errors):
     """Loss of the critics and the mean of the first's values; writes `grads [C, N]` and the largest `errors [N]`."""
     critics, count = values.shape
+    if target.shape[0] != count or (weight.shape[0] != 0 and weight.shape[0] != count):
+        raise ValueError("the columns do not have one number a row")
     total, loss, mean = total_of(weight, count), 0.0, 0.0
     for i in range(count):
         share = (weight[i] if weight.shape[0] else 1.0) / total
@@ -74,7 +86,7 @@ def critic_grads(values, target, weight, kind, grads, errors):
     return loss, mean / count
 
 
-@compiled()
+@compiled(error_model="numpy")
 def least_grads(values, log_prob, alpha, weight, grads):
     """Loss of the actor, mean entropy and its weighted mean; writes the gradient at the critics, `grads [C, N]`."""
     critics, count = values.shape
@@ -93,10 +105,15 @@ def least_grads(values, log_prob, alpha, weight, grads):
     return loss, entropy / count, weighed
 
 
-@compiled()
+@compiled(error_model="numpy")
 def actor_grad(both, noise, half, low, high, action_grads, alpha, weight, grad):
     """The gradient at the actor's outputs, `grad [N, 2 d]`; `action_grads [C, N, d]` are those of the critics."""
     critics, count, dims = action_grads.shape
+    if (
+        not both.shape == grad.shape == (count, 2 * dims) or noise.shape != (count, dims)
+        or half.shape[0] != dims or (weight.shape[0] != 0 and weight.shape[0] != count)
+    ):  # fmt: skip
+        raise ValueError("loc and scale, noise, bounds and gradients do not have one width")
     total = total_of(weight, count)
     for i in range(count):
         share = alpha * (weight[i] if weight.shape[0] else 1.0) / total

@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError
 from rlcli.learning.flat import FlatParameters
 from rlcli.modules.stages import Structure
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.networks import Columns
+from rlcli.objectives.networks import Columns, Tensors
 
 Figures = dict[str, Any]  # floats or tensors
 
@@ -99,25 +99,31 @@ class GradientChoice:
             raise ArgumentError(f"unknown gradient {gradient!r}", fix=f"Choose one of {', '.join(GRADIENTS)}")
         self.loss, self.flat, self.compile = loss, flat, compile
         self._closed = _closed_form(type(loss)) if gradient == "auto" and not compile else None
-        self._structure = Structure(loss)
+        self._chosen: tuple[object, Gradient] | None = None
+        self._look()
         self._own: list[object] = []  # what the loss was told, and what that comes to
         self._options: list[object] = []
-        self._chosen: tuple[object, Gradient] | None = None
+
+    def _look(self) -> None:
+        self._structure, self._tensors, self._chosen = Structure(self.loss), Tensors(self.loss.modules()), None
+        self._fixed = [p for p in self.loss.parameters() if not p.requires_grad]  # of target networks
 
     def of(self, columns: Columns) -> Gradient:
         """The fastest way that fits minibatches like `columns`, of any length."""
         parameters = self.flat.parameters
-        if not self._structure.holds() or not all(p.requires_grad for p in parameters):
+        if not (self._structure.holds() and self._tensors.holds()) or not all(p.requires_grad for p in parameters):
             self.flat.bind()  # the parameters of another layer, or the sentence that there are others
-            self._structure, self._chosen = Structure(self.loss), None
+            self._look()
+            parameters = self.flat.parameters
         hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
         own = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
         if len(own) != len(self._own) or not all(map(operator.is_, own, self._own)):
             self._own, self._options = own, _options(self.loss)
         kinds = [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()]
-        kind = (self.flat.version, hooked, self._options, kinds)
+        autocast = torch.is_autocast_enabled(self.flat.tensor.device.type)
+        kind = (self.flat.version, [p.data_ptr() for p in self._fixed], hooked, autocast, self._options, kinds)
         if self._chosen is None or self._chosen[0] != kind:
-            usual = None if hooked or _overridden(self.loss) else self._closed
+            usual = None if hooked or autocast or _overridden(self.loss) else self._closed
             closed = None if usual is None else usual(self.loss, self.flat, columns)
             self._chosen = kind, closed or Autograd(self.loss, self.flat, self.compile)
         return self._chosen[1]

@@ -7,6 +7,7 @@ draws what `SACLoss` draws, in its order. The oracle is `Autograd`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +35,7 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
     online, delayed = _replayed(loss.online, True), _replayed(loss.delayed, False)
     if online is None or delayed is None or flat.tensor.device.type != "cpu":
         return None
-    layers = sum(
-        x.linear.weight.numel() + (0 if x.linear.bias is None else x.linear.bias.numel()) for x in online.layers
-    )
-    if layers != sum(p.numel() for p in flat.parameters) or flat.tensor.dtype != torch.float32:
+    if not _all_of(flat, [online]) or flat.tensor.dtype != torch.float32:
         return None
     key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
     fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
@@ -86,6 +84,12 @@ class ClosedDQN:
         return action.reshape(-1).numpy()
 
 
+def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
+    """Whether these networks' parameters, and the others, are all that is trained."""
+    held = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
+    return sorted([*held, *map(id, others)]) == sorted(map(id, flat.parameters))
+
+
 def _replayed(values: Lowered, trained: bool) -> Replay | None:
     stages = values.stages or ()
     if len(stages) != 1 or stages[0].layers is None:
@@ -112,17 +116,17 @@ def one_number(x: Tensor) -> bool:
 def plain_rows(loss: Any, columns: Columns) -> bool:
     """Whether what `steps_of` reads is there, one number a row of a dtype that numpy has."""
     k = loss.tensor_keys
-    needed, optional = (under_next(k.reward), under_next(k.terminated)), (STEPS_TO_NEXT_OBS, k.priority_weight)
+    needed, optional = (under_next(k.reward), loss.ended_key(columns)), (STEPS_TO_NEXT_OBS, k.priority_weight)
     there = [x for key in (*needed, *optional) if (x := columns.get(key)) is not None]
-    return all(key in columns for key in needed) and all(
-        one_number(x) and x.dtype in (*NUMBERS, torch.bool) for x in there
-    )
+    if not all(key in columns for key in needed) or columns[needed[1]].dtype != torch.bool:
+        return False
+    return all(one_number(x) and x.dtype in (*NUMBERS, torch.bool) for x in there)
 
 
 def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
-    """Reward and terminated, each `[N]`; the steps that a reward spans, and weights, each `[N]` or empty."""
+    """Reward and ends, each `[N]`; the steps that a reward spans, and weights, each `[N]` or empty."""
     k = loss.tensor_keys
-    given = (under_next(k.reward), under_next(k.terminated), STEPS_TO_NEXT_OBS, k.priority_weight)
+    given = (under_next(k.reward), loss.ended_key(columns), STEPS_TO_NEXT_OBS, k.priority_weight)
     absent: tuple[np.ndarray, ...] = (NOTHING, NOTHING, NO_STEPS, NOTHING)
     found = zip(map(columns.get, given), absent, strict=True)
     return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in found)
@@ -141,11 +145,13 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
     if any(x is None for x in (*critics, *delayed)) or flat.tensor.device.type != "cpu":
         return None
     nets = [Replay(layers), *critics]
-    counted = sum(p.numel() for net in nets if net is not None for x in net.layers for p in x.linear.parameters())
-    if counted + int(not loss.fixed_alpha) != sum(p.numel() for p in flat.parameters):
+    if not _all_of(flat, nets, *(() if loss.fixed_alpha else (loss.log_alpha,))):  # type: ignore[arg-type]
         return None
     read = (keys[0], under_next(keys[0]), action)
     fits = all(float_rows(columns, k) for k in read) and plain_rows(loss, columns)
+    if fits:  # the kernels take it for granted that loc, scale, bounds and actions are of one width
+        dims = columns[action].shape[1]
+        fits = layers[-1].linear.out_features == 2 * dims and family.half.size in (1, dims)
     whole = loss.reduction == "mean" and flat.tensor.dtype == torch.float32 and not any(k in columns for k in MASK_KEYS)
     return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
 
@@ -175,7 +181,7 @@ class ClosedSAC:
         self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
         family, (_, split), _ = loss.density.known()
         assert isinstance(family, TanhNormalFamily)
-        dims = family.half.size if family.half.ndim else actor.layers[-1].linear.out_features // 2
+        dims = actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
         self._split = split.module
         self._kept: dict[int, Work] = Recent()

@@ -43,13 +43,14 @@ class ClosedPPO:
         from rlcli.kernels import ppo  # loads the compiler
 
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
-        self._discrete = _discrete(loss)
+        self._discrete, self._fitting = _discrete(loss), loss.density.known().family.fitting  # type: ignore[union-attr]
         self._kernel, self._ppo = ppo, ppo.categorical if self._discrete else ppo.normal
         self._grads: dict[int, tuple[Tensor, ...]] = Recent()
 
     def __call__(self, columns: Columns) -> dict[str, float]:
         loss, keys = self.loss, self.loss.tensor_keys
         params, value = self.nets.forward(columns)
+        action = self._fitting(params, columns[keys.action])
         grads = self._grads.get(value.shape[0])
         if grads is None:
             contiguous = torch.contiguous_format
@@ -64,7 +65,6 @@ class ClosedPPO:
             target=goal,
             old_value=goal if loss.clip_value is None else _flat(columns[keys.value]),
         )
-        action = columns[keys.action]
         terms = self._ppo(
             tuple(x.detach().contiguous().numpy() for x in params),
             _flat(action) if self._discrete else action.numpy(),
@@ -155,7 +155,7 @@ def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) ->
 
 
 class ByAutograd:
-    """Any networks that are called on tensors."""
+    """Any networks that are called on tensors; a scale may be one number a row, as it may in the distribution."""
 
     def __init__(self, loss: PolicyGradientLoss, flat: FlatParameters) -> None:
         self.loss, self.flat = loss, flat
@@ -164,6 +164,8 @@ class ByAutograd:
     def forward(self, batch: Columns) -> Outputs:
         params, values = self.loss.density.parameters(batch)
         value = self.loss.criticised(batch, values)[self.loss.tensor_keys.value]
+        first, dtype = params[0], self.flat.tensor.dtype
+        params = tuple(_as_rows(x, first, dtype) for x in params)
         self._outputs = (*params, value)
         return params, value
 
@@ -173,6 +175,13 @@ class ByAutograd:
         learned = [(x, g.view_as(x)) for x, g in pairs if x.requires_grad]
         torch.autograd.backward([x for x, _ in learned], [g for _, g in learned])
         self._outputs = ()
+
+
+def _as_rows(x: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter `[N, k]`, as the kernels read it: in the shape of the first one, and in the dtype of the weights."""
+    if x.shape == like.shape and x.dtype == dtype and x.ndim == 2:
+        return x
+    return x.expand_as(like).reshape(-1, like.shape[-1]).to(dtype)
 
 
 class Replayed:

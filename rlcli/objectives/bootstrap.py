@@ -1,13 +1,14 @@
 """What losses that learn from stored steps share: columns of the next state, discounts, weights, priorities, targets.
 
-Reads `("next", reward)`, `("next", terminated)`, and where they are there `steps_to_next_obs` (the reward is that of so
-many steps), `priority_weight` and masks. Writes the priority of every row. Target networks are frozen copies of what is
-trained; an updater moves them.
+Reads `("next", reward)`, `("next", terminated)` or else `("next", done)`, and where they are there `steps_to_next_obs`
+(the reward is that of so many steps), `priority_weight` and masks. Writes the priority of every row. Target networks
+are frozen copies of what is trained; an updater moves them.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,11 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
 from rlcli.objectives.keyed import Elsewhere, elsewhere, one_of
 from rlcli.objectives.loss import ROWS, Loss
-from rlcli.objectives.networks import Columns
+from rlcli.objectives.networks import Columns, Tensors
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, reduce, zeroed
 from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
+from rlcli.objectives.value.reading import need_rate
 
 
 class BootstrappedLoss(Loss):
@@ -69,9 +71,7 @@ class BootstrappedLoss(Loss):
         """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
         if value_type not in (None, ValueEstimators.TD0, ValueEstimators.TD0.value):
             raise ArgumentError("targets are one-step here", why=f"got {value_type}", fix="Use n-step rewards instead.")
-        if not 0 <= gamma <= 1:
-            raise ArgumentError("gamma must lie in [0, 1]", why=f"got {gamma}")
-        self.gamma = float(gamma)
+        self.gamma = float(need_rate("gamma", gamma))
 
     @abstractmethod
     def target_pairs(self) -> list[Pair]:
@@ -105,6 +105,11 @@ class BootstrappedLoss(Loss):
         """Priorities `[*B]` in the shape in which they are stored."""
         return error
 
+    def ended_key(self, columns: Columns) -> Key:
+        """What says that no value follows a row: `terminated`, or `done` of a batch that tells no ends apart."""
+        _, done, terminated = self.next_keys
+        return done if terminated not in columns and done in columns else terminated
+
     # ---- for subclasses ----------------------------------------------------------------------------------------
     def rows(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None, Tensor | None]:
         """What `countable` gives, and the weights `[*B]`."""
@@ -115,7 +120,8 @@ class BootstrappedLoss(Loss):
 
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
         """The value `[*B]` that a row's own value is to have."""
-        reward, _, terminated = (self.need(columns, k).reshape(next_value.shape) for k in self.next_keys)
+        keys = self.next_keys[0], self.ended_key(columns)
+        reward, terminated = (self.need(columns, k).reshape(next_value.shape) for k in keys)
         steps = columns.get(STEPS_TO_NEXT_OBS)
         gamma = self.gamma if steps is None else self.gamma ** steps.reshape(next_value.shape)
         return td0_return_estimate(gamma, next_value, reward, terminated)
@@ -199,20 +205,33 @@ class TargetUpdate(ABC):
                 fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).",
             )
         self.loss_module, self.counter = loss_module, 0
-        self._marks: list[tuple[nn.Module, str, Tensor]] = []
+        self._watch = Tensors()
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Trained and target tensors, parameters and float buffers, in the same order."""
-        # walking modules takes longer than moving their weights: once, until a network's first weight is another tensor
-        if not self._sources or any(layer._parameters[name] is not first for layer, name, first in self._marks):
-            self._marks, self._sources, self._targets = [], [], []
-            for pair in self.loss_module.target_pairs():
-                self._marks += [_first_weight(net) for net in pair]
-                for own, other in zip(*map(_floats, pair), strict=True):
-                    self._sources.append(own)
-                    self._targets.append(other)
+        """Trained and target tensors, parameters and float buffers, in the same order.
+
+        Raises
+        ------
+        ArgumentError
+            They are not alike, or there are none.
+        """
+        # walking modules takes longer than moving their weights: once, until one of them is another tensor
+        if not self._sources or not self._watch.holds():
+            pairs = self.loss_module.target_pairs()
+            sources, targets = ([x for pair in pairs for x in _floats(pair[i])] for i in (0, 1))
+            if not sources or [x.shape for x in sources] != [x.shape for x in targets]:
+                raise ArgumentError(
+                    "the target networks cannot follow what is trained",
+                    where=type(self.loss_module).__name__,
+                    why=_difference(sources, targets),
+                    fix="Change a layer in both networks, or build the loss and its updater anew.",
+                )
+            own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
+            inside = (part for net in itertools.chain.from_iterable(pairs) for part in net.modules())
+            self._watch = Tensors([*own, *inside])
+            self._sources, self._targets = sources, targets
         return self._sources, self._targets
 
     def init_(self) -> None:
@@ -250,6 +269,8 @@ class SoftUpdate(TargetUpdate):
         self, loss_module: HasTargets, *, eps: float | None = None, tau: float | None = None, every: int = 1
     ) -> None:
         super().__init__(loss_module)
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ArgumentError("every must be a whole number, at least 1", why=f"got {every!r}")
         self.every = every
         if (eps is None) == (tau is None):
             raise ArgumentError("SoftUpdate takes exactly one of eps and tau", why=f"got eps={eps}, tau={tau}")
@@ -284,9 +305,13 @@ class HardUpdate(TargetUpdate):
             self.init_()
 
 
-def _first_weight(network: nn.Module) -> tuple[nn.Module, str, Tensor]:
-    """The layer that holds it, its name there, and itself."""
-    return next((m, name, p) for m in network.modules() for name, p in m._parameters.items() if p is not None)
+def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
+    """Why tensors of two networks are no pairs."""
+    if len(sources) != len(targets):
+        return f"{len(sources)} tensors are trained, and {len(targets)} are to follow"
+    pairs = ((tuple(x.shape), tuple(y.shape)) for x, y in zip(sources, targets, strict=True))
+    wrong = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    return "the networks have no parameters" if wrong is None else f"one of shape {wrong[0]} has a target of {wrong[1]}"
 
 
 def _floats(module: nn.Module) -> list[Tensor]:

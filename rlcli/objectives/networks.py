@@ -9,6 +9,7 @@ computation may use from learning by it.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -49,6 +50,26 @@ class Watched(Generic[T]):
 
     def _look(self) -> None:
         self._found, self._structure = self._find(self.module), Structure(self.module)
+
+
+class Tensors:
+    """What modules hold: parameters, buffers and modules.
+
+    Parameters
+    ----------
+    parts : iterable of nn.Module
+        Each for itself, without those inside it.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
+        tables: list[dict] = [x for part in parts for x in (part._modules, part._parameters, part._buffers)]
+        self._tables = [x for x in tables if x]
+        self._inside = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+
+    def holds(self) -> bool:
+        """Whether none of them was replaced or taken away; their numbers may have changed."""
+        now = itertools.chain.from_iterable(map(dict.values, self._tables))
+        return all(map(operator.is_, now, self._inside)) and sum(map(len, self._tables)) == len(self._inside)
 
 
 def value_key(network: TensorDictModuleBase) -> Key:
@@ -231,6 +252,7 @@ class Density:
         family = known.family
         if family is not None:
             params, values = known.parameters(columns)
+            action = family.fitting(params, action)
             if entropy:
                 found = family.log_prob_and_entropy(params, action)
                 return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values

@@ -1,7 +1,9 @@
 """Closed forms against autograd: the same losses, priorities and gradients, to rounding."""
 
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -10,7 +12,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
+from rlcli.kernels import dqn, ppo, sac
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC
@@ -306,6 +309,123 @@ def test_a_change_after_the_first_update_counts_as_it_does_for_autograd(kind, ch
         1 + wanted.abs().max()
     )
     assert (grad - before[1]).abs().max() > 1e-3  # it makes a difference
+
+
+def off_policy(kind, space=None, width=2):
+    """A loss and a batch that fits it."""
+    if kind == "dqn":
+        space = Categorical(3) if space is None else space
+        loss = DQNLoss(build_q_actor(OBSERVED, space, hidden=(8,), generator=0).actor[0])
+        return loss, columns(torch.as_tensor(space.rand((N,))))
+    actor, critics = build_soft_actor_critic(OBSERVED, Bounded(-1.0, 1.0, (width,)), hidden=(8,), generator=0)
+    return SACLoss(actor, list(critics), generator=torch.Generator()), columns(torch.rand(N, width))
+
+
+def answers(loss, batch):
+    """What both ways make of a batch: a loss, or the sentence why not."""
+    flat = FlatParameters(loss)
+    for gradient in ("auto", "autograd"):
+        if getattr(loss, "generator", None) is not None:
+            loss.generator.manual_seed(1)
+        try:
+            yield float(GradientChoice(loss, flat, gradient).of(batch)(batch)["loss"])
+        except RlcliError as error:
+            yield str(error)
+
+
+def without_done(batch):
+    del batch[("next", "done")]
+
+
+def without_terminated(batch):
+    batch[("next", "done")] = batch.pop(("next", "terminated"))
+
+
+def with_float_ends(batch):
+    batch[("next", "terminated")] = batch[("next", "terminated")].float()
+
+
+def with_no_weight(batch):
+    batch["priority_weight"] = torch.zeros(N)
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(without_done, None), (without_terminated, None), (with_float_ends, "not bool"), (with_no_weight, "nan")],
+)
+def test_both_ways_accept_the_same_batches(kind, change, said):
+    loss, batch = off_policy(kind)
+    if change is without_terminated:
+        batch[("next", "done")] = batch[("next", "terminated")]
+    wanted, _ = answers(loss, batch)
+    change(batch)
+    fast, slow = answers(loss, batch)
+    if said is None:
+        assert fast == pytest.approx(wanted, rel=1e-5) and slow == pytest.approx(wanted, rel=1e-5)
+    elif said == "nan":
+        assert math.isnan(fast) and math.isnan(slow)
+    else:
+        assert said in fast and said in slow
+
+
+def test_a_one_hot_row_of_zeros_is_one_action_either_way():
+    loss, batch = off_policy("dqn", OneHot(3))
+    batch["action"][7] = 0
+    fast, slow = answers(loss, batch)
+    assert fast == pytest.approx(slow, rel=1e-5)
+
+
+def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array():
+    loss, batch = off_policy("sac")
+    batch["action"] = torch.rand(N, 3)
+    with pytest.raises(RuntimeError):
+        GradientChoice(loss, FlatParameters(loss)).of(batch)(batch)
+    for call in (
+        lambda x, y: sac.draw(x(4, 5), x(4, 3), x(3), x(3), -1.0, 1.0, x(4, 3), x(4)),
+        lambda x, y: sac.draw(x(4, 6), x(4, 3), x(2), x(2), -1.0, 1.0, x(4, 3), x(4)),
+        lambda x, y: sac.actor_grad(x(4, 6), x(4, 3), x(3), -1.0, 1.0, x(2, 4, 3), 0.1, x(0), x(4, 5)),
+        lambda x, y: dqn.q_learning(
+            x(4, 3), y(4), x(4, 2), x(4, 3), x(4), x(4) > 0, 0.9, y(0), x(0), 0, x(4, 3), x(4)
+        ),
+        lambda x, y: ppo.normal(
+            (x(4, 3), x(4, 1)), x(4, 3), ppo.Rows(*[x(4)] * 5), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
+            (x(4, 3), x(4, 1)), x(4),
+        ),
+        lambda x, y: ppo.categorical(
+            (x(4, 3),), y(4), ppo.Rows(x(4), x(4), x(4), x(3), x(4)), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
+            (x(4, 3),), x(4),
+        ),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="do not have"):
+            call(lambda *shape: np.ones(shape, np.float32), lambda *shape: np.zeros(shape, np.int64))
+
+
+def move(net):
+    for p in net.parameters():
+        p.data = p.data + 0.5
+
+
+def exchange(net):
+    with torch.no_grad():
+        net[-1].bias = nn.Parameter(net[-1].bias + 0.5, requires_grad=net[-1].bias.requires_grad)
+
+
+@pytest.mark.parametrize("change", [move, exchange])
+@pytest.mark.parametrize("side", ["value_network", "target_value_network"])
+def test_weights_that_are_replaced_are_those_that_count(change, side):
+    actor = build_q_actor(OBSERVED, Categorical(3), hidden=(8,), generator=0).actor[0]
+    loss, batch = DQNLoss(actor), columns(torch.randint(3, (N,)))
+    flat = FlatParameters(loss)
+    fast = GradientChoice(loss, flat)
+    before, _ = by(fast, batch)
+    change(getattr(loss, side).module[0].module)
+    flat.bind()
+    found, grad = by(fast, batch)
+    expected, wanted = by(GradientChoice(loss, flat, "autograd"), batch)
+    assert isinstance(fast.of(batch), ClosedDQN)
+    assert found == pytest.approx(expected, rel=1e-5) and before != pytest.approx(found, rel=1e-3)
+    assert (grad - wanted).abs().max() <= 2e-5 * (1 + wanted.abs().max())
 
 
 def test_bounds_of_a_log_scale_are_those_of_now():

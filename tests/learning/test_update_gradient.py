@@ -16,7 +16,7 @@ from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_ppo import ByAutograd, Replayed, closed_ppo
 from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
-from rlcli.modules import MLP, Categorical, ProbabilisticActor, ValueOperator
+from rlcli.modules import MLP, Categorical, IndependentNormal, ProbabilisticActor, ValueOperator
 from rlcli.modules.values import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
@@ -202,6 +202,85 @@ def test_a_critic_of_several_numbers_a_row_is_refused_as_the_general_way_does():
     for gradient in (closed_ppo(wide, flat, columns), Autograd(wide, flat)):
         with pytest.raises(ArgumentError, match="state_value does not hold one number"):
             gradient(columns)
+
+
+class Isotropic(nn.Module):
+    """A deviation for all action dims of a row."""
+
+    def __init__(self, dims=3):
+        super().__init__()
+        self.loc, self.scale = nn.Linear(4, dims), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.loc(x), self.scale(x).exp()
+
+
+def isotropic():
+    net = TensorDictModule(Isotropic(), ["observation"], ["loc", "scale"])
+    actor = ProbabilisticActor(net, ["loc", "scale"], distribution_class=IndependentNormal, return_log_prob=True)
+    return ClipPPOLoss(actor, make_critic())
+
+
+def test_a_scale_that_broadcasts_is_no_stray_write():
+    loss = isotropic()
+    columns = columns_for(loss)
+    a, grad, b, expected, _ = both(loss, columns)
+    assert (grad - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
+    assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [isotropic, lambda: ClipPPOLoss(make_actor("normal"), make_critic())])
+def test_actions_of_another_width_are_refused_and_not_read_beside_the_array(make):
+    loss = make()
+    columns = columns_for(loss)
+    columns["action"] = columns["action"][:, :1].clone()
+    flat = FlatParameters(loss)
+    for gradient in (GradientChoice(loss, flat).of(columns), Autograd(loss, flat)):
+        with pytest.raises(ArgumentError, match=r"do not have the shape.* \(64, 1\), .* \(64, 3\)"):
+            gradient(columns)
+
+
+def test_an_index_may_come_with_a_dim_of_its_own():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    columns = columns_for(loss)
+    flat = FlatParameters(loss)
+    wanted = Autograd(loss, flat)(columns)["loss"].item()
+    columns["action"] = columns["action"].unsqueeze(-1)
+    for gradient in (GradientChoice(loss, flat).of(columns), Autograd(loss, flat)):
+        assert float(gradient(columns)["loss"]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_parameters_of_a_lower_precision_are_computed_with_in_that_of_the_weights():
+    class Half(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).bfloat16()
+
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    loss.actor_network.module[0].module[-1] = Half(16, 3)
+    _, grad, _, expected, _ = both(loss, columns_for(loss))
+    assert (grad - expected).abs().max() <= 0.02 * (1 + expected.abs().max())
+
+
+def test_under_autocast_the_networks_are_called():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    columns, flat = columns_for(loss), FlatParameters(loss)
+    choice = GradientChoice(loss, flat)
+    assert not isinstance(choice.of(columns), Autograd)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(choice.of(columns), Autograd)
+        assert choice.of(columns)(columns)["loss"].isfinite()
+    assert not isinstance(choice.of(columns), Autograd)
+
+
+def test_a_weight_that_is_no_parameter_is_not_replayed():
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    layer = loss.critic_network.module[0]
+    weight = layer.weight.detach().clone()
+    del layer.weight
+    layer.register_buffer("weight", weight)
+    _, grad, _, expected, fast = both(loss, columns_for(loss))
+    assert isinstance(fast.nets, ByAutograd)
+    assert (grad - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
 
 
 CHANGES = {

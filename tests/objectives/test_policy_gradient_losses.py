@@ -209,7 +209,11 @@ def test_columns_that_the_actor_cannot_take_are_named(kind, key):
     actor, critic = make_actor(), make_critic()
     td = ready(actor, critic)
     td[key] = td[key][..., None].expand(3, 20, *td[key].shape[2:], 2).reshape(3, 20, -1)
-    with pytest.raises(ArgumentError, match=f"the actor cannot be evaluated.*{key}"):
+    said = {
+        "observation": "the actor cannot be evaluated.*observation",
+        "action": r"the actions do not have the shape.* \(3, 20, 2\), .* \(3, 20\)",
+    }
+    with pytest.raises(ArgumentError, match=said[key]):
         LOSSES[kind](actor, critic)(td)
 
 

@@ -66,12 +66,50 @@ def test_an_update_follows_weights_that_were_replaced():
     assert torch.equal(weights(loss.value_network), weights(loss.target_value_network))
 
 
+def replace_bias(net):
+    net[-1].bias = nn.Parameter(torch.full_like(net[-1].bias, 7.0))
+
+
+REPLACED = {
+    "the last layer": lambda net: net.__setitem__(-1, nn.Linear(8, 2)),
+    "a bias": replace_bias,
+    "the memory of a bias": lambda net: setattr(net[-1].bias, "data", torch.full_like(net[-1].bias, 7.0)),
+    "the network": lambda net: None,
+}
+
+
+@pytest.mark.parametrize("make", [lambda x: SoftUpdate(x, tau=1.0), lambda x: HardUpdate(x, value_network_update_interval=1)])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize("what", REPLACED)
+def test_an_update_follows_whatever_is_replaced(make, what):
+    loss = dqn()
+    update = make(loss)
+    update.step()
+    if what == "the network":
+        loss.value_network = QValueActor(MLP(4, 2, (8,)), action_space="categorical")
+    REPLACED[what](loss.value_network.module[0].module)
+    assert not torch.equal(weights(loss.value_network), weights(loss.target_value_network))
+    update.step()
+    assert torch.equal(weights(loss.value_network), weights(loss.target_value_network))
+
+
+def test_networks_that_are_no_longer_alike_are_told_of():
+    loss = dqn()
+    update = SoftUpdate(loss, tau=0.5)
+    loss.value_network.module[0].module[-1] = nn.Linear(8, 3)
+    with pytest.raises(ArgumentError, match=r"cannot follow.*\(3, 8\) has a target of \(2, 8\)"):
+        update.step()
+    nothing = DQNLoss(nn.Flatten(), action_space="categorical")
+    with pytest.raises(ArgumentError, match="no parameters"):
+        SoftUpdate(nothing, tau=0.5).step()
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: SoftUpdate(dqn()), "exactly one of eps and tau"),
         (lambda: SoftUpdate(dqn(), eps=0.9, tau=0.1), "exactly one of eps and tau"),
         (lambda: SoftUpdate(dqn(), tau=1.5), "tau must lie"),
+        (lambda: SoftUpdate(dqn(), tau=0.5, every=-3), "every must be"),
         (lambda: HardUpdate(dqn(), value_network_update_interval=0), "at least 1"),
         (lambda: HardUpdate(dqn(delay_value=False)), "no target networks"),
         (lambda: HardUpdate(nn.Linear(1, 1)), "no target networks"),
