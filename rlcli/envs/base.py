@@ -281,9 +281,9 @@ class EnvBase:
                 td = acted(policy, root)
             else:
                 td = returned_by(self, "rand_action", self.rand_action(root.clone(False)))
-            # a part may write to its input, or keep its output
+            # a part may write to its input, or keep its output and write to that
             td.set(NEXT, next_of(self, self.step(td.clone())).clone())
-            steps.append(td.clone(False))
+            steps.append(td.clone())
             if callback is not None:
                 callback(self, td)
             following = promoted(root, td.get(NEXT))
