@@ -111,9 +111,6 @@ class Engine:
         self.rescales = self.reward_rows or any(
             REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after
         )
-        # a policy or env made of tensordict code may keep tensors between calls: those must not be inference tensors
-        plain = lanes.on_tensordicts or isinstance(program, TensorDictProgram)
-        self.guard = torch.no_grad if plain else torch.inference_mode
         self.late: list[LateColumns] = [part.late for part in (program, lanes) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
         self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
@@ -238,7 +235,7 @@ class Engine:
 
     def drawing(self, random_steps: int = 0) -> contextlib.AbstractContextManager[None]:
         """One torch stream for all that may draw from it: from the first reset on where envs may, else the policy's."""
-        if self.lanes.on_tensordicts or (self.program.draws_from_torch and not random_steps):
+        if self.lanes.on_tensordicts or (self.program.calls and not random_steps):
             return self.stream.entered()
         return contextlib.nullcontext()
 
@@ -253,9 +250,15 @@ class Engine:
         finally:
             self.lanes.limit_frames(self.limit)
 
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        """No gradients; nor inference tensors where a user's code may keep them."""
+        plain = self.lanes.on_tensordicts or self.program.calls
+        return torch.no_grad() if plain else torch.inference_mode()
+
     def _collect(self, steps: int, random_steps: int, timed: bool) -> Filled:
         self.lanes.take_outcome()  # of steps that raised, of ours or of somebody else's
-        with self.guard():
+        self.program.refresh()
+        with self._guard():
             if not self._goes_on():
                 self.restart()
             if self._waiting:
@@ -276,7 +279,7 @@ class Engine:
             batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
             batch.reset = _timed(reset, seconds, "env")  # type: ignore[method-assign]
         try:
-            with self.guard():
+            with self._guard():
                 for op in batch.row_ops:
                     op.begin()
                 taken = self._leg(batch, batch.random, 0, random_steps, seconds) if random_steps else 0

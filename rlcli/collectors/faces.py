@@ -123,7 +123,7 @@ def _noise(engine: Engine) -> Iterator[Face]:
     unknown = ["the env"] if engine.lanes.on_tensordicts else []
     if isinstance(program, TensorDictProgram):
         unknown.insert(0, "the policy")
-    elif program.draws_from_torch:
+    elif program.calls:
         unknown.insert(0, "the policy's called stages")
     drawn = isinstance(program, RandomProgram) or (isinstance(program, LoweredProgram) and not program.draw.mode)
     if drawn:

@@ -734,3 +734,161 @@ def test_a_policy_with_a_tensordict_of_its_own_need_not_return_its_state(make):
 
     batch = Collector(env, policy, frames_per_batch=4, seed=0).next()
     assert batch["memory"][..., 0, 0].tolist() == [[0, 1], [0, 1]]
+
+
+# ---- modules inside an actor that is taken apart: called with the contract of a rollout ----------------------------
+class Inner(nn.Module):
+    """Reads 4 numbers of CartPole's and gives 2 logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls, self.kept = nn.Linear(4, 2), 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(self.seen(x))
+
+    def seen(self, x):
+        return x
+
+
+class KeepsItsInput(Inner):
+    def seen(self, x):
+        self.kept = x if self.kept is None else self.kept
+        return x - self.kept
+
+
+class KeepsItsOutput(Inner):
+    def forward(self, x):
+        self.kept = self.net(x) if self.kept is None else self.kept.add_(self.net(x))
+        return self.kept
+
+
+class WritesInPlace(Inner):
+    def seen(self, x):
+        return x.clamp_(min=0) if self.calls > 2 else x
+
+
+class WritesThroughNumpy(Inner):
+    def seen(self, x):
+        x.detach().numpy()[...] *= 0.5
+        return x
+
+
+class Explores(Inner):
+    def seen(self, x):
+        return 2 * x if self.calls > 2 and interaction_type() is InteractionType.MODE else x
+
+
+class TakesGradients(Inner):
+    def seen(self, x):
+        with torch.enable_grad():
+            y = x.clone().requires_grad_()
+            return torch.autograd.grad(y.square().sum(), y)[0].detach()
+
+
+class KeepsAMean(Inner):
+    def seen(self, x):
+        self.kept = 0.01 * x.mean(0) if self.kept is None else 0.99 * self.kept + 0.01 * x.mean(0)
+        return x - self.kept
+
+
+class LooksAtTheRank(Inner):
+    def seen(self, x):
+        return x if x.ndim == 1 else -x
+
+
+class TakesOneVector(Inner):
+    def seen(self, x):
+        return x * torch.dot(x, x) if x.ndim == 1 else x
+
+
+class GivesATensorDict(Inner):
+    def forward(self, x):
+        return TensorDict({"logits": super().forward(x)})
+
+
+class DrawsFromNumpy(Inner):
+    def seen(self, x):
+        return x * float(np.random.rand())
+
+
+INNER = [
+    KeepsItsInput, KeepsItsOutput, WritesInPlace, WritesThroughNumpy, Explores, TakesGradients, KeepsAMean,
+    LooksAtTheRank, TakesOneVector, GivesATensorDict, DrawsFromNumpy,
+]  # fmt: skip
+
+
+def with_inner(kind, *, between: bool = False) -> ProbabilisticActor:
+    torch.manual_seed(0)
+    stages = [TensorDictModule(kind(), ["observation"], ["logits"])]
+    if between:  # of layers that are replayed, and that read what it reads
+        stages = [
+            TensorDictModule(nn.Linear(4, 4), ["observation"], ["first"]),
+            TensorDictModule(kind(), ["first"], ["second"]),
+            TensorDictModule(nn.Linear(4, 2), ["first"], ["third"]),
+            TensorDictModule(nn.Linear(2, 2), ["second"], ["logits"]),
+        ]
+    return ProbabilisticActor(TensorDictSequential(*stages), in_keys=["logits"], distribution_class=OneHotCategorical)
+
+
+def carts(lanes: int) -> EnvBase:
+    env = SerialEnv(lanes, lambda: GymEnv("CartPole-v1")) if lanes else GymEnv("CartPole-v1")
+    env.set_seed(3)
+    return env
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "between"])
+@pytest.mark.parametrize("lanes", [0, 1, 3])
+@pytest.mark.parametrize("kind", INNER)
+def test_a_module_inside_an_actor_gets_what_a_rollout_gives_it(kind, lanes, between):
+    between &= kind is not GivesATensorDict  # which names its output
+    np.random.seed(7)
+    with set_interaction_type(InteractionType.MODE), torch.no_grad():
+        expected = carts(lanes).rollout(12, with_inner(kind, between=between), break_when_any_done=False)
+    for steps in (12, 1):
+        np.random.seed(7)
+        policy = with_inner(kind, between=between)
+        mode = InteractionType.MODE
+        frames = steps * max(lanes, 1)
+        collector = Collector(carts(lanes), policy, frames_per_batch=frames, exploration_type=mode)
+        taken_apart = isinstance(collector.engine.program, LoweredProgram)
+        assert taken_apart is (between or kind not in (WritesThroughNumpy, GivesATensorDict))
+        assert_equal(torch.cat([collector.rollout() for _ in range(12 // steps)], -1), expected)
+        if kind is KeepsAMean:  # and what it keeps does not stop it from being trained
+            policy(carts(lanes).reset())["logits"].sum().backward()
+
+
+def test_a_module_inside_an_actor_that_begins_to_write_to_its_input_leaves_what_the_env_showed():
+    policy = with_inner(lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 2)))
+    collector = Collector(carts(2), policy.eval(), frames_per_batch=40, seed=0)
+    assert isinstance(collector.engine.program, LoweredProgram)
+    policy.train()
+    batch = collector.rollout()
+    assert bool((batch["observation"] != 0).all()) and bool((batch["next", "observation"] != 0).all())
+
+
+def test_what_a_module_inside_an_actor_raises_is_said_in_a_sentence():
+    class Raises(Inner):
+        def seen(self, x):
+            if self.calls > 3:
+                raise StopIteration("no more")
+            return x
+
+    collector = Collector(carts(2), with_inner(Raises), frames_per_batch=16)
+    assert isinstance(collector.engine.program, LoweredProgram)
+    with pytest.raises(ArgumentError, match=r"the policy raised \(step 3 of the batch\).*StopIteration: no more"):
+        collector.rollout()
+
+
+def test_a_policy_may_write_to_what_it_gave_in_an_earlier_step():
+    def made():
+        given = torch.zeros(1)
+        return lambda td: td.set("action", given.add_(1)).set("given", given)
+
+    env = GymEnv("Pendulum-v1")
+    env.set_seed(3)
+    expected = env.rollout(4, made())
+    assert expected["given"][:, 0].tolist() == expected["action"][:, 0].tolist() == [1, 2, 3, 4]
+    env.set_seed(3)
+    assert_equal(Collector(env, made(), frames_per_batch=4).next(), expected)

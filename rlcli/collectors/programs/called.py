@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,10 @@ def call(
     """
     try:
         out = policy(td)
-    except (RlcliError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
+    except PASSED_ON:
         raise
-    except BaseException as error:  # SystemExit too: a policy must not end the run as if all were well
-        for key, value in td.items(True, True):
-            if value.is_floating_point() and bool(torch.isnan(value).any()):
-                raise not_finite(unravel(key), f"{where}; the env was not stepped") from error
-        raise ArgumentError(
-            "the policy raised", where=where, why=in_words(error), fix=_hint(policy) if first else None
-        ) from error
+    except BaseException as error:
+        raise raised(error, td.items(True, True), where, _hint(policy) if first else None) from error
     if out is None:
         return td
     if not isinstance(out, TensorDictBase):
@@ -50,6 +45,20 @@ def call(
             fix=_hint(policy) or "Return the tensordict with 'action' written to it.",
         )
     return out
+
+
+# what a policy may raise that is said as it is; not SystemExit: it must not end the run as if all were well
+PASSED_ON = (RlcliError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
+
+
+def raised(
+    error: BaseException, values: Iterable[tuple[Any, torch.Tensor]], where: str, fix: str | None = None
+) -> RlcliError:
+    """The error for a policy that raised, where it had read and written `values` by then."""
+    for key, value in values:
+        if value.is_floating_point() and bool(torch.isnan(value).any()):
+            return not_finite(unravel(key), f"{where}; the env was not stepped")
+    return ArgumentError("the policy raised", where=where, why=in_words(error), fix=fix)
 
 
 def _hint(policy: Any) -> str | None:
@@ -69,17 +78,16 @@ def is_sound(column: np.ndarray) -> bool:
     return column.ndim > 2 and column.shape[-1] > 0 and bool(np.isfinite(column.max(-1)).all())  # NaN is its own max
 
 
-def take(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
-    """Copy one output into its row, if it is what it was on the first call (`kind`) and holds no NaN.
+def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
+    """Copy one output into its row, if it is what it was on the first call (`kind`).
 
     Raises
     ------
-    ArgumentError, NumericsError
+    ArgumentError
     """
-    if value is None or value.shape != row.shape or value.dtype is not kind:
-        raise changed_output(key, value, row, kind, t)
+    if not isinstance(value, torch.Tensor) or value.shape != row.shape or value.dtype is not kind:
+        raise changed_output(key, value, row, kind, t)  # `copy_` would spread or cast it
     row.copy_(value)
-    refuse_nan(key, value, t)
 
 
 def refuse_nan(key: Key, value: torch.Tensor, t: int) -> None:
@@ -90,9 +98,12 @@ def refuse_nan(key: Key, value: torch.Tensor, t: int) -> None:
             raise not_finite(key, _BEFORE.format(t))
 
 
-def changed_output(key: Key, value: torch.Tensor | None, row: torch.Tensor, kind: torch.dtype, t: int) -> ArgumentError:
+def changed_output(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> ArgumentError:
     """The error for an output of another shape or dtype, or none."""
-    got = "nothing" if value is None else f"{tuple(value.shape)} {value.dtype}"
+    if isinstance(value, torch.Tensor):
+        got = f"{tuple(value.shape)} {value.dtype}"
+    else:
+        got = "nothing" if value is None else f"a {type(value).__name__}"
     return ArgumentError(
         f"the policy's {show(key)} is not what it was on its first call",
         where=_BEFORE.format(t),

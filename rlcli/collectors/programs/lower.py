@@ -6,9 +6,11 @@ probe differs from the module's: an unusual policy costs its own time, never its
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import random
 import types
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,42 +83,52 @@ def lower(
             fix="Use init_random_frames=0, or give the policy as an nn.Module.",
         )
     try:
-        example, in_place = _probe(probed, shown, setting)
+        example = _probe(probed, shown, setting)
     except (ArgumentError, NumericsError):
         if early or not whole:
             raise
         return as_it_is(why="specs do not say what the env shows: what it writes is seen in its first step")
-    rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)} | in_place
+    rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)}
     program = as_it_is(example=example, rewrites=rewrites)
-    program.why = _whole(program, whole, tried, in_place)
-    if program.why:
-        return program
-    parts = _parts(policy)
-    if parts is None:
-        program.why = "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
-        return program
-    written = _written(parts.stages, example, len(setting.batch_size))
-    draw = _greedy_draw(parts, setting) if isinstance(parts, ValueParts) else _draw(parts.head, setting, example)
-    if draw is None:
-        program.why = "its distribution is none that rlcli draws from"
-        return program
-    program.why = "what it writes is not float32, one row a step, beside what the env shows"
-    if written is None or not written.keys().isdisjoint(setting.inputs):  # rows keep what the env showed
-        return program
-    if any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys):  # it draws from rows [N, k]
-        return program
-    lowered = LoweredProgram(parts.stages, draw, setting.actions, written)
-    copied = _parts(twin(policy))
-    program.why = "its stages, called one by one, do not give what it gives"
-    if copied is None or not lowered.reads <= set(setting.inputs):
-        return program
-    if not _same(LoweredProgram(copied.stages, draw, setting.actions, written), example, shown):
+    lowered, program.why = _lowered(program, tried, example, shown, whole)
+    if lowered is None:
         return program
     lowered.watch(policy, lambda policy: lower(policy, setting, legal))
     return lowered
 
 
-def _whole(program: TensorDictProgram, whole: bool, tried: Any, in_place: Set[Key]) -> str:
+def _lowered(
+    program: TensorDictProgram, tried: Any, example: TensorDictBase, shown: dict[Key, np.ndarray], whole: bool
+) -> tuple[LoweredProgram | None, str]:
+    """The policy taken apart; or None, and why it is not."""
+    policy, setting = program.policy, program.setting
+    if why := _whole(program, whole, tried):
+        return None, why
+    parts = _parts(policy)
+    if parts is None:
+        return None, "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
+    written = _written(parts.stages, example, len(setting.batch_size))
+    draw = _greedy_draw(parts, setting) if isinstance(parts, ValueParts) else _draw(parts.head, setting, example)
+    if draw is None:
+        return None, "its distribution is none that rlcli draws from"
+    if (
+        written is None
+        or not written.keys().isdisjoint(setting.inputs)  # rows keep what the env showed
+        or any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys)  # it draws from rows [N, k]
+    ):
+        return None, "what it writes is not float32, one row a step, beside what the env shows"
+    lowered = LoweredProgram(parts.stages, draw, setting, written)
+    copied = _parts(twin(policy))
+    if (
+        copied is None
+        or not lowered.reads <= set(setting.inputs)
+        or not _same(LoweredProgram(copied.stages, draw, setting, written), example, shown)
+    ):
+        return None, "its stages, called one by one, do not give what it gives"
+    return lowered, ""
+
+
+def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
     """Why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
     if whole:
         return "the env is stepped on tensordicts, and is given all that it writes"
@@ -124,8 +136,8 @@ def _whole(program: TensorDictProgram, whole: bool, tried: Any, in_place: Set[Ke
         return "it is no module that can be copied"
     if program.states:
         return "it writes its state under next"
-    if in_place:
-        return f"it writes to its input, {', '.join(map(show, in_place))}"
+    if program.rewrites:
+        return f"it writes to its input, {', '.join(map(show, program.rewrites))}"
     if program.placement.policy_is_elsewhere:
         return f"it acts on {program.placement.policy}"
     exploration = program.setting.exploration
@@ -139,11 +151,11 @@ def _parts(policy: Any) -> Parts | ValueParts | None:
     return parts
 
 
-def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> tuple[TensorDictBase, set[Key]]:
-    """What one call on made-up observations gives, as it will explore, and the inputs whose tensors it wrote to."""
+def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> TensorDictBase:
+    """What one call on made-up observations gives, as it will explore."""
     device = setting.placement.policy
     drawn = [device] if device is not None and device.type == "cuda" else []
-    with torch.inference_mode(False), torch.random.fork_rng(devices=drawn), torch.no_grad():
+    with torch.inference_mode(False), _undrawn(drawn), torch.no_grad():
         given: dict = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
         flags = {name: torch.zeros(*setting.batch_size, 1, dtype=torch.bool) for name in END_FLAGS}
         td = TensorDict({**flags, **given}, setting.batch_size)
@@ -152,11 +164,22 @@ def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> tuple[Tens
         tried = partial(call, policy, where="its first call, on made-up observations", first=True)
         try:
             with set_interaction_type(setting.exploration):
-                example = tried(td.clone(False)).cpu()
+                return tried(td.clone(False)).cpu()
         except NumericsError:  # of NaN nothing is drawn: the first step says so, where a run can keep what was shown
             with set_interaction_type(InteractionType.DETERMINISTIC):
-                example = tried(td).cpu()
-    return example, {key for key, value in given.items() if value._version}
+                return tried(td).cpu()
+
+
+@contextlib.contextmanager
+def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """What is drawn in here from the global streams of torch, numpy and Python is drawn from them again afterwards."""
+    ours, pythons = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(ours)
+        random.setstate(pythons)
 
 
 def _made_up(setting: Setting, legal: Callable) -> dict[Key, np.ndarray]:
@@ -225,10 +248,13 @@ def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.
     dims = example.batch_dims
     lanes = example.batch_size.numel()
     rows = {key: [value.reshape(lanes, *value.shape[dims:])] * 2 for key, value in shown.items()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.inference_mode(False), _undrawn(), torch.no_grad():
         bound = program.bind(Columns(1, {}, rows), lanes)
         bound.fill_constants(0)  # type: ignore[attr-defined]
-        bound.forward(0)  # type: ignore[attr-defined]
+        try:
+            bound.forward(0)  # type: ignore[attr-defined]
+        except (ArgumentError, NumericsError):  # what its stages say of being called one by one
+            return False
     for key, kept in bound.kept.items():  # type: ignore[attr-defined]
         expected = example.get(key)
         # a NaN on both sides is no difference: it is found, and named, before the first step

@@ -15,17 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict.nn import NormalParamExtractor, set_interaction_type
+from tensordict.nn.utils import biased_softplus
 from torch import Tensor
 
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.programs.called import changed_output, not_finite
-from rlcli.collectors.programs.program import Bound, Program
+from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, take
+from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.kernels.mlp import Layer, on_rows
+from rlcli.kernels.mlp import hooked, on_rows
 from rlcli.keys import ACTION, Key, show
-from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.head import LogScaleExtractor
 from rlcli.modules.stages import Stage, Structure
 
 Rows = dict[Key, list[Tensor]]
@@ -55,13 +57,14 @@ class LoweredProgram(Program):
     stages : sequence of Stage
         Those that are plain stacks now are replayed, the others called.
     draw : Draw
-    actions : ActionFormat
+    setting : Setting
     written : Schema
         Of the keys the stages write, without the lane dim; all float32.
     """
 
-    def __init__(self, stages: Sequence[Stage], draw: Draw, actions: ActionFormat, written: Schema) -> None:
-        self.stages, self.draw, self.actions, self.written = stages, draw, actions, written
+    def __init__(self, stages: Sequence[Stage], draw: Draw, setting: Setting, written: Schema) -> None:
+        self.stages, self.draw, self.setting, self.written = stages, draw, setting, written
+        self.actions = actions = setting.actions
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
         self.reads = {key for stage in stages for key in stage.in_keys} - set(written)
@@ -77,10 +80,10 @@ class LoweredProgram(Program):
         self._structure: Structure | None = None
 
     @property
-    def draws_from_torch(self) -> bool:  # type: ignore[override]
-        """Dropout, say: modules that are called may draw; those that are replayed do not."""
+    def calls(self) -> bool:  # type: ignore[override]
+        """Modules that are replayed, and ours that split parameters, draw nothing and keep nothing."""
         stages = zip(self.stages, self.layers, strict=True)
-        return any(layers is None and stage.scale is None for stage, layers in stages)
+        return any(layers is None and stage.scale is None and not _splits(stage.module) for stage, layers in stages)
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundLowered(self, columns, lanes)
@@ -123,11 +126,9 @@ class _BoundLowered(Bound):
         steps = columns.steps
         # kept time-major: every row is contiguous, and one pass at the end makes the log-probabilities
         self.kept = {key: torch.empty(steps, lanes, *shape) for key, (shape, _) in program.written.items()}
-        rows: Rows = {
-            key: [torch.from_numpy(row) for row in columns.rows[key][:steps]] for key in sorted(program.reads, key=str)
-        }
-        rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
-        self.inputs = rows
+        self.shown = {key: columns.rows[key][:steps] for key in sorted(program.reads, key=str)}
+        self.rows: Rows = {key: [torch.from_numpy(row) for row in rows] for key, rows in self.shown.items()}
+        self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
         self.params = [self.kept[key] for key in program.draw.param_keys]
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
@@ -145,10 +146,76 @@ class _BoundLowered(Bound):
         self.more_rows = [
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
         ]
-        stages = zip(self.program.stages, self.program.layers, strict=True)
-        runs = [_runner(stage, layers, self.inputs) for stage, layers in stages if stage.scale is None]
         self.seen = self._places()
-        self.forward = runs[0] if len(runs) == 1 else _in_turn(runs)
+        self.forward = self._in_turn()
+
+    def _in_turn(self) -> Callable[[int], None]:
+        """`forward(t)`: the outputs of step t into their rows, stage by stage.
+
+        A stage that is called is given what a tensordict of the step would hold: tensors of its own, which it may keep
+        or write to, and which the stages that are called after it see as it left them.
+        """
+        values: dict[Key, Tensor] = {}  # of the step, what called stages read and write
+        left: set[Key] = set()  # what they read
+        runs: list[Callable[[int], None]] = []
+        for stage, layers in zip(self.program.stages, self.program.layers, strict=True):
+            if stage.scale is not None:
+                continue
+            on_its_own = left.isdisjoint(stage.in_keys)
+            if on_its_own and layers is not None:
+                runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
+            elif on_its_own and _splits(stage.module):
+                runs.append(_splitter(stage, self.rows))
+            else:
+                runs.append(self._call(stage, values))
+                left.update(stage.in_keys)
+        if not left:
+            return runs[0] if len(runs) == 1 else _all(runs)
+        choosing = set_interaction_type(self.program.setting.exploration)
+        passed = [(key, self._as_shown(key)) for key in left & self.kept.keys()]  # from stage to stage
+
+        def forward(t: int) -> None:
+            values.clear()
+            try:
+                with choosing:
+                    for run in runs:
+                        run(t)
+            except PASSED_ON:
+                raise
+            except BaseException as error:
+                raise raised(error, values.items(), f"step {t} of the batch") from error
+            for key, rows in passed:
+                take(key, values[key], rows[t], torch.float32, t)
+
+        return forward
+
+    def _call(self, stage: Stage, values: dict[Key, Tensor]) -> Callable[[int], None]:
+        """`run(t)`: the outputs of one stage, from `values` into `values` and their rows."""
+        given = [(key, self._copier(key)) for key in stage.in_keys]
+        taken = [(key, self._as_shown(key)) for key in stage.out_keys]
+
+        def run(t: int) -> None:
+            for key, copy in given:
+                if key not in values:
+                    values[key] = copy(t)
+            written = stage(*[values[key] for key in stage.in_keys])
+            for (key, rows), value in zip(taken, written, strict=True):
+                take(key, value, rows[t], torch.float32, t)
+                values[key] = value
+
+        return run
+
+    def _copier(self, key: Key) -> Callable[[int], Tensor]:
+        """What a called stage gets to read: row t as the env shows it, in memory of its own."""
+        if key in self.kept:
+            rows = self._as_shown(key)
+            return lambda t: rows[t].clone()
+        shown = self.shown[key] if self.program.setting.batch_size else [row[0] for row in self.shown[key]]
+        return lambda t: torch.from_numpy(shown[t].copy())
+
+    def _as_shown(self, key: Key) -> list[Tensor]:
+        """The rows, without the lane dim where there is but one env."""
+        return self.rows[key] if self.program.setting.batch_size else [row[0] for row in self.rows[key]]
 
     def _places(self) -> list[tuple[int, torch.dtype]]:
         """Where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
@@ -170,13 +237,13 @@ class _BoundLowered(Bound):
                 )  # fmt: skip
 
     def _follow_weights(self, first: int) -> None:
-        self.program.refresh()
         if self.version != self.program.version or self._places() != self.seen:
             self._bind_weights()
         self.fill_constants(first)
         self._check_constants(first)
 
     def renew(self, t) -> None:
+        self.program.refresh()
         self._follow_weights(t)
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
@@ -264,26 +331,28 @@ def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: 
     return family.noise(generator, steps, 1, width)[:, 0]
 
 
-def _in_turn(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
+def _splits(module: Any) -> bool:
+    """Whether a module makes several parameters of one tensor, and neither keeps that tensor nor writes to it."""
+    if type(module) is NormalParamExtractor:
+        mapping = module.scale_mapping  # others may be a user's
+        return type(mapping) is biased_softplus and not hooked(mapping) and not hooked(module)
+    return type(module) is LogScaleExtractor and not hooked(module)
+
+
+def _splitter(stage: Stage, rows: Rows) -> Callable[[int], None]:
+    """`run(t)`: the outputs of a stage that may be shown the rows themselves."""
+    given, taken = ([rows[key] for key in keys] for keys in (stage.in_keys, stage.out_keys))
+
+    def run(t: int) -> None:
+        for target, value in zip(taken, stage(*[source[t] for source in given]), strict=True):
+            target[t].copy_(value)
+
+    return run
+
+
+def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
     def forward(t: int) -> None:
         for run in runs:
             run(t)
 
     return forward
-
-
-def _runner(stage: Stage, layers: list[Layer] | None, rows: Rows) -> Callable[[int], None]:
-    """`run(t)`: compute this stage's output rows."""
-    inputs = [rows[key] for key in stage.in_keys]
-    outputs = [rows[key] for key in stage.out_keys]
-    if layers is not None:
-        return on_rows(layers, inputs[0], outputs[0])
-    given, taken = list(zip(*inputs, strict=True)), list(zip(*outputs, strict=True))  # of each step
-
-    def call(t: int) -> None:
-        for key, row, value in zip(stage.out_keys, taken[t], stage(*given[t]), strict=True):
-            if value.shape != row.shape or value.dtype is not row.dtype:  # `copy_` would spread or cast it
-                raise changed_output(key, value, row, row.dtype, t)
-            row.copy_(value)
-
-    return call

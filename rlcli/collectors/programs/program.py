@@ -98,8 +98,8 @@ class Program:
         Root keys whose next value it writes: row t+1 at step t.
     rewrites : set of keys
         Keys that it reads and writes anew at the root; the rows keep what it read.
-    draws_from_torch : bool
-        Whether code is called that may draw from torch's global stream.
+    calls : bool
+        Whether code of the user's is called: it may draw from torch's global stream, and keep tensors between calls.
     late : LateColumns or None
         Columns beside those of `live` and `once`, where it is not known before the first step what it writes.
     """
@@ -112,7 +112,7 @@ class Program:
     log_prob_shape: tuple[int, ...] = ()
     states: Sequence[Key] = ()
     rewrites: Set[Key] = frozenset()
-    draws_from_torch: bool = False
+    calls: bool = False
     late: LateColumns | None = None
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
@@ -121,6 +121,9 @@ class Program:
 
     def act_with(self, policy: Any) -> None:
         """Act with this copy of the policy from now on."""
+
+    def refresh(self) -> None:
+        """A batch begins: see whether the policy is still made of what it was made of."""
 
 
 def holding(bound: Bound, columns: Columns, keys: Iterable[Key]) -> Bound:

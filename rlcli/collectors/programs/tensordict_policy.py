@@ -60,7 +60,7 @@ class TensorDictProgram(Program):
     """
 
     late: LateColumns
-    draws_from_torch = True
+    calls = True
 
     def __init__(
         self,
@@ -233,6 +233,7 @@ class _BoundTensorDict(Bound):
         outputs = self._outputs(out, t)
         for key, kind in program.kinds.items():
             take(key, outputs.get(key), self.rows[key][t], kind, t)
+            refuse_nan(key, outputs[key], t)
         action = outputs[ACTION]
         late: _Outputs = {}
         if len(outputs) > len(program.kinds) + 1 or action.dtype is not program.action_dtype:
@@ -241,6 +242,7 @@ class _BoundTensorDict(Bound):
                 if as_tuple(key)[0] == NEXT:  # row t+1 of a lane that ends here is set to its default by the reset
                     row = torch.from_numpy(self.columns.rows[unravel(as_tuple(key)[1:])][t + 1])
                     take(key, value, row, row.dtype, t)
+                    refuse_nan(key, value, t)
                 elif key != ACTION or value.dtype is not program.action_dtype:
                     refuse_nan(key, value, t)
                     late[key] = value
