@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcli.cli.flags import read
-from rlcli.config import guard
+from rlcli.config import guard, registry
 from rlcli.config.problem import raise_all
 from rlcli.config.recipes import Recipe, find_recipes, unknown_recipe
 from rlcli.errors import ConfigError, ResourceError
@@ -35,7 +35,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if name not in recipes:
         raise_all([unknown_recipe(name, recipes)])
     target = _target(args.words[1], name)
-    command = _command(recipes[name], target)
+    command = _command(recipes[name], target, recipe_dirs)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("x", encoding="utf-8") as file:
@@ -55,7 +55,9 @@ def _target(text: str, name: str) -> Path:
         target = target / f"{name}.yaml"
     elif target.suffix != ".yaml":
         target = target.with_suffix(".yaml") if target.suffix == ".yml" else target.with_name(target.name + ".yaml")
-    if not re.fullmatch(r"[A-Za-z_][\w-]*", target.stem):
+    from rlcli.config.words import spell  # Hydra's grammar
+
+    if not re.fullmatch(r"[A-Za-z_][\w-]*", target.stem) or spell(target.stem) != target.stem:
         raise ConfigError(
             f"{target.stem!r} cannot be typed after recipe=",
             fix="Name the file with letters, digits, _ and -, for example mine.yaml.",
@@ -63,15 +65,15 @@ def _target(text: str, name: str) -> Path:
     return target
 
 
-def _command(recipe: Recipe, target: Path) -> str:
-    """What runs the copy: the command of the original's header, with the copy's name."""
-    found = [line.removeprefix("command:").split() for line in recipe.header if line.startswith("command:")]
+def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
+    """What runs the copy: the command of the original's header, with the copy's name, where its parts are found."""
+    commands = [line.removeprefix("command:").split() for line in recipe.header if line.startswith("command:")]
     own = f"recipe={recipe.name}"
-    words = found[0] if found and own in found[0] else ["rlcli", recipe.verb, own]
+    words = commands[0] if commands and own in commands[0] else ["rlcli", recipe.verb, own]
     words = [f"recipe={target.stem}" if word == own else word for word in words]
-    if target.parent.resolve() != Path("recipes").resolve():
-        words += ["--recipe-dir", shlex.quote(str(target.parent))]
-    return " ".join(words)
+    found = target.parent.resolve() == Path("recipes").resolve() and not recipe_dirs  # given ones come before it
+    folders = recipe_dirs if found else [str(target.parent), *recipe_dirs]
+    return " ".join([*words, *map(shlex.quote, registry.flags(registry.imported, folders))])
 
 
 def copied(recipe: Recipe, command: str) -> str:

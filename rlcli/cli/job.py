@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcli.cli.flags import Flags
 from rlcli.cli.main import loading
+from rlcli.config import registry
 from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError, in_words
 
@@ -72,6 +73,7 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
 
     from rlcli.config import compose
 
+    registry.recipe_dirs[:] = recipe_dirs
     ready = compose.plan(
         verb, args.overrides, recipe_dirs, multirun=args.multirun, look=bool(args.cfg), flags=args.flags
     )

@@ -12,7 +12,7 @@ import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rlcli.config.parts import CHOICES, NAMED, REGISTERED, Part
@@ -276,6 +276,13 @@ def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str
 
 
 imported: list[str] = []  # packages that this command named, in order
+recipe_dirs: list[str] = []  # folders in which it looked for recipes, the strongest first
+
+
+def flags(packages: Iterable[str], folders: Iterable[str] = ()) -> list[str]:
+    """The words after a command that has to know packages and folders of recipes, each named once."""
+    given = (("--import", packages), ("--recipe-dir", folders))
+    return [word for flag, values in given for value in dict.fromkeys(values) for word in (flag, value)]
 
 
 def packages(config: Mapping[str, Any]) -> list[str]:
@@ -309,6 +316,9 @@ def import_package(name: str) -> None:
     ConfigError
         There is no such package, or it raises while it is imported.
     """
+    if not all(part.isidentifier() for part in name.split(".")):
+        fix = "Give its name, my_package or my_package.envs; it is looked for in the working folder too."
+        raise ConfigError(f"{name!r} is not the name of a package", where="--import", fix=fix)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

@@ -37,8 +37,8 @@ _CHANGE = record(
 _FORMS: dict[str, Check] = {
     RUN: some(
         verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()), overrides=listed(text()),
-        command=listed(text()), packages=listed(text()), created=text(), versions=mapping(text()),
-        git=optional(mapping()), resumed=listed(_CHANGE),
+        command=listed(text()), packages=listed(text()), recipe_dirs=listed(text()), created=text(),
+        versions=mapping(text()), git=optional(mapping()), resumed=listed(_CHANGE),
     ),
     CONFIG: mapping(),
     SUMMARY: some(status=text(), frames=whole(), total_frames=whole()),

@@ -2,7 +2,7 @@
 the commands that continue it or begin it anew.
 
 runs/train/ppo_exact/2031-05-06_14-03-59_s1/
-  run.json       verb, recipe, seed, overrides, command, packages, versions, git commit; what resumes changed
+  run.json       verb, recipe, seed, overrides, command, packages, recipe_dirs, versions, git; what resumes changed
   config.json    the resolved config that is in force; resume reads this, and writes what it was asked to change
   git.diff       where the working tree differed from the commit
   metrics.jsonl  checkpoints/  summary.json  report.md  lock
@@ -11,7 +11,6 @@ runs/train/ppo_exact/2031-05-06_14-03-59_s1/
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -69,7 +68,7 @@ class Run:
 
     @cached_property
     def info(self) -> dict:
-        """run.json: verb, recipe, seed, env, overrides, command, packages, created, versions, git, resumed."""
+        """run.json: verb, recipe, seed, env, overrides, command, packages, recipe_dirs, created, versions, git, ..."""
         return read_run_file(self.path, RUN)
 
     @cached_property
@@ -230,6 +229,7 @@ def create(
         "overrides": list(overrides),
         "command": sys.argv,
         "packages": registry.packages(config),
+        "recipe_dirs": list(registry.recipe_dirs),
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions(),
         "git": git,
@@ -351,9 +351,7 @@ def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> st
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
     words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
     # without them the run's own env or policy has no name; they need not have been named in a command
-    for package in dict.fromkeys([*packages_of(run), *registry.imported]):
-        words += ["--import", package]
-    return shlex.join([*words, *more])
+    return shlex.join([*words, *registry.flags([*packages_of(run), *registry.imported]), *more])
 
 
 def start_command(run: Run, *, same_folder: bool = False) -> str:
@@ -362,9 +360,8 @@ def start_command(run: Run, *, same_folder: bool = False) -> str:
     `same_folder`: in the one that was typed, if any was, for a run of which nothing is left.
     """
     words = [word for word in run.info.get("overrides", []) if same_folder or not _names_the_folder(word)]
-    for flag in ("--import", "--recipe-dir"):
-        words += [word for value in _values(run, flag) for word in (flag, value)]
-    return shlex.join(["rlcli", str(run.info.get("verb")), *words])
+    flags = registry.flags(packages_of(run), run.info.get("recipe_dirs", []))
+    return shlex.join(["rlcli", str(run.info.get("verb")), *words, *flags])
 
 
 def _names_the_folder(word: str) -> bool:
@@ -405,11 +402,4 @@ def with_command(fix: str | None, text: str, run: Run) -> str:
 
 def packages_of(run: Run) -> list[str]:
     """The user's own packages that a run was made with."""
-    return list(dict.fromkeys([*map(str, run.info.get("packages", [])), *_values(run, "--import")]))
-
-
-def _values(run: Run, flag: str) -> list[str]:
-    """What a flag was given on the run's command line."""
-    given = [str(word) for word in run.info.get("command", [])]
-    apart = [value for name, value in itertools.pairwise(given) if name == flag]
-    return [*apart, *(word.partition("=")[2] for word in given if word.startswith(f"{flag}="))]
+    return list(run.info.get("packages", []))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates
+from rlcli.cli.main import main
 from rlcli.config.option import choices, leaves
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
@@ -162,10 +164,21 @@ def test_a_copy_of_a_copy_and_of_a_recipe_without_a_header(rlcli, tmp_path, star
     assert rlcli("train recipe=third")[0] == 0 and started[0][1][0].seed == 3
 
 
-@pytest.mark.parametrize("name", ["a b", "1", "a=b", "über,c", "-x", ".yaml", "x.v2"])
-def test_a_copy_whose_name_could_not_be_typed_is_refused(tmp_path, monkeypatch, capsys, name):
-    from rlcli.cli.main import main
+@pytest.mark.parametrize("target", ["recipes/base.yaml", "own/other"])
+def test_the_command_of_a_copy_finds_what_the_original_builds_on(rlcli, tmp_path, started, target):
+    (tmp_path / "their own").mkdir()
+    (tmp_path / "their own" / "base.yaml").write_text("defaults: [first]\nseed: 3")
+    (tmp_path / "their own" / "first.yaml").write_text("total_frames: 7")
+    assert main(["cp", "base", target, "--recipe-dir", "their own"]) == 0
+    (copy,) = tmp_path.glob(f"{target}*")
+    copy.write_text(copy.read_text().replace("seed: 3", "seed: 4"))
+    command = re.findall("^# command: rlcli (.*)$", copy.read_text(), re.M)[0]
+    assert main(shlex.split(command)) == 0
+    assert (started[0][1][0].seed, started[0][1][0].total_frames) == (4, 7)
 
+
+@pytest.mark.parametrize("name", ["a b", "1", "a=b", "über,c", "-x", ".yaml", "x.v2", "null", "True"])
+def test_a_copy_whose_name_could_not_be_typed_is_refused(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     assert main(["cp", "ppo_full", f"./{name}"]) == 2
     assert "letters, digits" in capsys.readouterr().err and not list(tmp_path.iterdir())
