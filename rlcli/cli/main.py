@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     _make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
-    verb = ""
+    verb, name = "", "rlcli"  # the latter in messages
     try:
         words = [word for word in words if word != "--debug"]
         packages, words = _take(words, "--import", "PACKAGE")
@@ -109,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
         verb, *rest = words
         if verb not in VERBS and verb not in _HIDDEN:
             raise _unknown_verb(words)
+        name = f"rlcli {verb}"
         with _attended(verb):
             if packages:
                 from rlcli.config.registry import import_package
@@ -131,19 +132,19 @@ def main(argv: list[str] | None = None) -> int:
     except RlcliError as error:
         if debug:
             raise
-        print(f"rlcli{' ' + verb if verb in VERBS else ''}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # the last stop: nothing goes on after it
         if debug:
             raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             _silence(sys.stdout.fileno())  # or Python complains again at its end
-            print(f"rlcli {verb}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
+            print(f"{name}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
             return ResourceError.exit_code
         if _is_memory(error):
-            print(f"rlcli {verb}: there is not enough memory: {in_words(error)}\n{_SMALLER}", file=sys.stderr)
+            print(f"{name}: there is not enough memory: {in_words(error)}\n{_SMALLER}", file=sys.stderr)
             return ResourceError.exit_code
-        print(f"rlcli {verb}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
+        print(f"{name}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
         return 1
 
 

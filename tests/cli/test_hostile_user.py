@@ -1,6 +1,7 @@
 """What no user means and some type: files that cannot be read, streams that are closed or full, odd terminals."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,11 +35,11 @@ def test_a_recipe_that_cannot_be_read_hides_no_other(rlcli, tmp_path, started, n
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("line", ["ls envs", "train --help", "train --cfg job", "bench start --help"])
+@pytest.mark.parametrize("line", ["--help", "ls envs", "train --help", "train --cfg job", "bench start --help"])
 def test_output_that_cannot_be_written_is_a_sentence(process, line):
     done = process("sh", "-c", f"rlcli {line} > /dev/full")
     assert done.returncode == 5 and "cannot write the output: No space left" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 1 and re.match(r"rlcli( \w+)?: ", done.stderr)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -102,6 +102,7 @@ def test_the_other_verbs_have_help(rlcli, verb):
         ("train --seed", "no flag --seed; write seed=..."),
         ("train --import", "--import needs a value"),
         ("train --import not_there_at_all", "no package 'not_there_at_all'"),
+        ("train --import ../x", "'../x' is not the name of a package (--import). Give its name"),
         ("train --recipe-dir nowhere", "no folder nowhere"),
         ("train --resolve", "--cfg job --resolve"),
         ("train -p env", "--cfg job --package KEY"),
