@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
@@ -158,7 +159,8 @@ def evaluate(
     max_steps : int, optional
         Steps after which an episode is cut off; by default as in the run's own evaluations.
     video : str, optional
-        Where to write the first episode: a file that ends in .mp4, .mov, .mkv, .avi or .gif.
+        Where to write the first episode: a file that ends in .mp4, .mov, .mkv, .avi or .gif. Where that fails, a
+        warning says so, and `film_error` of what is returned is why.
 
     Examples
     --------
@@ -170,7 +172,10 @@ def evaluate(
     with _as_it_was():
         from rlcli.jobs import evaluate as start
 
-        return start(path, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video)
+        found = start(path, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video)
+    if found.film_error is not None:
+        warnings.warn(f"no film: {found.film_error}", stacklevel=2)
+    return found
 
 
 def load(path: PathName) -> TrainedPolicy:

@@ -49,7 +49,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
     say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
     with contextlib.nullcontext() if quiet else announced():
-        evaluate(
+        found = evaluate(
             path,
             episodes=args.episodes,
             deterministic=not args.stochastic,
@@ -59,6 +59,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             say=say,
             show=lambda found: print("\n".join(map(wrapped, found.lines())), flush=True),
         )
+    if found.film_error is not None:
+        raise found.film_error
     return 0
 
 

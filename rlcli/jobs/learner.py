@@ -36,7 +36,7 @@ from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, run_command, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import REPLAY_NOTICE, Saver, begun, closing, lose, notes, reporter_of, resumable
+from rlcli.runs.session import REPLAY_NOTICE, Saver, begun, closing, lose, notes, released, reporter_of, resumable
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
@@ -182,15 +182,13 @@ class Learner:
 
     def _play(self, episodes: int) -> Evaluation | None:
         env = build_evaluation_env(self.cfg, episodes)
-        try:
+        with released(env.close, lambda text: self.reporter.warn("evaluation", text)):
             copy_transforms(self.env, env)
             return evaluate(
                 env, self.policy.actor, episodes,
                 longest=longest_episode(self.cfg.run.eval_max_steps, self.cfg.total_frames),
                 stop=lambda: self.stop.requested, progress=progress_lines(episodes, self.reporter.say),
             )  # fmt: skip
-        finally:
-            env.close()
 
     def final_evaluation(self) -> dict[str, Any]:
         """Facts for the closing report."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from rlcli.modules import ActorCritic
 from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint, newest
 from rlcli.runs.folder import Run, open_run, packages_of
+from rlcli.runs.session import released
 
 if TYPE_CHECKING:
     from rlcli.jobs.trained_policy import TrainedPolicy
@@ -110,7 +112,7 @@ def evaluate(
 ) -> Evaluation:
     """See `rlcli.evaluate`; `say` is given a line when all is ready and every ten seconds, `show` what came of it.
 
-    The result is shown before the film is made, which may fail.
+    The result is shown before the film is made, and says why there is none where that fails.
     """
     if episodes < 1:
         raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
@@ -125,7 +127,7 @@ def evaluate(
     saved, cfg = trained(path)
     state = saved.state
     env = build_evaluation_env(cfg, episodes)
-    try:
+    with released(env.close):
         with loading_state(saved.path):
             policy = restored_policy(cfg, env, state)
         say(f"playing {episodes} episodes{f', then one more for {video}' if video else ''} ...")
@@ -136,17 +138,18 @@ def evaluate(
             progress=progress_lines(episodes, say),
         )  # fmt: skip
         assert found is not None  # nobody asked it to stop
-    finally:
-        env.close()
     show(found)
-    if video is not None:
-        kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
-        serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
-        with without_windows():
-            shown = build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)
-            try:
-                restored_transforms(shown, state)
-                record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic, longest=limit)
-            finally:
-                shown.close()
+    if video is None:
+        return found
+    kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
+    serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
+    try:
+        with (
+            without_windows(),
+            contextlib.closing(build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)) as shown,
+        ):
+            restored_transforms(shown, state)
+            record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic, longest=limit)
+    except Exception as error:  # of the env, its renderer or the disk: what was found is not lost for it
+        return dataclasses.replace(found, film_error=error)
     return found

@@ -36,13 +36,15 @@ PROGRESS_EVERY = 10.0  # seconds between lines of how far an evaluation is
 class Evaluation:
     """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves.
 
-    `outside` holds what the env showed outside its declared bounds, where it was made to count that.
+    `outside` holds what the env showed outside its declared bounds, where it was made to count that. `film_error` is
+    why there is no film, where one was asked for.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     cut: int = 0
     outside: Bounds = field(default_factory=Bounds, compare=False)
+    film_error: Exception | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return "; ".join(self.lines())

@@ -100,8 +100,8 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
             if longest is None or longest > LONGEST:
                 warnings.warn(f"{path} ends after {LONGEST:,} steps, before the episode that it shows", stacklevel=2)
     fps = shown.metadata.get("render_fps", 30)
-    try:
-        imageio.imwrite(path, frames, fps=fps)
+    try:  # written here: imageio's writer tries again when it is deleted, where nobody can catch its error
+        path.write_bytes(imageio.imwrite("<bytes>", frames, extension=path.suffix.lower(), fps=fps))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot write {path}", why=in_words(error), fix="Choose another file.") from error
 

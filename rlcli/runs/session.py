@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +21,7 @@ from rlcli.config.resolved import settings, to_dict
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import encode
-from rlcli.errors import DamagedDataError, EnvError, NumericsError, ResourceError, RlcliError, StoppedSafely
+from rlcli.errors import DamagedDataError, EnvError, NumericsError, ResourceError, RlcliError, StoppedSafely, in_words
 from rlcli.keys import Key
 from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
@@ -141,7 +142,7 @@ def closing(
             resumed=run.info.get("resumed", []), **collector.figures(), **facts
         )  # fmt: skip
 
-    try:
+    with released(collector.shutdown):
         try:
             yield facts
         except BaseException as error:
@@ -149,8 +150,21 @@ def closing(
                 close(_status(error))
             raise
         close("done")
-    finally:
-        collector.shutdown()
+
+
+@contextlib.contextmanager
+def released(close: Callable[[], Any], warn: Callable[[str], Any] = warnings.warn) -> Iterator[None]:
+    """Close envs at the end: where only that fails (a wrapper writes its last film), what was done is not lost."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is the error
+            close()
+        raise
+    try:
+        close()
+    except Exception as error:  # of the env
+        warn(f"closing the envs failed: {in_words(error)}")
 
 
 def _status(error: BaseException) -> str:

@@ -15,9 +15,14 @@ from rlcli.cli.main import main
 def started(monkeypatch):
     """Calls that would have trained, collected, resumed or evaluated: `(what, arguments, options)`."""
     calls = []
+
+    def note(*call):
+        calls.append(call)
+        return types.SimpleNamespace(film_error=None)
+
     entry = types.ModuleType("rlcli.jobs")
     for name in ("train", "collect", "resume", "evaluate"):
-        setattr(entry, name, lambda *args, _name=name, **options: calls.append((_name, args, options)))
+        setattr(entry, name, lambda *args, _name=name, **options: note(_name, args, options))
     monkeypatch.setitem(sys.modules, "rlcli.jobs", entry)
     return calls
 

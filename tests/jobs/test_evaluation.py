@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 
@@ -378,20 +377,3 @@ def test_a_film_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_
     with pytest.raises(ConfigError, match=re.escape(words)):
         evaluate("no run, and nobody has looked for one", episodes=1, video=path)
     assert not (tmp_path / "film.avi").exists()
-
-
-def test_a_result_is_shown_before_its_film_fails_and_the_film_opens_no_window(run, monkeypatch):
-    pytest.importorskip("imageio")
-    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
-    drivers, shown = [], []
-
-    def breaks(env):
-        drivers.append(os.environ.get("SDL_VIDEODRIVER"))
-        raise RuntimeError("no display")
-
-    monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleEnv.render", breaks)
-    run("run.dir=r", *BRIEF)
-    with pytest.raises(EnvError, match=r"cannot be rendered.*no display"):
-        evaluate("r", episodes=3, video="film.gif", show=shown.append)
-    assert [len(found.returns) for found in shown] == [3]
-    assert drivers == ["dummy"] and "SDL_VIDEODRIVER" not in os.environ
