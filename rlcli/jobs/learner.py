@@ -123,6 +123,8 @@ class Learner:
         self.hooks = Hooks(self.reporter, self.saver, play)
         self.loop = self.algorithm.loop(made, policy, self.hooks)
         self.saver.parts["loop"] = self.loop
+        if play is not None:
+            self.saver.parts["evaluation"] = play
         self.replayable = self.collector.remember_episodes(cfg.run.max_replay_steps)
         self.init_rows: InitRows | None = None
         self._waited = math.inf  # for the last evaluation, in seconds; how long the first takes is not known
@@ -230,4 +232,4 @@ class Learner:
         random_streams.restore(state["random"])  # replaying may have drawn from them
         self.saver.resumed_at(self.collector.frames)
         if self.hooks.evaluation is not None:
-            self.hooks.evaluation.resumed_at(self.collector.frames)
+            self.hooks.evaluation.load_state_dict(state.get("evaluation", {"last": self.collector.frames}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,18 +117,24 @@ class PeriodicEvaluation:
         return reached(self.every, self._last, frames)
 
     def after_batch(self, frames: int) -> dict[str, float]:
-        """Figures for the report; empty when none is due."""
-        due, self._last = self.due(frames), frames
+        """Figures for the report; empty when none is due. One that was asked to stop stays due."""
+        due = self.due(frames)
         self._found = self.play() if due else None
+        if self._found is not None or not due:
+            self._last = frames
         return {} if self._found is None else self._found.figures()
 
     def played_at(self, frames: int) -> Played | None:
         """What was found after this many frames, if episodes were played then."""
         return self._found if frames == self._last else None
 
-    def resumed_at(self, frames: int) -> None:
-        """The run goes on after this many frames."""
-        self._last = frames
+    def state_dict(self) -> dict[str, int]:
+        """Up to which frames it was looked at."""
+        return {"last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from `state_dict()`."""
+        self._last = int(state["last"])
 
 
 def longest_episode(asked: int | None, total_frames: int) -> int:

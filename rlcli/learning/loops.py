@@ -8,16 +8,17 @@ collector -> batch -> buffer -> sampler -> loss -> update -> weights -> collecto
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 from rlcli.collectors import Collector, Delivered
 from rlcli.data.next_obs import move
 from rlcli.learning.hooks import Hooks
-from rlcli.learning.update import Update
+from rlcli.learning.update import Update, load_state_beside, state_beside
 from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.tally import ValueRows
@@ -150,13 +151,17 @@ class OnPolicy(Loop):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        norm = self.estimator.value_norm
-        return {**super().state_dict(), "value_norm": {} if norm is None else norm.state_dict()}
+        """And what the estimator holds itself: statistics of values, buffers and modules of a user's."""
+        return {**super().state_dict(), "estimator": state_beside(self.estimator, *self._saved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if self.estimator.value_norm is not None:
-            self.estimator.value_norm.load_state_dict(state["value_norm"])
+        load_state_beside(self.estimator, state["estimator"], *self._saved)
+
+    @property
+    def _saved(self) -> Sequence[nn.Module]:
+        """What is saved with the policy and the update."""
+        return self.update.loss, *self.update.loss.networks
 
 
 class BufferedOnPolicy(OnPolicy):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
@@ -211,10 +211,12 @@ class Update:
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, draws, counters, and what the loss holds itself: target networks, a temperature, its own modules.
 
-        The parameters of the networks that it trains are saved with the policy.
+        And the figures since they were last asked for. The networks that it trains are saved with the policy.
         """
         state: dict[str, Any] = dict(self.step.state_dict())
-        state |= {f"{_LOSS}{name}": x for name, x in self._own().items()}
+        state |= {f"{_LOSS}{name}": x for name, x in state_beside(self.loss, *self.loss.networks).items()}
+        state |= {f"{_MEANS}{name}": x for name, x in self._means.state_dict().items()}
+        state["reported"] = torch.tensor([self._passes, self._skipped])
         state["generator"] = self.generator.get_state()
         if self.targets is not None:
             state["targets"] = self.targets.state_dict()
@@ -223,23 +225,53 @@ class Update:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the update whose `state_dict()` this is would have."""
         self.step.load_state_dict(state)
-        own = {name.removeprefix(_LOSS): x for name, x in state.items() if name.startswith(_LOSS)}
-        if own.keys() != self._own().keys():
-            raise KeyError(f"the saved loss holds {sorted(own)}, this one {sorted(self._own())}")
-        self.loss.load_state_dict(own, strict=False)
+        load_state_beside(self.loss, _under(_LOSS, state), *self.loss.networks)
         self.flat.bind()
-        self._gradient, self._skipped = None, self.step.guard.skipped
+        self._gradient = None
+        self._means.load_state_dict(_under(_MEANS, state))
+        self._passes, self._skipped = (int(x) for x in state["reported"])
         self.generator.set_state(state["generator"].cpu())
         if self.targets is not None:
             self.targets.load_state_dict(state["targets"])
 
-    def _own(self) -> dict[str, Tensor]:
-        of_policy = {id(x) for net in self.loss.networks for x in net.state_dict(keep_vars=True).values()}
-        held = self.loss.state_dict(keep_vars=True).items()
-        return {k: x.detach() for k, x in held if isinstance(x, Tensor) and id(x) not in of_policy}
+
+_LOSS, _MEANS = "loss.", "means."
 
 
-_LOSS = "loss."
+def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+
+
+# ---- the state of modules that share parts -------------------------------------------------------------------------
+def state_beside(module: nn.Module, *others: nn.Module) -> dict[str, Any]:
+    """A module's state without what those of others hold: the same tensors, and extra state of the same modules."""
+    tensors = {id(x) for other in others for x in other.state_dict(keep_vars=True).values()}
+    parts = {id(part) for other in others for part in other.modules()}
+    extra = {
+        f"{name}.{EXTRA}" if name else EXTRA: id(part) for name, part in module.named_modules(remove_duplicate=False)
+    }
+    state = {}
+    for name, x in module.state_dict(keep_vars=True).items():
+        if extra[name] not in parts if name in extra else id(x) not in tensors:
+            state[name] = x.detach() if isinstance(x, Tensor) else x
+    return state
+
+
+EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
+
+
+def load_state_beside(module: nn.Module, state: Mapping[str, Any], *others: nn.Module) -> None:
+    """Load what `state_beside` gave.
+
+    Raises
+    ------
+    KeyError
+        It is of a module that holds other things.
+    """
+    held = state_beside(module, *others)
+    if state.keys() != held.keys():
+        raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(held)}")
+    module.load_state_dict(dict(state), strict=False)
 
 
 # ---- minibatches -------------------------------------------------------------------------------------------------
@@ -298,7 +330,7 @@ class Means:
     """
 
     def __init__(self) -> None:
-        self._totals: dict[str, list[float]] = {}
+        self._totals: dict[str, tuple[float, int]] = {}  # sum and number of the finite ones
         self._epoch: dict[str, list[float]] = {}
         self._unread: list[Mapping[str, float | Tensor]] = []
 
@@ -315,13 +347,23 @@ class Means:
         """Close an epoch."""
         self._read()
         for name, values in self._epoch.items():
-            self._totals.setdefault(name, []).extend(values)
+            self._totals[name] = _added(self._totals.get(name, (0.0, 0)), values)
         self._epoch = {}
 
     def result(self) -> dict[str, float]:
         """Means over everything that was added."""
         self.next_epoch()
-        return {name: mean(values) for name, values in self._totals.items()}
+        return {name: total / count if count else math.nan for name, (total, count) in self._totals.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was added, as sum and number of every figure; the epoch that is running counts as closed."""
+        self.next_epoch()
+        return {name: torch.tensor(total, dtype=torch.float64) for name, total in self._totals.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state_dict()`."""
+        self._unread, self._epoch = [], {}
+        self._totals = {name: (float(x[0]), int(x[1])) for name, x in state.items()}
 
     def _read(self) -> None:
         found = [x for figures in self._unread for x in figures.values() if isinstance(x, Tensor)]
@@ -336,5 +378,14 @@ class Means:
 
 def mean(values: list[float]) -> float:
     """Of the finite ones; NaN where there are none."""
-    finite = [x for x in values if x - x == 0]
-    return sum(finite) / len(finite) if finite else float("nan")
+    total, count = _added((0.0, 0), values)
+    return total / count if count else math.nan
+
+
+def _added(so_far: tuple[float, int], values: list[float]) -> tuple[float, int]:
+    """Sum and number of the finite ones, one after the other: the bits do not depend on when they are added up."""
+    total, count = so_far
+    for x in values:
+        if x - x == 0:
+            total, count = total + x, count + 1
+    return total, count

@@ -68,7 +68,7 @@ def test_what_a_loss_and_a_normaliser_learned_on_the_way_is_resumed(run, kind):
             2.0**-5 <= float(held["update"]["loss.beta"]) <= 2.0**5 and held["update"]["loss.beta"] != 1
         )  # once a batch
     else:
-        assert float(held["loop"]["value_norm"]["weight"]) > 0
+        assert float(held["loop"]["estimator"]["value_norm.weight"]) > 0
 
 
 def test_exact_and_full_rows_learn_the_same_weights(run):

@@ -18,8 +18,8 @@ from rlcli.config.registry import register_transform
 from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.envs.build import build_env, evaluation_lanes
-from rlcli.errors import ArgumentError, ConfigError, EnvError
-from rlcli.jobs import collect, evaluate, learner, load
+from rlcli.errors import ArgumentError, ConfigError, EnvError, StoppedSafely
+from rlcli.jobs import collect, evaluate, learner, load, resume
 from rlcli.jobs.trained_run import config_of, restored_policy
 from rlcli.keys import OBSERVATION
 from rlcli.learning import evaluation, video
@@ -262,6 +262,22 @@ def test_the_closing_evaluation_is_not_played_twice(run, monkeypatch, words):
     trained = run("run.dir=b", *BRIEF, "run.eval_every=500", "total_frames=768", *words)
     assert len(calls) == 2  # at 512, and at the end
     assert "evaluation" in trained.summary
+
+
+def test_an_evaluation_that_a_stop_interrupts_is_made_up_after_the_resume(run, monkeypatch):
+    original, give_up = learner.Learner._play, [True]
+
+    def play(self, episodes):
+        if give_up and self.collector.frames == 512:
+            self.stop.requested, self.stop.reason = True, "a test"
+            return None
+        return original(self, episodes)
+
+    monkeypatch.setattr(learner.Learner, "_play", play)
+    with pytest.raises(StoppedSafely):
+        run("run.dir=a", "run.eval_every=512", *BRIEF, "total_frames=1024")
+    give_up.clear()
+    assert [record["frames"] for record in resume("a").metrics() if "eval_return" in record] == [768, 1024]
 
 
 def test_bounds_are_counted_by_default_and_the_report_says_what_how_far_and_how_often(run, monkeypatch):

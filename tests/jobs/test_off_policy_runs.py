@@ -64,6 +64,19 @@ def test_stopped_and_resumed_equals_uninterrupted(run, task):
     same(decided(resume("cut")), whole)
 
 
+@pytest.mark.parametrize("task", [DQN, SAC], ids=["dqn", "sac"])
+def test_the_figures_of_a_resumed_run_are_those_of_one_that_was_never_stopped(run, task):
+    def figures(made):
+        timed = ("seconds", "frames_per_second", "stages", "memory")
+        return [{key: x for key, x in record.items() if key not in timed} for record in made.metrics()]
+
+    task = [*task, "total_frames=2600", "run.eval_every=700", "run.eval_episodes=1"]
+    whole = figures(run("run.dir=whole", *task))
+    with stop_after(24):  # with updates since the last report, and an evaluation
+        run("run.dir=cut", *task)
+    assert figures(resume("cut")) == whole and len(whole) > 3
+
+
 def test_a_run_cut_again_and_again_still_ends_the_same(run):
     whole = decided(run("run.dir=whole", *DQN))
     with stop_after(3):

@@ -12,10 +12,12 @@ import torch
 from omegaconf import OmegaConf
 
 from rlcli import verify
+from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.resolved import from_dict, to_dict
 from rlcli.errors import ConfigError, StoppedSafely
 from rlcli.jobs import load, resume
+from rlcli.objectives.value import GAE
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS, open_run
 from rlcli.runs.session import Saver
@@ -99,6 +101,38 @@ def test_a_run_cut_at_every_batch_still_ends_the_same(short_run):
             resume("cut")
     same(final_state(resume("cut")), whole)
     assert [record["frames"] for record in open_run("cut").metrics()] == [512 * k for k in range(1, 9)]
+
+
+class Scaled(GAE):
+    """A user's: advantages in units of a size that it tracks, and counts its calls in what is no tensor."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("scale", torch.tensor(1.0))
+        self.calls = 0
+
+    def estimate(self, td, reward, ends, values, time_dim):
+        advantage, target = super().estimate(td, reward, ends, values, time_dim)
+        self.calls += 1
+        self.scale.mul_(0.9).add_(0.1 * advantage.abs().mean())
+        return advantage / (self.scale + self.calls), target
+
+    def get_extra_state(self):
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state):
+        self.calls = state["calls"]
+
+
+def test_what_an_estimator_of_ones_own_holds_is_resumed(short_run, monkeypatch):
+    monkeypatch.setitem(registry._users, "estimator", {"scaled": Scaled})
+    words = ["value=scaled", "value.average=false", "total_frames=2048"]
+    whole = final_state(short_run("run.dir=whole", *words))
+    with stop_after(2):
+        short_run("run.dir=cut", *words)
+    same(final_state(resume("cut")), whole)
+    assert whole["loop"]["estimator"].keys() == {"scale", "_extra_state"}
+    assert whole["loop"]["estimator"]["_extra_state"] == {"calls": 4}
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(short_run, capsys):

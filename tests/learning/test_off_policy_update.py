@@ -1,5 +1,7 @@
 """One step on drawn rows: the weights, the target networks, the figures, and going on where it was saved."""
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -98,6 +100,26 @@ def test_a_saved_update_goes_on_bit_for_bit(kind):
         for step in range(5, 9):
             learn(each, sample(kind, seed=step))
     assert torch.equal(weights(one), weights(other)) and one.step.made == other.step.made
+
+
+def test_figures_that_were_not_asked_for_are_saved():
+    one, other = update("dqn"), update("dqn")
+    one.begin()
+    for step in range(6):
+        rows = sample("dqn", seed=step)
+        rows["next", "reward"][0] = float("nan") if step == 1 else 0.0
+        learn(one, rows)
+        if step in (1, 3):
+            other.loss.load_state_dict(one.loss.state_dict())
+            other.load_state_dict(copy.deepcopy(one.state_dict()))
+            other.begin()
+    for step in (4, 5):
+        rows = sample("dqn", seed=step)
+        rows["next", "reward"][0] = 0.0
+        learn(other, rows)
+    figures = one.figures()
+    assert other.figures() == figures and figures["skipped"] == 1
+    assert one.figures() == other.figures() == {}
 
 
 def test_a_checkpoint_holds_what_the_policy_does_not():

@@ -408,6 +408,46 @@ def test_modules_of_a_loss_that_are_not_the_policys_are_saved():
     assert torch.equal(losses[0].bonus.weight, losses[1].bonus.weight)
 
 
+class WithHistory(nn.Linear):
+    """A module with state of its own that is no tensor."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.history = {"seen": 0}
+
+    def forward(self, x):
+        self.history["seen"] += 1
+        return super().forward(x)
+
+    def get_extra_state(self):
+        return self.history
+
+    def set_extra_state(self, state):
+        self.history = dict(state)
+
+
+def test_extra_state_is_saved_once_with_the_policy_or_with_the_loss():
+    def make():
+        critic = TensorDictModule(WithHistory(4, 1), ["observation"], ["state_value"])
+        loss = WithABonus(make_actor(), critic)
+        loss.bonus = WithHistory(4, 1)
+        return loss
+
+    losses = [make(), make()]
+    updates = [Update(loss, epochs=1) for loss in losses]
+    updates[0](batch_for(losses[0]))
+    state = updates[0].state_dict()
+    assert {k for k in state if k.startswith("loss.")} == {
+        f"loss.bonus.{x}" for x in ("weight", "bias", "_extra_state")
+    }
+    seen = losses[0].bonus.history["seen"]
+    updates[1].load_state_dict(copy.deepcopy(state))
+    assert losses[1].bonus.history["seen"] == seen > 0
+    del state["loss.bonus._extra_state"]
+    with pytest.raises(KeyError, match=r"the saved WithABonus holds .*this one .*_extra_state"):
+        updates[1].load_state_dict(state)
+
+
 def test_steps_that_were_skipped_in_any_piece_are_reported():
     loss = make_loss()
     update, td = Update(loss, epochs=1, batch_size=80), batch_for(loss)
