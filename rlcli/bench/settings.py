@@ -5,7 +5,6 @@ Imports nothing heavy: help and mistakes are answered before a bench loads what 
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -179,20 +178,20 @@ def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:
         elif not equals:
             problems.append(Problem(f"cannot read {word!r}", "write key=value"))
         else:
-            values[name] = _value(text, type(known[name].default))
+            values[name] = _value(word, type(known[name].default))
             problems += _wrong(name, known[name], values[name], text)
     raise_all(problems)
     return values
 
 
-def _value(text: str, wanted: type) -> Any:
-    if wanted is str:
-        return text
-    try:
-        value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-    return float(value) if wanted is float and type(value) is int and abs(value) < 2**1000 else value
+def _value(word: str, wanted: type) -> Any:
+    """As every other verb reads it; a text as it stands."""
+    from rlcli.config.words import plain, read
+
+    override = None if wanted is str else read(word)
+    value = word.partition("=")[2] if override is None else plain(override.value())
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1000
+    return wanted(value) if number and wanted in (int, float) and wanted(value) == value else value
 
 
 def _wrong(name: str, setting: Setting, value: Any, text: str) -> Iterator[Problem]:

@@ -65,18 +65,9 @@ def check_overrides(
     problems: list[Problem] = []
     recipes = list(recipes)
     facts = facts_of(schema, [text.partition("=") for text in overrides], facts or {})
-    waiting = list(overrides)
-    while waiting:
-        text = waiting.pop(0)
-        if text.startswith("-"):
-            problems.append(unknown_flag(schema, text, flags, facts))
-            continue
-        override = words.read(text)
-        if override is None:
-            problems.append(words.unreadable(text, recipes))
-            continue
-        if (parts := words.entries(schema, override)) is not None:
-            waiting = [*parts, *waiting]
+    for override in words.each(schema, overrides, lambda text: unknown_flag(schema, text, flags, facts), recipes):
+        if isinstance(override, Problem):
+            problems.append(override)
             continue
         result = _check_one(schema, override, recipes, multirun, flags, facts)
         if isinstance(result, Checked):
@@ -122,11 +113,6 @@ def _check_one(
     flags: Collection[str],
     facts: Mapping[str, Any],
 ) -> Checked | list[Problem]:
-    if problem := words.misused(schema, override):
-        return [problem]
-    leaf = find(schema, override.key_or_group)
-    if leaf is not None and words.is_text(leaf.hint):
-        override = words.as_text(override)
     key, text = override.key_or_group, override.input_line
     assert text is not None
     names = tuple(recipes) if key == "recipe" else choices(schema, key) if key in groups(schema) else ()

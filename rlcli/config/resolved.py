@@ -204,25 +204,15 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
     anew: set[str] = set()
     pairs: list[tuple[str, Any]] = []
     problems: list[Problem] = []
-    waiting = list(overrides)
-    while waiting:
-        text = waiting.pop(0)
-        if text.startswith("-"):
-            problems.append(unknown_flag(schema, text, _FLAGS_OF_RESUME))
+    for override in words.each(schema, overrides, lambda text: unknown_flag(schema, text, _FLAGS_OF_RESUME)):
+        if isinstance(override, Problem):
+            problems.append(override)
             continue
-        if (override := words.read(text)) is None:
-            problems.append(words.unreadable(text))
-            continue
-        key, value = override.key_or_group, text.partition("=")[2]
-        if key in branches(schema) and (parts := words.entries(schema, override)) is not None:
-            waiting = [*parts, *waiting]
-            continue
+        key, value = override.key_or_group, (override.input_line or "").partition("=")[2]
         if key in groups(schema) and _is_choice_alone(schema, key):
             anew.add(f"{key}.kwargs")
             key = f"{key}.kind"
-        if misuse := words.misused(schema, override):
-            problems.append(misuse)
-        elif override.is_sweep_override():
+        if override.is_sweep_override():
             problems.append(words.several(schema, override, "give one value"))
         elif key == "recipe" or f"{key}.kind" in leaves(schema):
             what = f"{key} was chosen when the run began and cannot become {value!r} now"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, get_args, get_origin
@@ -35,6 +35,34 @@ def read(text: str) -> Override | None:
         if bare and typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
             return read(f"{text.partition('=')[0]}={_quoted(typed)}")
     return override
+
+
+def each(
+    schema: type, texts: Iterable[str], flag: Callable[[str], Problem], recipes: Collection[str] = ()
+) -> Iterator[Override | Problem]:
+    """Every override that words stand for, or why one stands for none.
+
+    Parameters
+    ----------
+    flag : callable
+        What is wrong with a word that begins with a dash.
+    recipes : collection of str
+        Names that may have been typed without their `recipe=`.
+    """
+    waiting = list(texts)
+    while waiting:
+        text = waiting.pop(0)
+        if text.startswith("-"):
+            yield flag(text)
+        elif (override := read(text)) is None:
+            yield unreadable(text, recipes)
+        elif (parts := entries(schema, override)) is not None:
+            waiting = [*parts, *waiting]
+        elif problem := misused(schema, override):
+            yield problem
+        else:
+            leaf = find(schema, override.key_or_group)
+            yield as_text(override) if leaf is not None and is_text(leaf.hint) else override
 
 
 def is_text(hint: Any) -> bool:

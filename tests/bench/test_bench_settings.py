@@ -27,7 +27,7 @@ def test_every_bench_has_settings_whose_defaults_are_accepted():
 
 def test_values_are_read_as_the_command_line_spells_them():
     known = SETTINGS["update"] | {"lr": Setting(0.1, "rate")}
-    words = ["lr=1", "policy.hidden=[8, 8]", "action=box", "peers=false", "rounds=1_0"]
+    words = ["lr=1", "policy.hidden=[8, 8]", "action=box", "peers=FALSE", "rounds=1e1"]
     assert (
         read(known, words).items()
         >= {

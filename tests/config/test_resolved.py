@@ -46,6 +46,7 @@ def test_overrides_change_what_was_saved():
     saved = through_json(CollectConfig())
     cfg = from_dict("collect", saved, ["total_frames=1_000", "env.kwargs={a: 1}", "run.dir=null", "threads=2"])
     assert (cfg.total_frames, cfg.env.kwargs, cfg.run.dir, cfg.threads) == (1000, {"a": 1}, None, 2)
+    assert from_dict("collect", saved, ["run.dir=2024_01_05"]).run.dir == "2024_01_05"
 
 
 def test_a_mapping_of_keys_changes_those_that_it_names():
