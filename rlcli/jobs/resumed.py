@@ -207,17 +207,18 @@ class Changes:
             if (there := late.get("run.dir", (None, None))[1]) is not None:
                 fix = "Leave it out, or move the folder, to where nothing is yet, and resume it there."
                 if not os.path.lexists(there) and os.path.isdir(os.path.dirname(there) or "."):
-                    moved = f"{shlex.join(['mv', str(run.path), there])}; {shlex.join(['rlcli', 'resume', there])}"
-                    fix = f"Leave it out, or move the folder first: {moved}"
+                    move = shlex.join(["mv", str(run.path), there])
+                    again = self.command(run, force=force, without=late, moved=there)
+                    fix = f"Leave it out, or move the folder first: {move}; {again}"
             raise ConfigError(
                 f"{_spelled(late)} would change nothing", where=str(run.path),
                 why="it is read when a run begins, and this one has begun", fix=fix,
             )  # fmt: skip
 
-    def command(self, run: Run, *, force: bool, without: Collection[str] = ()) -> str:
-        """What resumes the run with the same overrides, but for those of some keys."""
+    def command(self, run: Run, *, force: bool, without: Collection[str] = (), moved: str | None = None) -> str:
+        """What resumes the run, once it was `moved`, with the same overrides, but for those of some keys."""
         words = [word for word in self.overrides if key_of(word) not in without]
-        return resume_command(run, *words, *(["--force"] if force else []))
+        return resume_command(run, *words, *(["--force"] if force else []), moved=moved)
 
     def note(self, run: Run, cfg: CollectConfig, *, force: bool) -> Run:
         """Write the changes into the run folder, once; the run, read anew."""

@@ -153,8 +153,10 @@ def test_what_is_read_only_when_a_run_begins_is_refused_though_it_is_forced(copi
 
 
 def test_another_folder_is_refused_with_how_to_move_a_run(copied):
-    with pytest.raises(ConfigError, match="mv train there; rlcli resume there"):
-        resume("train", ["run.dir=there"])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as refused:
+        patch.setattr(registry, "imported", ["mine"])
+        resume("train", ["run.dir=there", "total_frames=384"], force=True)
+    assert "mv train there; rlcli resume there --import mine total_frames=384 --force" in str(refused.value)
     shutil.move("train", "there")
     assert resume("there", ["total_frames=384"]).summary["frames"] == 384
 
