@@ -22,7 +22,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rlcli.errors import MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.mlp import OWN_CALLS, Layer, hooked, hooked_everywhere, hooks_of, layers_of, usual
 from rlcli.keys import Key, show, unravel
 from rlcli.modules.encoders import DictNet
@@ -48,11 +48,21 @@ class Stage(NamedTuple):
         return out if isinstance(out, tuple) else (out,)
 
     def run(self, values: dict[Key, Tensor]) -> None:
-        """Read from and write to `values`."""
-        missing = [show(k) for k in self.in_keys if k not in values]
-        if missing:
-            raise MissingKeyError(f"the batch has no {', '.join(missing)}", why="a network reads it")
-        values.update(zip(self.out_keys, self(*[values[k] for k in self.in_keys]), strict=True))
+        """Read from and write to `values`; a key that is not there is None, as a `TensorDictModule` has it."""
+        try:
+            written = self(*map(values.get, self.in_keys))  # type: ignore[arg-type]
+        except Exception as error:
+            missing = [show(k) for k in self.in_keys if k not in values]
+            if missing:
+                raise MissingKeyError(f"the batch has no {', '.join(missing)}", why="a network reads it") from error
+            raise
+        if len(written) != len(self.out_keys):
+            raise ArgumentError(
+                "a network does not write what its out_keys say",
+                where=type(self.module).__name__,
+                why=f"it returns {len(written)}, for {', '.join(map(show, self.out_keys))}",
+            )
+        values.update(zip(self.out_keys, written, strict=True))
 
     @property
     def layers(self) -> list[Layer] | None:
@@ -112,10 +122,11 @@ def _leaves(net: Any, *heads: type) -> Iterator[Any]:
     """
     heads = heads or (ProbabilisticTensorDictModule,)
     if usual(net, TensorDictSequential) or usual(net, ProbabilisticTensorDictSequential, *_DIST_METHODS):
-        for part in net.module:
+        for part in (None,) if net.partial_tolerant else net.module:
             yield from _leaves(part, *heads)
     elif usual(net, TensorDictModule):
-        yield None if net._kwargs is not None or net.method is not None or net._get_kwargs else net
+        told = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
+        yield None if told or net.strict or net.inplace is not True or "_" in net.in_keys else net
     else:
         yield net if type(net) in heads and not hooked(net) else None
 

@@ -257,7 +257,7 @@ class Density:
                 found = family.log_prob_and_entropy(params, action)
                 return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values
             return one_a_row(family.log_prob(params, action), size, family), None, values
-        inputs = {k: columns[k] for k in self.in_keys}
+        inputs = {k: columns[k] for k in self.in_keys if k in columns}
         td = TensorDict(inputs, batch_size=size)  # type: ignore[arg-type]
         dist = self.actor.get_dist(td)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]

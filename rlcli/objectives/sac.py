@@ -193,7 +193,7 @@ class SACLoss(BootstrappedLoss):
 
     def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
         """A differentiable action and its log-probability `[*B]`."""
-        family, inputs = self.density.family, {k: columns[k] for k in self.density.in_keys}
+        family, inputs = self.density.family, {k: columns[k] for k in self.density.in_keys if k in columns}
         size = next(iter(inputs.values())).shape[:batch_dims]
         if family is not None and family.has_rsample:
             params, _ = self.density.parameters(columns)

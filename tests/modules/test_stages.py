@@ -11,7 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, T
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from rlcli.errors import MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.modules import Categorical, ProbabilisticActor, StateIndependentScale, ValueOperator
 from rlcli.modules.stages import Structure, take_apart
 from rlcli.objectives.networks import Lowered
@@ -96,11 +96,45 @@ def test_what_is_plain_is_taken_apart(net):
         actor(hooked(module())),
         actor(replaced(module())),
         TensorDictSequential(actor(), module("after")),
+        TensorDictSequential(module("hidden"), module(reads="other"), partial_tolerant=True),
+        TensorDictModule(nn.Linear(4, 4), ["observation"], ["logits"], strict=True),
     ],
-    ids=["no module", "forward", "get_dist_params", "by name", "method", "hook", "inner hook", "replaced", "not last"],
+    ids=[
+        "no module",
+        "forward",
+        "get_dist_params",
+        "by name",
+        "method",
+        "hook",
+        "inner hook",
+        "replaced",
+        "not last",
+        "tolerant",
+        "strict",
+    ],
 )
 def test_what_is_more_than_it_seems_stays_whole(net):
     assert take_apart(net) is None
+
+
+class Optional(nn.Module):
+    def forward(self, x, hint=None):
+        return x if hint is None else x + hint
+
+
+def test_a_key_that_is_not_there_is_none_as_in_a_tensordict():
+    net = TensorDictModule(Optional(), ["observation", "hint"], ["logits"])
+    obs = torch.randn(5, 4)
+    for columns in ({"observation": obs}, {"observation": obs, "hint": obs}):
+        assert torch.equal(Lowered(net)(columns)["logits"], net(TensorDict(columns, [5]))["logits"])
+    with pytest.raises(MissingKeyError, match="no observation"):
+        Lowered(net)({"hint": obs})
+
+
+def test_outputs_are_as_many_as_their_keys():
+    net = TensorDictModule(lambda x: (x, x), ["observation"], ["logits"])
+    with pytest.raises(ArgumentError, match="returns 2, for logits"):
+        Lowered(net)({"observation": torch.ones(5, 4)})
 
 
 def test_a_hook_inside_is_run_because_the_module_is_called():
