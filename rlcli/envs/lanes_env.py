@@ -16,8 +16,8 @@ from tensordict import TensorDict, TensorDictBase
 from rlcli.envs.base import SPECS, EnvBase, own_stepping
 from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, RESET, show
-from rlcli.lanes.contract import broken
+from rlcli.keys import ACTION, RESET
+from rlcli.lanes.contract import not_finite
 from rlcli.lanes.engine import Engine
 from rlcli.lanes.engines import make_engine
 from rlcli.lanes.envpool import EnvpoolEngine
@@ -78,7 +78,7 @@ class LanesEnv(EnvBase):
                 array[...] = td.get(key).cpu().numpy().reshape(array.shape)
             lanes = mask.reshape(-1).nonzero().squeeze(-1).tolist()
         self.lanes.restart(row, lanes)
-        self.lanes.bounds.check_row(self.lanes, row, lanes)
+        self._check(row, lanes)
         return self._observations(row)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -87,32 +87,44 @@ class LanesEnv(EnvBase):
         for key, array in row.items():
             self._rows[key][1] = array
         n = self.lanes.n
-        given = td.get(ACTION).detach().cpu()
-        if self.action_spec.dtype.is_floating_point or given.dtype is torch.bfloat16:
-            given = given.to(self.action_spec.dtype)  # as the env declares them, and as numpy knows
-        stored = given.numpy()
-        actions = self.lanes.actions.decode(stored.reshape(n, *self.lanes.actions.stored[0]))
-        self._bound_step(0, actions)
+        self._bound_step(0, self.lanes.actions.checked(self._stored(td.get(ACTION))))
         outcome = self.lanes.take_outcome()
         reward = np.empty((n, 1), np.float32)
         reward_column(outcome, self.lanes, 1, reward)
         flags = np.zeros((2, n, 1), np.bool_)
         for _, lane, terminated, truncated in outcome.ends:
             flags[0, lane, 0], flags[1, lane, 0] = terminated, truncated
-        for key, array in row.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                lane = int(np.argwhere(~np.isfinite(array))[0][0])
-                raise broken(
-                    self.lanes, f"the env's {show(key)} is not finite", lane=lane,
-                    expected="finite numbers", got="NaN or infinity",
-                )  # fmt: skip
-        self.lanes.bounds.check_row(self.lanes, row, range(n))
+        self._check(row, range(n))
         out = self._observations(row)
         shape = (*self.batch_size, 1)
         out.set("reward", torch.from_numpy(reward).reshape(shape))
         out.set("terminated", torch.from_numpy(flags[0]).reshape(shape))
         out.set("truncated", torch.from_numpy(flags[1]).reshape(shape))
         return out
+
+    def _stored(self, action: torch.Tensor) -> np.ndarray:
+        """An action as it is stored, `[N, *]`, in a dtype that numpy knows."""
+        spec = self.action_spec
+        if action.shape != spec.shape and action.squeeze().shape != spec.zero().squeeze().shape:
+            raise ArgumentError(
+                "the action does not have the shape that the env takes",
+                why=f"expected {tuple(spec.shape)}, got {tuple(action.shape)}",
+            )
+        given = action.detach().cpu()
+        if spec.dtype.is_floating_point:
+            given = given.to(spec.dtype)
+        elif given.dtype is torch.bfloat16:
+            given = given.float()
+        return given.numpy().reshape(self.lanes.n, *self.lanes.actions.stored[0])
+
+    def _check(self, row: dict, lanes: Sequence[int]) -> None:
+        """Look at what these lanes show."""
+        for key, array in row.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                for lane in lanes:
+                    if not np.isfinite(array[lane]).all():
+                        raise not_finite(self.lanes, key, lane)
+        self.lanes.bounds.check_row(self.lanes, row, lanes)
 
     def close(self) -> None:
         super().close()

@@ -303,13 +303,13 @@ class TensorDictLanes(Lanes):
                     f"the env did not write '{show(key)}'", where=self.name, why="its spec promises it",
                     fix="Write it at every step and reset, or take it out of the specs.",
                 )  # fmt: skip
-            got = value.detach().cpu().numpy()
-            expected = array.shape if self.env.batch_size else array.shape[1:]
-            if got.shape != expected or got.dtype != array.dtype:
+            place = self._tensor(array)
+            if value.shape != place.shape or value.dtype is not place.dtype:
                 raise EnvError(
                     f"the env's {show(key)} differs from its spec", where=self.name,
-                    why=f"expected {expected} {array.dtype}, got {got.shape} {got.dtype}",
+                    why=f"expected {tuple(place.shape)} {place.dtype}, got {tuple(value.shape)} {value.dtype}",
                 )  # fmt: skip
+            got = value.detach().cpu().numpy()
             array[list(lanes)] = got.reshape(array.shape)[list(lanes)]
 
     def flags(self) -> dict[str, torch.Tensor]:

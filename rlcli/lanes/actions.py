@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlcli.errors import EnvError
+from rlcli.errors import ArgumentError, EnvError
 from rlcli.lanes.observations import NO_ARITHMETIC
 
 
@@ -90,6 +90,30 @@ class ActionFormat:
         cuts = np.cumsum(self.nvec)[:-1]
         return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
 
+    def checked(self, stored: np.ndarray) -> np.ndarray:
+        """Loop actions `[N]` or `[N, *]` from stored ones `[N, *]`, once it is clear that the env has such actions.
+
+        Raises
+        ------
+        ArgumentError
+            They are not finite, not whole where that is asked for, or choose what is not on offer.
+        """
+        if stored.dtype.kind == "f" and not np.isfinite(stored).all():
+            raise _unfit("a finite action", stored)
+        if self.dtype.kind != "f" and stored.dtype.kind == "f":
+            if (stored != np.rint(stored)).any():
+                raise _unfit("whole numbers", stored)
+            stored = stored.astype(np.int64)
+        if self.kind == "box":
+            return stored if self.dtype.kind == "f" else np.clip(stored, self.low, self.high).astype(self.dtype)
+        actions = self.decode(stored)
+        if self.encoded:
+            return actions
+        last = np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
+        if (actions < 0).any() or (actions > last).any():
+            raise _unfit(f"0 to {' '.join(str(last).split())}", stored)
+        return actions
+
     def sender(self) -> Callable:
         """A function from the loop's actions to a sequence of what each env gets: of ints, or a new array's rows."""
         if self.kind != "discrete":
@@ -157,6 +181,12 @@ class ActionFormat:
             actions[..., free] = _quantiles(u[..., free])
             density[..., free] = -0.5 * actions[..., free] ** 2 - 0.5 * np.log(2 * np.pi)
         return actions.astype(self.dtype), density
+
+
+def _unfit(expected: str, got: np.ndarray) -> ArgumentError:
+    return ArgumentError(
+        "the env has no such action", why=f"expected {expected}, got {' '.join(str(got).split())[:200]}"
+    )
 
 
 # Wichura, 1988, algorithm AS 241 (PPND16): numerators and denominators, highest power first

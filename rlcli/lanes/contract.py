@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlcli.errors import EnvError, in_words
+from rlcli.keys import Key, show
 
 
 class Book(Protocol):
@@ -108,6 +109,15 @@ def broken(
     if place is None:
         place = place_of(lanes, lane) if at is None or lane is None else _past_place(lanes, lane, *at)
     return EnvError(what, where=place, why=why, fix=fix)
+
+
+def not_finite(lanes: Book, key: Key, lane: int, at: tuple[int, Sequence[tuple]] | None = None) -> EnvError:
+    """The error for an observation that is NaN or infinite."""
+    return broken(
+        lanes, f"the env's {show(key)} is not finite", lane=lane, at=at,
+        expected="finite numbers", got="NaN or infinity",
+        fix="Show a number: 0 where there is nothing to say, and a flag beside it.",
+    )  # fmt: skip
 
 
 def env_raised(

@@ -6,6 +6,7 @@ C channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -252,7 +253,9 @@ class RewardClipping(RewardMap):
 
     def __init__(self, clamp_min: float = -1.0, clamp_max: float = 1.0, in_keys: Sequence[Key] = ("reward",)) -> None:
         super().__init__(in_keys)
-        self.clamp_min, self.clamp_max = float(clamp_min), float(clamp_max)
+        self.clamp_min, self.clamp_max = map(_bound, (clamp_min, clamp_max))
+        if not self.clamp_min <= self.clamp_max:
+            raise ArgumentError("RewardClipping needs clamp_min <= clamp_max", why=f"got {clamp_min} and {clamp_max}")
 
     def on_tensor(self, reward):
         return reward.clamp(self.clamp_min, self.clamp_max)
@@ -265,6 +268,11 @@ class RewardClipping(RewardMap):
         if "reward" not in self.in_keys:
             return spec
         return Bounded(self.clamp_min, self.clamp_max, spec.shape, spec.dtype, spec.device)
+
+
+def _bound(value: float) -> float:
+    """A bound of rewards, which are float32: one that none of them reaches is infinite."""
+    return float(value) if abs(value) <= torch.finfo(torch.float32).max else math.copysign(math.inf, value)
 
 
 class SignTransform(RewardMap):

@@ -242,3 +242,42 @@ def test_an_env_on_tensordicts_has_no_other_names_to_choose_from():
     env.observation_spec["_raw"] = Unbounded((1,))
     with pytest.raises(EnvError, match="an observation cannot be called '_raw'"):
         Collector(env, frames_per_batch=4)
+
+
+BOX, WHOLE = spaces.Box(-1, 1, (2, 3)), spaces.Box(0, 9, (2,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "said"),
+    [
+        (BOX, torch.zeros(3, 2), r"shape that the env takes: expected \(2, 3\), got \(3, 2\)"),
+        (BOX, torch.full((2, 3), torch.nan), "no such action: expected a finite action"),
+        (WHOLE, torch.tensor([1.7, 2.0]), "no such action: expected whole numbers"),
+        (spaces.Discrete(3), torch.tensor(5), "no such action: expected 0 to 2, got"),
+        (spaces.MultiDiscrete([2, 3]), torch.tensor([0, 3]), r"no such action: expected 0 to \[1 2\]"),
+        (spaces.MultiBinary(3), torch.tensor([0, 1, 2]), "no such action: expected 0 to 1"),
+    ],
+)
+def test_an_action_that_the_env_does_not_have_is_refused_before_it_is_stepped(space, action, said):
+    env = GymEnv(Sampled(), categorical_action_encoding=True)
+    env.gym.action_space = space
+    env = GymEnv(env.gym, categorical_action_encoding=True)
+    with pytest.raises(ArgumentError, match=said):
+        env.step(env.reset().set("action", action))
+    assert not env.gym.received
+
+
+def test_whole_numbers_reach_a_box_of_them_clipped_in_its_own_dtype():
+    made = Sampled()
+    made.action_space = WHOLE
+    env = GymEnv(made)
+    for action in (torch.tensor([1.0, 300.0]), torch.tensor([1, 300])):
+        env.step(env.reset().set("action", action))
+        assert made.received[-1].dtype == np.uint8 and made.received[-1].tolist() == [1, 9]
+
+
+def test_a_reset_that_shows_nan_is_refused_by_hand_too():
+    made = Sampled()
+    made.reset = lambda **_: (np.full(3, np.nan, np.float32), {})
+    with pytest.raises(EnvError, match=r"observation is not finite \(env Sampled, lane 0, episode 0, step 0"):
+        GymEnv(made).reset()

@@ -377,3 +377,22 @@ def test_after_a_failure_every_lane_begins_anew():
 def test_good_values_of_every_space_pass(kind):
     env = SerialEnv(2, lambda: GymEnv(Sampled(kind, length=3)))
     assert Collector(env, frames_per_batch=14).rollout().shape == (2, 7)
+
+
+def test_an_env_on_tensordicts_that_writes_another_dtype_is_told_which():
+    class Halves(EnvBase):
+        def __init__(self):
+            super().__init__()
+            self.observation_spec, self.action_spec = Composite({"observation": Unbounded((1,))}), Unbounded((1,))
+
+        def _reset(self, td):
+            return TensorDict({"observation": torch.zeros(1)})
+
+        def _step(self, td):
+            return TensorDict({"observation": torch.zeros(1, dtype=torch.bfloat16), "reward": torch.zeros(1)})
+
+        def _set_seed(self, seed):
+            pass
+
+    with pytest.raises(EnvError, match=r"observation differs from its spec.*float32, got \(1,\) torch.bfloat16"):
+        Collector(Halves(), frames_per_batch=4).next()

@@ -258,3 +258,18 @@ def test_faces_are_chosen_by_place():
     twice = RewardScaling(0.0, 2.0)
     faces = choose_faces([twice, RewardSum(), twice], schema, ["episode_reward"])
     assert [type(t) for t in faces.inside] == [RewardScaling, RewardSum] and faces.after == [twice]
+
+
+def test_what_a_dtype_does_not_hold_is_no_padding():
+    spec = Composite({"observation": Unbounded((4,), torch.uint8)})
+    for value in (-1, 256, 0.5):
+        with pytest.raises(ArgumentError, match=f"CatFrames cannot pad with {value}: the observations are uint8"):
+            CatFrames(2, -1, padding="constant", padding_value=value).transform_observation_spec(spec.clone())
+    CatFrames(2, -1, padding="constant", padding_value=255).transform_observation_spec(spec)
+
+
+def test_bounds_that_no_reward_reaches_clip_nothing():
+    script, make = write_script(batch=T), lambda: RewardClipping(-1e39, 1e39)
+    assert_same(run_columns(script, make(), T), run_tensordicts(script, make(), T))
+    with pytest.raises(ArgumentError, match="clamp_min <= clamp_max"):
+        RewardClipping(1, -1)
