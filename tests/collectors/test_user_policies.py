@@ -723,6 +723,48 @@ def test_an_action_that_is_none_is_refused_before_the_env_is_stepped(lanes, spac
     assert env.lanes.clock[0] == 3
 
 
+def test_what_is_finite_is_stored_however_large_its_sum():
+    large = torch.tensor([3e38, 3e38, -3e38, -3e38] * 8)
+
+    def policy(td):
+        return td.set("action", torch.tensor([1, 0, 0]).expand(*td.shape, 3)).set("large", large.expand(*td.shape, 32))
+
+    for lanes in (0, 2):
+        assert torch.equal(Collector(envs(lanes), policy, frames_per_batch=2).next()["large"].reshape(-1, 32)[0], large)
+    large[0], large[1] = torch.nan, 0
+    with pytest.raises(NumericsError, match=r"the policy's large is not finite.*step 0"):
+        Collector(envs(2), policy, frames_per_batch=2).next()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize(
+    ("space", "soft", "whole"),
+    [
+        (gym.spaces.Discrete(2), [0.2, 0.8], [0, 1]),
+        (gym.spaces.MultiDiscrete([3, 2]), [0.1, 0.3, 0.6, 0.4, 0.6], [0, 0, 1, 0, 1]),
+    ],
+    ids=["discrete", "multi-discrete"],
+)
+def test_a_soft_one_hot_action_is_refused_and_a_whole_one_of_floats_is_taken(space, soft, whole, lanes, dtype):
+    class Offers(Three):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = space
+
+    written = iter([whole, whole, whole, soft])
+
+    def policy(td):
+        return td.set("action", torch.tensor(next(written), dtype=dtype).expand(*td.shape, len(soft)))
+
+    env = envs(lanes, Offers)
+    collector = Collector(env, policy, frames_per_batch=3 * max(lanes, 1))
+    assert collector.next()["action"].float().reshape(-1, len(soft))[0].tolist() == whole
+    with pytest.raises(ArgumentError, match=r"the policy's action is not one-hot \(step 0 .*argmax"):
+        collector.next()
+    assert env.lanes.clock[0] == 3
+
+
 @pytest.mark.parametrize("make", [Counter, OneNumber], ids=["columns", "tensordicts"])
 def test_a_policy_with_a_tensordict_of_its_own_need_not_return_its_state(make):
     env = envs(2) if make is Counter else OneNumber(2)

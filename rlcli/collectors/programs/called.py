@@ -71,11 +71,14 @@ def _hint(policy: Any) -> str | None:
     )
 
 
-def is_sound(column: np.ndarray) -> bool:
-    """Whether an output `[N, T, *F]` is finite, or -inf where it may mask an action: never in the whole of a vector."""
-    if np.isfinite(column).all():
+def is_sound(values: torch.Tensor, dims: int) -> bool:
+    """Whether an output, with `dims` dims before its own, is finite, or -inf where that may mask an action.
+
+    That is within a vector, never the whole of one.
+    """
+    if bool(values.isfinite().all()):
         return True
-    return column.ndim > 2 and column.shape[-1] > 0 and bool(np.isfinite(column.max(-1)).all())  # NaN is its own max
+    return values.ndim > dims and values.shape[-1] > 0 and bool(values.amax(-1).isfinite().all())  # NaN is its own max
 
 
 def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
@@ -91,10 +94,10 @@ def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> 
 
 
 def refuse_nan(key: Key, value: torch.Tensor, t: int) -> None:
-    """Raise where an output holds a NaN; -inf, which masks an action, is none."""
+    """Raise where an output `[N, *]` holds a NaN; an infinity alone waits for the end of the batch."""
     if value.dtype.is_floating_point:
-        total = value.sum().item()  # one operation
-        if total != total:
+        total = value.sum().item()  # one operation; it is NaN too where sums on the way are infinite
+        if total != total and not is_sound(value, 1):
             raise not_finite(key, _BEFORE.format(t))
 
 
@@ -147,7 +150,18 @@ def refuse_no_bits(value: torch.Tensor, t: int) -> None:
         raise ArgumentError(
             "the policy's action is out of range",
             where=_BEFORE.format(t),
-            why=f"expected 0 and 1, got {' '.join(str(value.tolist()).split())}",
+            why=f"expected 0 and 1, got {value.tolist()}",
+        )
+
+
+def refuse_soft(value: torch.Tensor, t: int) -> None:
+    """Raise where a one-hot action is made of parts, before the row's int64 cuts them short."""
+    if bool((value != value.round()).any()):
+        raise ArgumentError(
+            "the policy's action is not one-hot",
+            where=_BEFORE.format(t),
+            why=f"expected 0 and 1, got {value.tolist()}",
+            fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers.",
         )
 
 

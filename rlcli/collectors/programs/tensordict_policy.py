@@ -23,6 +23,7 @@ from rlcli.collectors.programs.called import (
     loop_action,
     refuse_nan,
     refuse_no_bits,
+    refuse_soft,
     take,
 )
 from rlcli.collectors.programs.program import Bound, Program, Setting
@@ -258,6 +259,8 @@ class _BoundTensorDict(Bound):
             raise changed_output(ACTION, action, row, action.dtype, t)
         if program.actions.kind == "multi_binary":
             refuse_no_bits(action, t)
+        if program.actions.encoded and action.is_floating_point():
+            refuse_soft(action, t)
         row.copy_(action)
         return loop_action(program.actions, self.action_rows[t], t)
 
@@ -288,7 +291,9 @@ class _BoundTensorDict(Bound):
     def end(self, first: int, last: int) -> None:
         for key in self.program.live:
             column = self.columns.data.get(key)
-            if column is not None and column.dtype.kind == "f" and not is_sound(column[:, first:last]):
+            if column is None or column.dtype.kind != "f":
+                continue
+            if not is_sound(torch.from_numpy(column[:, first:last]), 2):
                 raise NumericsError(
                     f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
                 )
