@@ -218,13 +218,19 @@ class Engine:
         self.fresh = np.asarray(state["fresh"], np.bool_)
         for key, array in self.carrier.items():
             array[...] = np.asarray(state["carrier"][spell(key)])
+        lost = self.lanes.load_state_dict(state["lanes"], replay=replay)
         waiting = [int(lane) for lane in state["waiting"]]
-        lost = [lane for lane in self.lanes.load_state_dict(state["lanes"], replay=replay) if lane not in waiting]
-        if lost:
-            self._begin(lost)
+        begun = [lane for lane in lost if lane not in waiting]  # the others begin anew with the next batch
+        if begun:
+            self._begin(begun)
         self._waiting = waiting
         self._left = self._place()
-        return lost
+        return [lane for lane in lost if lane not in waiting or not self._seeds_next(lane)]
+
+    def _seeds_next(self, lane: int) -> bool:
+        """Whether the lane's next episode has a seed of its own, and begins the same whatever went before."""
+        lanes, number = self.lanes, self.lanes.episodes[lane]
+        return not lanes.on_tensordicts and lanes.seed_used(lane, number) != lanes.seed_used(lane, number + 1)
 
     # ---- batches -----------------------------------------------------------------------------------------------
     def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> Filled:

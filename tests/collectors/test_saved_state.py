@@ -116,6 +116,21 @@ def test_a_resume_does_not_play_the_first_frames_again(make, own):
     assert not torch.equal(once_more.next()["observation"], first)
 
 
+@pytest.mark.parametrize("episode_seeds", [False, True])
+def test_an_env_that_waits_for_its_reset_is_exact_only_where_that_reset_is_seeded(episode_seeds):
+    def made():
+        collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=50, reset_when_done=False)
+        collector.set_seed(3, episode_seeds=episode_seeds)
+        return collector
+
+    collector, again = made(), made()
+    assert bool(collector.next()["next", "done"][-1])
+    lost = again.load_state_dict(collector.state_dict())
+    assert lost == ([] if episode_seeds else [0])
+    same = torch.equal(collector.next()["observation"][0], again.next()["observation"][0])
+    assert same is episode_seeds
+
+
 class Fails(gym.Env):
     """Raises in the third step that any of them takes."""
 
