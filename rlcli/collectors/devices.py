@@ -55,7 +55,7 @@ def sync_function(device: Device) -> Callable[[], None]:
 
 
 def resolve(name: str | torch.device | None) -> Device:
-    """A device that exists, with its index.
+    """A device that exists, with its index where there may be several of its kind.
 
     Raises
     ------
@@ -81,6 +81,8 @@ def resolve(name: str | torch.device | None) -> Device:
                 where="device",
                 why=f"this machine has {torch.cuda.device_count()} GPUs",
             )
+    if device.type == "cpu":
+        return torch.device("cpu")  # cpu:0 is the same
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device 'mps' is not there", where="device", fix="Use device=cpu.")
     return device
@@ -110,6 +112,11 @@ class Placement:
 
 def _is_elsewhere(device: Device) -> bool:
     return device is not None and device.type != "cpu"
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether two names are of one device: there is one CPU, whatever its index."""
+    return one == other or one.type == other.type == "cpu"
 
 
 def one_device(device: str | torch.device | None, devices: Any) -> str | torch.device | None:
@@ -193,7 +200,7 @@ def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
     if device is None or not isinstance(policy, nn.Module):
         return policy, False
     tensors = [*policy.parameters(), *policy.buffers()]
-    if all(tensor.device == device for tensor in tensors):
+    if all(same_device(tensor.device, device) for tensor in tensors):
         return policy, False
     return own_copy(policy).to(device), True
 

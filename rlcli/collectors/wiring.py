@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.devices import Placement, on_device
+from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
@@ -156,8 +156,9 @@ def wire(
             why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
             fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
         )
-    if isinstance(lanes, TensorDictLanes) and placement.env not in (None, lanes.env.device or torch.device("cpu")):
-        lanes.env.to(placement.env)
+    asked = placement.env
+    if isinstance(lanes, TensorDictLanes) and asked and not same_device(asked, lanes.env.device or torch.device("cpu")):
+        lanes.env.to(asked)
     lanes.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
     lanes.limit_frames(None)
     reward = {REWARD: ((1,), np.dtype(np.float32))}

@@ -32,6 +32,15 @@ def test_a_policy_elsewhere_has_rows_copied_and_storage_elsewhere_batches():
     assert place(storing_device=META).storing_is_elsewhere and not place(storing_device=META).policy_is_elsewhere
 
 
+def test_the_cpu_is_one_device_whatever_its_index():
+    assert resolve("cpu:0") == CPU and one_device(None, ["cpu", "cpu:0"]) == "cpu"
+    policy = nn.Linear(2, 2, device="cpu:0")
+    assert on_device(policy, CPU) == (policy, False) == on_device(policy, torch.device("cpu:0"))
+    given = nn.Linear(2, 3)
+    for device in ("cpu", "cpu:0"):
+        assert not Collector(GymEnv(Counter()), given, frames_per_batch=4, device=device).is_copy
+
+
 def test_device_sets_all_three_and_each_may_override_it():
     found = place(device=META, env_device="cpu")
     assert (found.env, found.policy, found.storing) == (CPU, META, META)
