@@ -238,7 +238,7 @@ class Collector(BaseCollector):
             self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
             self._connect()
             if s.seed is not None or not self.lanes.seeded:
-                self._seed_lanes(_drawn_seed() if s.seed is None else s.seed, s.episode_seeds)
+                self._seed_lanes(self.seed, s.episode_seeds)
             undo.pop_all()
 
     def _connect(self) -> None:

@@ -95,6 +95,14 @@ def test_a_policy_on_tensordicts_draws_as_rollout_does_under_the_same_torch_seed
     assert torch.equal(found["next", "observation"], expected["next", "observation"])
 
 
+def test_the_seed_that_a_collector_draws_is_that_of_its_envs_too():
+    drawn = Collector(GymEnv("CartPole-v1"), frames_per_batch=20)
+    again = Collector(GymEnv("CartPole-v1"), frames_per_batch=20, seed=drawn.seed)
+    expected, found = drawn.next(), again.next()
+    assert torch.equal(found["action"], expected["action"])
+    assert torch.equal(found["observation"], expected["observation"])
+
+
 def test_a_stopped_batch_uses_no_noise_of_steps_that_it_did_not_take():
     env = lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1"))  # noqa: E731
     stopping = Collector(env(), frames_per_batch=200, seed=1, reset_when_done=False)
