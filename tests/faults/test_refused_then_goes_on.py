@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from disks import interrupted_at
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -18,9 +19,11 @@ from rlcli.data import (
     PrioritizedSampler,
     RandomSampler,
     SamplerWithoutReplacement,
+    SegmentWriter,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    open_segments,
 )
 from rlcli.data.files.disk import Disk
 from rlcli.errors import ArgumentError, ResourceError
@@ -246,3 +249,70 @@ def test_a_close_that_was_refused_can_be_made_again(tmp_path):
         disk.left = None
         again = LazyMemmapStorage(SIZE, scratch_dir=tmp_path / str(n), resume=True)
         assert TensorDictReplayBuffer(storage=again)[:]["b"].tolist()[:3] == [0, 1, 2]
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------------------------
+EVERY = pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def rows(first, count):
+    """A count that a code holds in one byte, up to row 150."""
+    return TensorDict({"count": torch.arange(first, first + count)}, [count])
+
+
+def counts(rb):
+    return rb[:]["count"].sort().values.tolist()
+
+
+@EVERY
+@pytest.mark.parametrize("call", ["extend", "overwrite", "relay", "close"])
+def test_interrupted_at_any_line_rows_on_disk_are_acknowledged_or_not_and_it_goes_on(tmp_path, call, every):
+    """What is read afterwards is what the folder gives back, whether the interrupted call counts or not."""
+    number, ended = 1, False
+    while not ended:
+        folder = tmp_path / str(number)
+        storage = LazyMemmapStorage(120, scratch_dir=folder, commit_seconds=0.0)
+        rb = TensorDictReplayBuffer(storage=storage, codes=True, batch_size=2)
+        first = 120 if call == "relay" else 90
+        for start in range(0, first, 10):
+            rb.extend(rows(start, 10))
+        work = {
+            "extend": lambda rb=rb: rb.extend(rows(90, 40)),
+            "overwrite": lambda rb=rb: rb.__setitem__([3, 4, 70], rows(40, 3)),
+            "relay": lambda rb=rb: rb.extend(rows(100_000, 7)),
+            "close": rb.close,
+        }
+        ended = interrupted_at(number, work.pop(call)) < number
+        number += every
+        if rb.ring.storage.fields:
+            if call != "overwrite":
+                known = [*range(first), *range(90, 130), *range(100_000, 100_007)]
+                assert set(counts(rb)) <= {*known}, number
+            rb.extend(rows(50, 3))
+            rb[[5]] = rows(1, 1)
+            rb.extend(rows(60, 20))
+        found = counts(rb) if storage.fields else None
+        rb.close()
+        with warnings.catch_warnings(action="ignore"):  # of a file that had just been made
+            again = TensorDictReplayBuffer(storage=LazyMemmapStorage(120, scratch_dir=folder, resume=True))
+        assert counts(again) == (list(range(90)) if found is None else found), number
+        again.close()
+        del rb, storage, again, work
+
+
+@EVERY
+def test_interrupted_at_any_line_collected_frames_are_acknowledged_or_not_and_it_goes_on(tmp_path, every):
+    number, ended = 1, False
+    while not ended:
+        writer = SegmentWriter(tmp_path / str(number), commit_seconds=0.0)
+        writer.append(rows(0, 10)[None])
+        ended = interrupted_at(number, lambda: [writer.append(rows(n, 10)[None]) for n in (10, 20)]) < number  # noqa: B023
+        count = writer.count
+        writer.append(rows(30, 10)[None])
+        writer.close()
+        with warnings.catch_warnings(action="error"):
+            reader = open_segments(tmp_path / str(number))
+        assert len(reader) >= count + 1 and reader.verify() == [], number
+        found = torch.cat([batch["count"].reshape(-1) for batch in reader]).tolist()
+        assert found == [*range(10 * len(reader) - 10), *range(30, 40)], number
+        number += every

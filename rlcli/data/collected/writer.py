@@ -129,6 +129,8 @@ class SegmentWriter:
         }
         self._need_next(record, sequence)
         now = time.monotonic() - self._committed >= self.commit_seconds
+        if (self.folder / name).exists():
+            self.disk.remove(self.folder / name)  # nobody knows it: an interrupt came when it had just been written
         record |= self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)._asdict()
         self._layout, self._lanes = layout, record["batch_size"][:-1]
         self.pending.append(record)
@@ -153,29 +155,35 @@ class SegmentWriter:
         Raises
         ------
         ResourceError
-            The disk refuses; pending segments are taken away again.
+            The disk refuses; pending segments are taken away again, and so they are where it is interrupted.
         """
         if not self.pending:
             return
-        saved = self.folder / state_name(self.count + len(self.pending))
+        count, end = self.count + len(self.pending), self._journal.end
+        frames = self.frames + sum(record["frames"] for record in self.pending)
+        nbytes = self.nbytes + sum(record["size"] for record in self.pending)
+        saved, files = self.folder / state_name(count), [self.folder / record["file"] for record in self.pending]
         try:
-            for record in self.pending[: len(self.pending) - synced]:
-                self.disk.sync_file(self.folder / record["file"])
+            if saved.exists():
+                self.disk.remove(saved)  # nobody knows it: see `append`
+            for file in files[: len(files) - synced]:
+                self.disk.sync_file(file)
             if state is not None:
                 self.pending[-1]["state"] = self.disk.write_file(saved, state)._asdict()
             self.disk.sync_folder(self.folder)
             self._journal.append(*self.pending)
-        except ResourceError:
-            for path in (*(self.folder / record["file"] for record in self.pending), saved):
-                with contextlib.suppress(ResourceError):  # the first error is the one to report
-                    self.disk.remove(path)
-            self.pending.clear()
+            # in one statement, which is the last one: an interrupt comes before all of it or after it
+            self.count, self.frames, self.nbytes, self.pending = count, frames, nbytes, []
+        except BaseException:
+            with contextlib.suppress(ResourceError):  # the first error is the one to report
+                self._journal.take_back(end)
+                for path in (*files, saved):
+                    with contextlib.suppress(ResourceError):
+                        self.disk.remove(path)
+            self.pending = []
             if not self.count:
                 self._layout = self._lanes = None
             raise
-        for record in self.pending:
-            self._count(record)
-        self.pending.clear()
         self._committed = time.monotonic()
         if state is not None:
             for path in states(self.folder)[:-2]:
@@ -258,11 +266,6 @@ class SegmentWriter:
             aside = self.disk.set_aside(self.folder, left)
             names = ", ".join(path.name for path in left[:5]) + (", ..." if len(left) > 5 else "")
             warnings.warn(f"{aside}: {names} was written but never acknowledged; moved there", stacklevel=4)
-
-    def _count(self, record: Record) -> None:
-        self.count += 1
-        self.frames += record["frames"]
-        self.nbytes += record["size"]
 
 
 def _as_json(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -86,28 +86,16 @@ class Disk:
     def write_file(self, path: Path, chunks: Sequence[bytes | memoryview], *, sync: bool = True) -> Stamp:
         """A new file: reserved, written, synced (or by `sync_file` later) and closed.
 
-        Its name is durable after `sync_folder`. A write that fails takes the file away again.
+        Its name is durable after `sync_folder`. A write that fails, or is interrupted, takes the file away again.
         """
         size, digest = sum(len(chunk) for chunk in chunks), hashlib.blake2b(digest_size=16)
-        with _explained(path, size):
-            self.at("create", path)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            try:
-                if size:
-                    self.at("reserve", path)
-                    os.posix_fallocate(fd, 0, size)
-                for chunk in chunks:
-                    digest.update(chunk)
-                    self._write(fd, path, chunk)
-                if sync:
-                    self.at("sync", path)
-                    os.fsync(fd)
-            except OSError:
-                with contextlib.suppress(OSError):  # the first error is the one to report
-                    os.unlink(path)
-                raise
-            finally:
-                os.close(fd)
+        with self._new_file(path, size) as fd:
+            for chunk in chunks:
+                digest.update(chunk)
+                self._write(fd, path, chunk)
+            if sync:
+                self.at("sync", path)
+                os.fsync(fd)
         return Stamp(size, digest.hexdigest())
 
     def reserve_file(self, path: Path, size: int) -> None:
@@ -115,18 +103,30 @@ class Disk:
 
         Its bytes and name are durable after `sync_file` and `sync_folder`.
         """
+        with self._new_file(path, size):
+            pass
+
+    @contextlib.contextmanager
+    def _new_file(self, path: Path, size: int) -> Iterator[int]:
+        """A descriptor of a new file whose every byte is reserved; whatever is raised in here, the file is gone."""
+        fd = -1
         with _explained(path, size):
             self.at("create", path)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
-                self.at("reserve", path)
-                os.posix_fallocate(fd, 0, size)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                if size:
+                    self.at("reserve", path)
+                    os.posix_fallocate(fd, 0, size)
+                yield fd
+            except BaseException as error:
+                if fd >= 0 or not isinstance(error, OSError):  # else it was there before
+                    with contextlib.suppress(OSError):  # the first error is the one to report
+                        self.at("remove", path)
+                        os.unlink(path)
                 raise
             finally:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
 
     def link(self, old: Path, new: Path) -> bool:
         """A second name for a finished file; False where the file system gives none (another disk, no links)."""
@@ -147,16 +147,16 @@ class Disk:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, fd: int, path: Path, data: bytes) -> None:
-        """Add `data` to the end of an open file and sync it; all of it or, if the disk refuses, nothing."""
+        """Add `data` to the end of an open file and sync it; all of it or, whatever is raised, nothing."""
         with _explained(path, len(data)):
             end = os.lseek(fd, 0, os.SEEK_END)
             try:
                 self._write(fd, path, data)
                 self.at("sync", path)
                 os.fsync(fd)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(fd, end)
+            except BaseException:
+                with contextlib.suppress(ResourceError):  # the first error is the one to report
+                    self.cut(fd, path, end)
                 raise
 
     def cut(self, fd: int, path: Path, size: int) -> None:

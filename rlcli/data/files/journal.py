@@ -127,6 +127,14 @@ def _held(line: bytes, check: Check, where: str) -> Record:
     return held(check, record, where, what=_NOT_OURS, fix=_RESTORE)
 
 
+class End(NamedTuple):
+    """Where a journal ends: its bytes, its records, and the checksum of the last of them."""
+
+    size: int
+    records: int
+    digest: str
+
+
 _NOT_OURS, _RESTORE = "a record is not one that is written here", "Restore the file from a copy."
 _LONGEST_HEADER = 1 << 26
 
@@ -165,7 +173,8 @@ class Journal:
         except BaseException:
             os.close(self._fd)
             raise
-        self.size, self.count, self._digest = found.end, len(found.offsets), found.digest
+        self.end = End(found.end, len(found.offsets), found.digest)
+        self._next: tuple[int, End] | None = None  # the file that is about to take the name, see `replace`
         self._named = True  # the file's name is durable, or was made so by who made the file
 
     def _lock(self) -> None:
@@ -184,13 +193,26 @@ class Journal:
         )
 
     def append(self, *new: Record) -> None:
-        """Add records with one write; they are durable on return."""
-        data, digest = _lines(new, self._digest)
+        """Add records with one write; they are durable on return, and gone if anything is raised."""
+        self._settle()
+        data, digest = _lines(new, self.end.digest)
+        end = End(self.end.size + len(data), self.end.records + len(new), digest)
         if not self._named:
             self.disk.sync_folder(self.path.parent)
             self._named = True
         self.disk.append(self._fd, self.path, data)
-        self.size, self.count, self._digest = self.size + len(data), self.count + len(new), digest
+        self.end = end
+
+    def take_back(self, end: End) -> None:
+        """End where it ended before, `replace` not called since then.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses. What is appended next takes the place of the records all the same.
+        """
+        self.end = end
+        self._settle()
 
     def replace(self, *new: Record) -> None:
         """Begin anew with records that say the same: whoever reads finds the old ones or the new ones.
@@ -200,26 +222,41 @@ class Journal:
         ResourceError
             The disk refuses: the journal says what it said.
         """
+        self._settle()
         data, digest = _lines(new, "")
         if self._beside.exists():
             self.disk.remove(self._beside)
         self.disk.write_file(self._beside, [data])
         fd = self.disk.open_to_append(self._beside)
         fcntl.flock(fd, fcntl.LOCK_EX)
+        self._next = fd, End(len(data), len(new), digest)
         try:
-            self.disk.rename(self._beside, self.path)
-        except BaseException:
-            if self._beside.exists():
-                os.close(fd)
-                raise
             self._named = False  # after a power cut the name may be the old file's again
-            self._go_on(fd, data, len(new), digest)
-            raise
-        self._go_on(fd, data, len(new), digest)
+            self.disk.rename(self._beside, self.path)
+            self._named = True
+        finally:
+            self._settle()
 
-    def _go_on(self, fd: int, data: bytes, count: int, digest: str) -> None:
-        os.close(self._fd)
-        self._fd, self.size, self.count, self._digest = fd, len(data), count, digest
+    def _settle(self) -> None:
+        """Have the file that has the name, and nothing in it behind what counts: an interrupt may come at any time."""
+        if self._next is not None:
+            (left, end), renamed = self._next, not self._beside.exists()
+            if renamed:
+                left, self._fd, self.end = self._fd, left, end
+            self._next = None
+            os.close(left)
+        if os.fstat(self._fd).st_size > self.end.size:
+            self.disk.cut(self._fd, self.path, self.end.size)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all records."""
+        return self.end.size
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return self.end.records
 
     @property
     def _beside(self) -> Path:

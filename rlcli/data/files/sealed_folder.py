@@ -10,6 +10,7 @@ sync of the parent. The newest that verifies is the latest. What the files mean 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -99,9 +100,10 @@ class SealedFolders:
             disk.sync_folder(temporary)
             path = folder / f"{self.prefix}_{sequence:06d}"
             disk.rename(temporary, path)
-        except (ResourceError, ArgumentError):
+        except BaseException:
             if temporary.exists():
-                disk.remove(temporary)
+                with contextlib.suppress(ResourceError):  # the first error is the one to report
+                    disk.remove(temporary)
             raise
         self._prune(folder, keep, disk, path)
         return path

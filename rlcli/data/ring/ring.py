@@ -316,12 +316,15 @@ class Ring:
         storage, first = self.storage, not self.fields
         due = not first and storage.due(count)
         before = self.contents.before(rows) if due and storage.kept else None
+        commits = storage.commits
         try:
             yield
             if due or (first and storage.due()):
                 storage.commit(self.contents.encoded)
         except BaseException:
-            if first:
+            if storage.commits > commits:  # it is done; what was interrupted only tidies up
+                pass
+            elif first:
                 self.clear(fields=True)
             elif before is not None:
                 self.contents.bring_back(before)

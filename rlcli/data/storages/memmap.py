@@ -11,6 +11,7 @@ may link to a full segment. A commit syncs the rows, then writes one record with
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -30,6 +31,7 @@ from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
     JOURNAL,
     Committed,
+    Mark,
     RowJournal,
     check_same,
     header_of,
@@ -40,7 +42,7 @@ from rlcli.data.storages.row_journal import (
     states,
     unnamed,
 )
-from rlcli.data.storages.segment import Piece, Segment, SegmentTable, files_in, newest_version, numbers_of
+from rlcli.data.storages.segment import Piece, Segment, SegmentTable, files_in, name_of, newest_version, numbers_of
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
@@ -112,9 +114,7 @@ class LazyMemmapStorage(Storage):
         self.fields, self.capacity = {}, self.max_size
         self.first = self.total = self.acknowledged = 0
         self._table = SegmentTable({}, 1, 0)
-        self._made: set[int] = set()  # segments whose names are not yet durable
         self._unnamed: list[Path] = []  # files of rows that are not needed any more
-        self._rewritten: dict[int, Segment] = {}  # new versions since the last commit, and whom they replace
         self._settled = time.monotonic()
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
@@ -172,10 +172,11 @@ class LazyMemmapStorage(Storage):
 
     def _reserve(self, count: int) -> None:
         """Have the files that the next `count` steps need."""
+        self._take_away()
         rows = self.segment_rows
         for number in range(self.total // rows, -(-(self.total + count) // rows)):
             if number not in self._table.segments:
-                self._add(Segment.made(self.folder, number, 0, self._table.layout, self.disk, named=self.kept))
+                self._table.add(Segment.made(self.folder, number, 0, self._table.layout, self.disk, named=self.kept))
 
     def ready(self, rows: np.ndarray) -> None:
         self._make_ready(self._stored(rows))
@@ -195,8 +196,9 @@ class LazyMemmapStorage(Storage):
         self._table.scatter(numbers, columns)
 
     def _make_ready(self, numbers: np.ndarray) -> None:
+        self._take_away()
         for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
-            if number not in self._made and number not in self._rewritten:
+            if self._journal is not None and self._journal.names(number, self._table.segments[number].version):
                 self._rewrite(number)
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
@@ -205,47 +207,55 @@ class LazyMemmapStorage(Storage):
 
     def _rewrite(self, number: int) -> None:
         """Give a segment a new version, because what is acknowledged must not change."""
-        old = self._table.segments[number]
         version = newest_version(self.folder, number) + 1  # what the disk would not take away stays a while
-        new = Segment.made(self.folder, number, version, self._table.layout, self.disk, named=self.kept)
-        new.bytes[:] = old.bytes
-        self._add(new)
-        self._rewritten[number] = old
-
-    def _add(self, segment: Segment) -> None:
-        self._table.add(segment)
-        if self.kept:
-            self._made.add(segment.number)
+        new = Segment.made(self.folder, number, version, self._table.layout, self.disk)
+        new.bytes[:] = self._table.segments[number].bytes
+        self._table.add(new)
 
     def exchange(
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
         state: State | None = None,
     ) -> None:  # fmt: skip
         """See `Storage.exchange`: all columns are written to new files, and one record switches to them."""
-        first = max(self.first, self.total - self.capacity)
-        new = SegmentTable(fields, self.segment_rows, self.capacity + self._spare)
+        first, now = max(self.first, self.total - self.capacity), time.monotonic()
+        new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
+        gone, mark = self._unnamed + self._files_before(math.inf), self._mark
         try:
             self._table.copy_to(new, first, self.total, again, self.folder, self.disk, named=self.kept)
-            pieces = self._pieces(new, first)
             if self._journal is not None:
                 for segment in new.segments.values():
                     self.disk.sync_file(segment.path)
                 saved = None if state is None else state()
-                self._journal.commit(first, self.total, pieces, saved, True, fields)
-        except (ResourceError, MemoryError):
-            self._leave(new.segments.values())
+                self._journal.commit(first, self.total, self._pieces(new, first), saved, True, fields)
+            # in one statement, which is the last one: an interrupt comes before all of it or after it
+            self._table, self.fields, self.first, self.acknowledged, self._settled, self._unnamed = (
+                new, fields, first, self.total, now, gone
+            )  # fmt: skip
+        except BaseException:
+            self._take_commit_back(mark)
+            self._unnamed += [segment.path for segment in new.segments.values() if self.kept]
+            self._take_away()
             raise
-        for number, _, piece in pieces:
-            new.segments[number].pieces = [piece]
-        gone = [*self._table.segments.values(), *self._rewritten.values()]
-        self._table, self.fields, self._rewritten, self._made = new, dict(fields), {}, set()
-        self.first, self.acknowledged, self._settled = first, self.total, time.monotonic()
-        self._leave(gone)
 
-    def _leave(self, segments: Iterable[Segment]) -> None:
-        """Take files away that no record names; what the disk will not take away now is tried again later."""
-        if self.kept:
-            self._unnamed += [segment.path for segment in segments]
+    @property
+    def _mark(self) -> Mark | None:
+        return None if self._journal is None else self._journal.mark
+
+    def _take_commit_back(self, mark: Mark | None) -> None:
+        if self._journal is not None and mark is not None:
+            self._journal.take_back(mark)
+
+    def _files_before(self, first: float) -> list[Path]:
+        """What no record will name that keeps the rows from `first` on, as the table has them."""
+        if self._journal is None:
+            return []
+        here = {number: segment.version for number, segment in self._table.segments.items()}
+        live = {number: version for number, version in here.items() if (number + 1) * self.segment_rows > first}
+        gone = (here.items() | self._journal.versions().items()) - live.items()
+        return [self.folder / name_of(*one) for one in gone]
+
+    def _take_away(self) -> None:
+        """Files that no record names; what the disk will not take away now is tried again at the next write."""
         for path in self._unnamed.copy():
             with contextlib.suppress(ResourceError):
                 self.disk.remove(path)
@@ -260,29 +270,35 @@ class LazyMemmapStorage(Storage):
         """Acknowledge all that was written; drop the segments that nobody needs any more."""
         if not self.fields:
             return
+        first = max(self.first, self.total - self.capacity)
+        gone, mark = self._unnamed + self._files_before(first), self._mark
+        try:
+            if self._journal is not None:
+                pieces = self._pieces(self._table, self.acknowledged)
+                if not pieces and state is None:
+                    return
+                for number in {number for number, _, _ in pieces}:
+                    self.disk.sync_file(self._table.segments[number].path)
+                saved = None if state is None else state()
+                new = any(not self._journal.names(n, segment.version) for n, segment in self._table.segments.items())
+                self._journal.commit(first, self.total, pieces, saved, new)
+            # in one statement, which is the last one: an interrupt comes before all of it or after it
+            self.first, self.acknowledged, self.commits, self._unnamed = first, self.total, self.commits + 1, gone
+        except BaseException:
+            self._take_commit_back(mark)
+            raise
+        self._settled = time.monotonic()
         if self._journal is not None:
-            pieces = self._pieces(self._table, self.acknowledged)
-            if not pieces and state is None:
-                return
-            for number in {number for number, _, _ in pieces}:
-                self.disk.sync_file(self._table.segments[number].path)
-            first = max(self.first, self.total - self.capacity)
-            saved = None if state is None else state()
-            self._journal.commit(first, self.total, pieces, saved, bool(self._made))
-            for number, _, piece in pieces:
-                segment = self._table.segments[number]
-                if number in self._rewritten:
-                    segment.pieces = []
-                segment.pieces.append(piece)
-        gone = [*self._rewritten.values()]
-        self._rewritten, self._made = {}, set()
-        self.acknowledged, self._settled = self.total, time.monotonic()
-        self.first = max(self.first, self.total - self.capacity)
-        self._leave(gone + self._table.pop_below(self.first))
+            self._journal.tidy()
+        self._table.pop_below(first)
+        self._take_away()
 
     def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, Piece]]:
         """Steps from `start` on, and all of the segments that were rewritten, with checksums."""
-        rows, found = table.rows, {number: self.first for number in self._rewritten if table is self._table}
+        assert self._journal is not None
+        rows, here = table.rows, self._table.segments if table is self._table else {}
+        named = self._journal.versions().items()
+        found = {n: self.first for n, version in named if n in here and here[n].version > version}
         for number in range(start // rows, -(-self.total // rows)):
             found.setdefault(number, start)
         out = []
@@ -313,10 +329,9 @@ class LazyMemmapStorage(Storage):
         return self._table.rows
 
     def full_segments(self) -> dict[int, Segment]:
-        if not self.kept:
-            return {}
-        found = self._table.segments.items()
-        return {n: s for n, s in found if s.stop == self.segment_rows and n not in self._rewritten}
+        said = {} if self._journal is None else self._journal.committed.pieces
+        here, rows = self._table.segments, self.segment_rows
+        return {n: here[n] for n, (version, p) in said.items() if here[n].version == version and p[-1].stop == rows}
 
     def _open(self) -> None:
         journal = RowJournal(self.folder, self.disk)
@@ -335,13 +350,12 @@ class LazyMemmapStorage(Storage):
                     fix = "Restore it, or load a dump."
                     raise DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix=fix)
                 if segment is not None:
-                    self._add(segment)
+                    self._table.add(segment)
             self._sweep(said)
         except BaseException:
             journal.abandon()
             self._forget()
             raise
-        self._made, self._rewritten = set(), {}
         self._hold(journal)
 
     def _sweep(self, said: Committed) -> None:

@@ -13,13 +13,14 @@ A record is written after the rows, their files' names and the state it speaks o
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import STAMP, Disk, Stamp, stamp_of
-from rlcli.data.files.journal import Journal, records, scan
+from rlcli.data.files.journal import End, Journal, Record, records, scan
 from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
@@ -59,8 +60,8 @@ class Committed:
         Whether the writer finished: no commit can be missing.
     torn : int
         Bytes of a record that was never finished.
-    start : int
-        The number of the header: records are counted from the first one ever written.
+    start, count : int
+        The number of the header (records are counted from the first one ever written), and how many there are.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,11 +76,10 @@ class Committed:
         self.torn, self.closed = found.torn, False
         try:
             for number, record in enumerate(records(path, FORMAT, VERSION, RECORDS)):
-                self.count = number + 1
                 if number == 0:
                     self._begin(record)
                 else:
-                    self.take(self.start + number, record)
+                    self.take(self.next, record)
             self._check_pieces()
         except Misfit as error:
             raise DamagedDataError(
@@ -97,7 +97,7 @@ class Committed:
         if rows & (rows - 1) or capacity > header["max_size"]:
             raise Misfit(f"{rows} rows a segment, capacity {capacity} of max_size {header['max_size']}")
         self.header = {name: value for name, value in header.items() if name != "number"}
-        self.start = header["number"]
+        self.start, self.count = header["number"], 1
 
     def _check_pieces(self) -> None:
         """Every live step lies in one piece of its segment."""
@@ -116,16 +116,17 @@ class Committed:
 
     def _lost(self, folder: Path) -> str | None:
         """Why commits are missing at the journal's end: a commit takes the state before it away when it has ended."""
-        after = [path for path in states(folder) if number_of(path) >= self.start + self.count]
-        if after and (number_of(after[-1]) > self.start + self.count or (self.state and not self._has_state(folder))):
-            return f"{after[-1].name} is of a later commit than its last, record {self.start + self.count - 1}"
+        after = [path for path in states(folder) if number_of(path) >= self.next]
+        if after and (number_of(after[-1]) > self.next or (self.state and not self._has_state(folder))):
+            return f"{after[-1].name} is of a later commit than its last, record {self.next - 1}"
         return None
 
     def _has_state(self, folder: Path) -> bool:
         return self.state is not None and (folder / state_name(self.state[0])).exists()
 
     def take(self, number: int, record: Mapping[str, Any]) -> None:
-        """Take a record over."""
+        """Take a record over; of a shallow copy, what it was copied from stays as it was."""
+        self.count = number + 1 - self.start
         self.closed = record["kind"] == "closed"
         if self.closed and record["to"] != self.to:
             raise Misfit(f"it was closed at step {record['to']}, and its last commit is at {self.to}")
@@ -134,34 +135,45 @@ class Committed:
         if record["to"] < self.to or record["first"] < self.first:
             raise Misfit(f"steps {record['first']} to {record['to']} come after {self.first} to {self.to}")
         self.first, self.to = record["first"], record["to"]
+        held = self.pieces.copy()
         if "fields" in record:
-            self.header, self.pieces, self.state = {**self.header, "fields": record["fields"]}, {}, None
+            self.header, held, self.state = {**self.header, "fields": record["fields"]}, {}, None
         for segment, version, *piece in record["pieces"]:
-            newest, pieces = self.pieces.get(segment, (-1, []))
+            newest, pieces = held.get(segment, (-1, []))
             if version < newest:
                 raise Misfit(f"segment {segment} has version {version} after {newest}")
-            if version > newest:
-                pieces = []
-            pieces.append(Piece(*piece))
-            self.pieces[segment] = version, pieces
+            held[segment] = version, [*(pieces if version == newest else ()), Piece(*piece)]
         rows = self.header["segment_rows"]
-        for segment in [s for s in self.pieces if (s + 1) * rows <= self.first]:
-            del self.pieces[segment]
+        for segment in [s for s in held if (s + 1) * rows <= self.first]:
+            del held[segment]
+        self.pieces = held
         if record["state"]:
             self.state = record.get("state_number", number), Stamp(*record["state"])
 
-    def summary(self, number: int) -> list[dict[str, Any]]:
-        """A header and a commit with this number that say the same as all records up to it."""
+    @property
+    def next(self) -> int:
+        """The number of the record that comes next."""
+        return self.start + self.count
+
+    def summary(self) -> list[Record]:
+        """A header and a commit, with the number of the last record, that say the same as all records."""
         pieces = [[s, version, *piece] for s, (version, pieces) in sorted(self.pieces.items()) for piece in pieces]
         commit = {"kind": "commit", "first": self.first, "to": self.to, "pieces": pieces, "state": None}
         if self.state is not None:
             commit |= {"state": list(self.state[1]), "state_number": self.state[0]}
-        return [{**self.header, "number": number - 1}, commit]
+        return [{**self.header, "number": self.next - 2}, commit]
 
     @property
     def fields(self) -> dict[Key, Field]:
         """The columns of the storage."""
         return read_fields(self.header["fields"])
+
+
+class Mark(NamedTuple):
+    """What a journal said at some time."""
+
+    end: End
+    committed: Committed
 
 
 class RowJournal:
@@ -209,58 +221,84 @@ class RowJournal:
     ) -> None:
         """Acknowledge pieces (segment, version, piece) whose bytes are on the disk, and the state after them.
 
-        With `fields` they are all there is from now on, and these are their columns.
+        With `fields` they are all there is from now on, and these are their columns. Whatever is raised, the caller
+        goes back to the `mark` before it.
         """
-        number, stamp = self.committed.start + self._journal.count, None
-        path = self.folder / state_name(number)
-        try:
-            if state is not None:
-                if path.exists():  # of a commit that was refused
-                    self.disk.remove(path)
-                stamp = self.disk.write_file(path, state)
-            if new_names or stamp:
-                self.disk.sync_folder(self.folder)
-            record: dict[str, Any] = {
-                "kind": "commit",
-                "first": first,
-                "to": to,
-                "pieces": [[segment, version, *piece] for segment, version, piece in pieces],
-                "state": list(stamp) if stamp else None,
-            }
-            if fields is not None:
-                record["fields"] = listed_fields(fields)
-            self._journal.append(record)
-        except ResourceError:
-            with contextlib.suppress(ResourceError):  # the first error is the one to report
+        path, stamp = self.folder / state_name(self.committed.next), None
+        if state is not None:
+            if path.exists():  # of a commit that was refused
                 self.disk.remove(path)
-            raise
-        self.committed.take(number, record)
-        self._shorten(number)
-        for old in states(self.folder)[:-1] if stamp else ():
-            with contextlib.suppress(ResourceError):  # it is acknowledged all the same; the next commit tries again
-                self.disk.remove(old)
+            stamp = self.disk.write_file(path, state)
+        if new_names or stamp:
+            self.disk.sync_folder(self.folder)
+        record: dict[str, Any] = {
+            "kind": "commit",
+            "first": first,
+            "to": to,
+            "pieces": [[segment, version, *piece] for segment, version, piece in pieces],
+            "state": list(stamp) if stamp else None,
+        }
+        if fields is not None:
+            record["fields"] = listed_fields(fields)
+        self._append(record)
+
+    def _append(self, record: Record) -> None:
+        after = copy.copy(self.committed)
+        after.take(after.next, record)
+        self._journal.append(record)
+        self.committed = after
+
+    @property
+    def mark(self) -> Mark:
+        """What it says now, for `take_back`."""
+        return Mark(self._journal.end, self.committed)
+
+    def take_back(self, mark: Mark) -> None:
+        """Say what it said before a commit that was refused or interrupted, however far that had come."""
+        with contextlib.suppress(ResourceError):  # the first error is the one to report
+            self._journal.take_back(mark.end)
+            self.disk.remove(self.folder / state_name(mark.committed.next))  # no record names it any more
+        self.committed = mark.committed
+
+    def versions(self) -> dict[int, int]:
+        """Of all segments that are named now."""
+        return {segment: version for segment, (version, _) in self.committed.pieces.items()}
+
+    def names(self, segment: int, version: int) -> bool:
+        """Whether this version of a segment is acknowledged."""
+        return self.committed.pieces.get(segment, (-1, ()))[0] == version
+
+    def tidy(self) -> None:
+        """Begin a journal anew that has grown to a multiple of what it says; take states away that it does not name.
+
+        Refused by the disk, or interrupted, it is done the next time.
+        """
+        if self._journal.size >= self._long:
+            with contextlib.suppress(ResourceError):  # a long journal is as good: tried again when it has doubled
+                self._journal.replace(*self.committed.summary())
+            self._long = max(LONG, GROWTH * self._journal.size)
+        number = self.committed.state[0] if self.committed.state is not None else 0
+        for old in states(self.folder) if number else ():
+            if number_of(old) < number:
+                with contextlib.suppress(ResourceError):
+                    self.disk.remove(old)
 
     def give_up(self) -> None:
         """Acknowledge that no step is needed any more: files of rows and states are nobody's from now on."""
         if self.committed.pieces or self.committed.state:
             self.commit(self.committed.to, self.committed.to, [], None, False, self.committed.fields)
 
-    def _shorten(self, number: int) -> None:
-        """Begin the journal anew where it has grown to a multiple of what it has to say."""
-        if self._journal.size < self._long:
-            return
-        with contextlib.suppress(ResourceError):  # a long journal is as good: tried again when it has doubled
-            self._journal.replace(*self.committed.summary(number))
-        if self._journal.count == 2:
-            self.committed.start = number - 1
-        self._long = max(LONG, GROWTH * self._journal.size)
-
     def close(self) -> None:
         """Say that nothing is missing, and let other processes write; once. Refused by the disk, it is open still."""
         if self._journal.closed:
             return
         if not self.committed.closed:
-            self._journal.append({"kind": "closed", "to": self.committed.to})
+            mark = self.mark
+            try:
+                self._append({"kind": "closed", "to": self.committed.to})
+            except BaseException:
+                self.take_back(mark)
+                raise
         self._journal.close()
 
     def abandon(self) -> None:
@@ -331,8 +369,7 @@ def named_files(
         except DamagedDataError as error:
             yield path, None, error.why
         else:
-            segment.pieces = pieces
-            yield path, segment, segment.damaged()
+            yield path, segment, segment.damaged(pieces)
     if said.state:
         number, stamp = said.state
         path = folder / state_name(number)

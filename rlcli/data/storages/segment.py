@@ -91,7 +91,6 @@ class Segment:
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout
         self.path = folder / name_of(number, version)
-        self.pieces: list[Piece] = []
         self._whole: str | None = None
         size = self.path.stat().st_size
         if size != layout.size:
@@ -117,6 +116,8 @@ class Segment:
         Without a name it stays mapped, and its space is free however this process ends.
         """
         path = folder / name_of(number, version)
+        if path.exists():
+            disk.remove(path)  # nobody knows it: an interrupt came when it had just been made
         disk.reserve_file(path, layout.size)
         try:
             segment = cls(folder, number, version, layout)
@@ -153,14 +154,9 @@ class Segment:
             self._whole = digest_of(memoryview(self.bytes))  # type: ignore[arg-type]
         return self._whole
 
-    @property
-    def stop(self) -> int:
-        """Rows that checksums cover."""
-        return self.pieces[-1].stop if self.pieces else 0
-
-    def damaged(self) -> str | None:
-        """What is wrong with the rows that checksums cover."""
-        for piece in self.pieces:
+    def damaged(self, pieces: Iterable[Piece]) -> str | None:
+        """What is wrong with the rows that these checksums cover."""
+        for piece in pieces:
             if self.digest(piece.start, piece.stop).digest != piece.digest:
                 rows = self.number * self.layout.rows
                 return f"rows {rows + piece.start} to {rows + piece.stop - 1} were altered"
@@ -205,15 +201,21 @@ class SegmentTable:
             self._addresses = np.zeros(2 * len(self._addresses), np.int64)
             for other in self.segments.values():
                 self._addresses[other.number % len(self._addresses)] = other.address
-        self.segments[segment.number] = segment
-        self._addresses[segment.number % len(self._addresses)] = segment.address
+        number = segment.number
+        at = number % len(self._addresses)
+        self._addresses[at], self.segments[number] = segment.address, segment  # no interrupt comes between them
+
+    def below(self, number: int) -> list[Segment]:
+        """The segments of which every step is below a number."""
+        return [segment for n, segment in self.segments.items() if (n + 1) * self.rows <= number]
 
     def pop_below(self, number: int) -> list[Segment]:
-        """The segments of which every step is below a number; they are no longer in the table."""
-        gone = [n for n in self.segments if (n + 1) * self.rows <= number]
-        for n in gone:
-            self._addresses[n % len(self._addresses)] = 0
-        return [self.segments.pop(n) for n in gone]
+        """The same; they are no longer in the table."""
+        gone = self.below(number)
+        for segment in gone:
+            self._addresses[segment.number % len(self._addresses)] = 0
+            del self.segments[segment.number]
+        return gone
 
     def put(self, number: int, columns: Mapping[Key, Tensor], count: int) -> None:
         """Write steps `[number, number + count)`, whose segments are here."""

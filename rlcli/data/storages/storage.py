@@ -95,11 +95,14 @@ class Storage(ABC):
         Rows outlive this process once they are committed.
     where : str
         The folder they lie in, if they do.
+    commits : int
+        Counts what `commit` has acknowledged: what it raises after that, an interrupt, takes nothing back.
     """
 
     lanes = 1
     kept = False
     where = ""
+    commits = 0
     _taken_over = False
     _bound: weakref.ref[Any] | None = None
 
