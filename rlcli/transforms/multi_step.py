@@ -94,7 +94,15 @@ class MultiStepTransform(Transform):
     def bind_buffer(self, ring):
         self._ring, self._asked = ring, (None, _NONE)
 
+    @property
+    def in_time(self) -> bool:
+        """Whether it reads the row below in a sample: on no buffer."""
+        return self._ring is None
+
     # -- the storage's rows --------------------------------------------------------------------------------
+    def reads_stored(self):
+        return (NEXT,)
+
     def reads_anew(self):
         """Next observations and differences: those of the first step are of no use."""
         return () if self._ring is None or not self._ring.fields else self._of_ring(self._ring).observed
@@ -151,16 +159,15 @@ class MultiStepTransform(Transform):
     ) -> TensorDictBase:
         nested = td.get(NEXT)
         device = total.device if td.device is None else td.device
-        flags = {name: nested.get(name, None) for name in CUTS}
         nested.set("original_reward", nested.get("reward"))
         nested.set("reward", total.to(device))
         for key, value in last.items():
             name, value = unravel(as_tuple(key)[1:]), value.to(device)
-            flag = flags.get(name)  # type: ignore[arg-type]
+            flag = nested.get(name, None) if as_tuple(name)[-1] in CUTS else None
             # a slice that was cut here goes on being cut
             nested.set(name, value if flag is None else torch.maximum(value, flag))
         if (real := td.get(COLLECTOR_MASK, None)) is not None:  # rows of a padded slice that repeat its last one
-            for name in {*END_FLAGS} & {*nested.keys()}:
+            for name in [name for name in nested.keys(True, True) if as_tuple(name)[-1] in END_FLAGS]:
                 flag = nested.get(name)
                 nested.set(name, flag * real.reshape(*td.shape, *[1] * (flag.ndim - td.ndim)))
         for key in coded:

@@ -93,6 +93,14 @@ class NextStateReconstructor(Transform):
         if self.source == "storage" and (traj_key is not None or done_key is not None):
             ring.use_markers(traj_key, () if done_key is None else (done_key,))
 
+    @property
+    def in_time(self) -> bool:
+        """Whether it reads the row below in a sample."""
+        return self.source == "sample"
+
+    def reads_stored(self):
+        return () if self.source == "sample" else self.in_keys
+
     def sampled(self, tensordict, rows):
         if self.source == "sample" or self._ring is None:
             return self(tensordict)

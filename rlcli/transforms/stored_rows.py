@@ -47,6 +47,14 @@ class BufferRows(Protocol):
 
 
 @runtime_checkable
+class ReadsStored(Protocol):
+    """A transform that takes values of a buffer's rows as they are stored, whatever a sample holds."""
+
+    def reads_stored(self) -> Collection[Key]:
+        """The keys of these values, or what they lie under."""
+
+
+@runtime_checkable
 class GatheredRows(Protocol):
     """A column that is put together when it is read, as `next_obs=exact` keeps next observations."""
 

@@ -39,8 +39,10 @@ def episodes(lengths: list[int], *, first: int = 0, ends: bool = True, dtype=tor
 
 
 def buffer(size: int, *, sampler=None, batch_size=16, **options) -> TensorDictReplayBuffer:
+    rows = options.get("source") != "sample"
+    usual = RandomSampler(seed=0) if rows else SliceSampler(slice_len=2, seed=0)
     return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(size), sampler=sampler or RandomSampler(seed=0), batch_size=batch_size,
+        storage=LazyTensorStorage(size), sampler=sampler or usual, batch_size=batch_size,
         transform=NextStateReconstructor(**options),
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from rlcli.data.samplers.sampler import need_size, uniform
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import show
+from rlcli.keys import COLLECTOR_MASK, show
 
 BUFFER_IDS = "buffer_ids"
 
@@ -203,6 +203,7 @@ class ReplayBufferEnsemble:
         with self._lock:
             random = self.random.state.copy()
             members = range(len(self.buffers)) if self.sample_from_all else self._members()
+        self._transforms.need_order(*(buffer.sampler for buffer in self.buffers))
         drawn: list[tuple[int, Sampled]] = []
         try:
             for member in map(int, members):
@@ -305,14 +306,14 @@ class ReplayBufferEnsemble:
                 "priorities cannot be updated without (index, index)",
                 fix="Make the ensemble of TensorDictReplayBuffers.",
             )
-        ids = sample.get((INDEX, BUFFER_IDS)).reshape(-1)
+        ids, real = sample.get((INDEX, BUFFER_IDS)).reshape(-1), sample.get(COLLECTOR_MASK, None)
         for member in ids.unique().tolist():
             buffer = self.buffers[member]
             key = buffer.priority_key  # type: ignore[attr-defined]
             priority = sample.get(key, None)
             if priority is None:
                 raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why="the loss writes it")
-            mine = ids == member
+            mine = ids == member if real is None else (ids == member) & real.reshape(-1)
             priority = priority.reshape(index.numel(), *priority.shape[index.ndim :])
             buffer.update_priority(index.reshape(-1)[mine], priority[mine])
 

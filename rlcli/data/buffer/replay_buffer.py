@@ -163,12 +163,19 @@ class ReplayBuffer:
         if type(batch) is not TensorDict or not batch.batch_size:
             batch = as_batch(batch, objects=isinstance(self.ring, ObjectRing))
         with self._lock:
-            priorities = self._priorities_in(batch) if self.sampler.has_priorities else []
-            rows = self.ring.extend(self._transforms.write(batch))
+            written = self._transforms.write(batch)
+            priorities = self._priorities_of(batch, written)
+            rows = self.ring.extend(written)
             self.sampler.extended(self.ring, len(rows))
             for part, priority in priorities:
                 self.sampler.update_priority(self.ring, rows[part], priority)
         return torch.from_numpy(rows)
+
+    def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
+        """`_priorities_in` a batch; where its transforms left rows out, in what they made of it."""
+        if not self.sampler.has_priorities:
+            return []
+        return self._priorities_in(given if _rows_of(given) == _rows_of(written) else written)
 
     def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
         """Rows of a batch and the priorities that it holds for them; refused here, where nothing is stored yet."""
@@ -185,15 +192,18 @@ class ReplayBuffer:
         """Overwrite stored rows."""
         with self._lock:
             rows, single = rows_at(self.ring, place)
-            batch = self._transforms.write(batch)
+            given, batch = batch, self._transforms.write(batch)
             if isinstance(self.ring, ObjectRing):
-                batch = [batch] if single else items_of(batch)
+                given = batch = [batch] if single else items_of(batch)
             elif single and not batch.ndim:
                 batch = batch.unsqueeze(0)
             if len(batch) != len(rows):
                 raise ArgumentError("give as many rows as are overwritten", why=f"got {len(batch)} for {len(rows)}")
+            priorities = self._priorities_of(given, batch)
             self.ring.overwrite(rows, batch)
             self.sampler.overwritten(self.ring, rows)
+            for part, priority in priorities:
+                self.sampler.update_priority(self.ring, rows[part], priority)
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
@@ -294,7 +304,7 @@ class ReplayBuffer:
         with self.stream.stopped():
             if isinstance(self.ring, SharedRing):
                 refuse_write_side(transform, invert)
-            self._transforms.insert(index, transform, invert)
+            self._transforms.insert(index, transform, invert, sampler=self.sampler)
         return self
 
     def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> None:
@@ -307,6 +317,7 @@ class ReplayBuffer:
         """
         with self.stream.stopped():
             new: Sampler = made("sampler", sampler, Sampler)
+            self._transforms.need_order(new)
             with self.ring.asking("sampler"):
                 new.bind(self.ring)
                 new.empty()  # of what it drew elsewhere, or before
@@ -423,6 +434,7 @@ class ReplayBuffer:
         with self._lock:
             self.storage.close(self.ring.content)
             self.storage.belong_to(None)
+            self._transforms.let_go()
             self._lock.closed = True
             if isinstance(self.ring, SharedRing):
                 self.ring.close()
@@ -473,3 +485,7 @@ class ReplayBuffer:
             f"{type(self).__name__}({len(self)} of {self.storage.max_size} rows in {type(self.storage).__name__}, "
             f"{type(self.sampler).__name__}, batch_size={self.batch_size})"
         )
+
+
+def _rows_of(batch: Any) -> int:
+    return batch.batch_size.numel() if isinstance(batch, TensorDictBase) else len(batch)

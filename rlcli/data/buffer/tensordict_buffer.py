@@ -13,7 +13,7 @@ from rlcli.data.shared import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.data.storages.list_storage import ObjectRing, items_of
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import Key, show, unravel
+from rlcli.keys import COLLECTOR_MASK, Key, show, unravel
 
 INDEX = "index"
 
@@ -72,6 +72,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             if sample.get(key, None) is None:
                 raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why=who)
         index, priority = sample.get(INDEX), sample.get(self.priority_key)
+        if (real := sample.get(COLLECTOR_MASK, None)) is not None and real.shape == index.shape:
+            index, priority = index[real], priority[real]  # padding repeats a row, and the loss does not see it
         if isinstance(self.ring, ObjectRing):
             self.update_priority(index.reshape(len(index), -1)[:, 0], priority.reshape(len(index), -1))
             return

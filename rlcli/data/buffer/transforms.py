@@ -4,25 +4,31 @@
 extend ->  inv of t2, inv of t1  -> rows       rows -> t1, t2 -> sample
 ```
 A plain callable has a read side only. A Transform that has its own `sampled` may read the buffer beside the sample;
-it runs while nothing can be written.
+it runs while nothing can be written, and belongs to one buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.data.ring.ring import Ring
+from rlcli.data.samplers import Sampler
 from rlcli.data.storages.list_storage import ObjectRing
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key
-from rlcli.transforms import Transform
+from rlcli.keys import END_FLAGS, Key, as_tuple, show, under_next
+from rlcli.transforms import NextObservationDelta, Transform
 from rlcli.transforms.compose import parts_of
+from rlcli.transforms.stored_rows import ReadsStored
 
 Part = Callable[[Any], Any]
+_owners: weakref.WeakKeyDictionary[Transform, weakref.ref[Transforms]] = weakref.WeakKeyDictionary()
+"""The buffer's `Transforms` that each one belongs to which reads a buffer's rows."""
 
 
 class Transforms:
@@ -43,13 +49,19 @@ class Transforms:
         """Add one at the end; see `insert`."""
         self.insert(len(self), transform, invert)
 
-    def insert(self, index: int, transform: Part, invert: bool = False) -> None:
+    def insert(self, index: int, transform: Part, invert: bool = False, *, sampler: Sampler | None = None) -> None:
         """Add one before another; inverted, its sides change places.
+
+        Parameters
+        ----------
+        sampler : Sampler, optional
+            See `need_order`.
 
         Raises
         ------
         ArgumentError
-            There is no such place, it cannot be called, or has no other side.
+            There is no such place, it cannot be called, has no other side, reads the rows of another buffer, or reads
+            stored values that a transform before it changes.
         """
         if not -len(self) <= index <= len(self):
             raise ArgumentError("there is no such place", where="index", why=f"got {index}, there are {len(self)}")
@@ -66,14 +78,58 @@ class Transforms:
                 where="transform",
                 fix="Use LazyTensorStorage.",
             )
+        new = self._parts.copy()
+        new[index:index] = [(part, invert) for part in (reversed(parts) if invert else parts)]
         if self._ring is not None:
+            _need_order(new)
             with self._ring.asking("transform"):
                 for part in parts:
                     if isinstance(part, Transform):
+                        self._need_ours(part)
                         part.bind_buffer(self._ring)
-        self._parts[index:index] = [(part, invert) for part in (reversed(parts) if invert else parts)]
+                if sampler is not None:
+                    _need_in_time([part for part, _ in new], [sampler])
+            _owners.update(
+                {part: weakref.ref(self) for part in parts if isinstance(part, Transform) and _belongs(part)}
+            )
+        self._parts = new
         reads = [i for i, (part, _) in enumerate(self._parts) if _reads_buffer(part)]
         self._bound = 0 if self._ring is None else max(reads, default=-1) + 1
+
+    def _need_ours(self, part: Transform) -> None:
+        """Refuse a transform that reads the rows of another buffer.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        if self._of_another(part):
+            gc.collect()  # a buffer that is gone may be part of a cycle
+            if self._of_another(part):
+                raise ArgumentError(
+                    "a transform that reads the rows of a buffer belongs to one buffer",
+                    where=type(part).__name__,
+                    fix="Make one for each buffer.",
+                )
+
+    def _of_another(self, part: Transform) -> bool:
+        other = _owners[part]() if part in _owners else None
+        return other is not None and other is not self
+
+    def let_go(self) -> None:
+        """The buffer is closed: other buffers may have its transforms."""
+        for part, _ in self._parts:
+            if isinstance(part, Transform):
+                _owners.pop(part, None)
+
+    def need_order(self, *samplers: Sampler) -> None:
+        """Refuse transforms that read the row below in a sample, where one of these draws rows in no order.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        _need_in_time([part for part, _ in self._parts], samplers)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -93,6 +149,8 @@ class Transforms:
         """Keys that a sample begins with, if some need not be read: the first transform reads them anew."""
         first = self._parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
+            return None
+        if not type(first[0]).sampled.__module__.startswith("rlcli."):  # of a subclass nobody knows what it looks at
             return None
         anew = first[0].reads_anew()
         return [key for key in (*self._ring.fields, *self._ring.sparse_keys) if key not in anew] if anew else None
@@ -138,3 +196,51 @@ class Transforms:
 
 def _reads_buffer(part: Part) -> bool:
     return isinstance(part, Transform) and type(part).sampled is not Transform.sampled
+
+
+def _belongs(part: Transform) -> bool:
+    """Whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
+    return _reads_buffer(part) or not type(part).bind_buffer.__module__.startswith("rlcli.")
+
+
+def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
+    """Refuse a part that takes stored values, after one that changes these in a sample.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    for place, (part, inverted) in enumerate(parts):
+        if inverted or not isinstance(part, ReadsStored):
+            continue
+        for before, turned in parts[:place]:
+            if not isinstance(before, Transform) or isinstance(before, ReadsStored | NextObservationDelta):
+                continue  # of a function nobody knows what it changes; differences are read as they are stored
+            keys = before.in_keys if turned else before.out_keys
+            keys = [*keys, *(under_next(key) for key in keys if key in (*END_FLAGS, "reward"))]
+            for key in keys:
+                if any(_overlap(key, read) for read in part.reads_stored()):
+                    ours, theirs = type(part).__name__, type(before).__name__
+                    raise ArgumentError(
+                        f"{ours} reads the rows as they are stored, and {theirs} before it changes {show(key)}",
+                        where="transform",
+                        fix=f"Put {ours} first: Compose({ours}(...), {theirs}(...)).",
+                    )
+
+
+def _need_in_time(parts: Sequence[Part], samplers: Sequence[Sampler]) -> None:
+    below = [type(part).__name__ for part in parts if getattr(part, "in_time", False)]
+    mixing = [type(sampler).__name__ for sampler in samplers if sampler.mixes]
+    if below and mixing:
+        raise ArgumentError(
+            f"{below[0]} reads the row below in a sample, and {mixing[0]} draws rows in no order of time",
+            where="transform",
+            fix="Let it read the buffer's rows (a buffer's transform=; NextStateReconstructor(source='storage')), or "
+            "draw slices (SliceSampler).",
+        )
+
+
+def _overlap(a: Key, b: Key) -> bool:
+    """Whether one of the keys is the other, or lies below it."""
+    both = min(len(as_tuple(a)), len(as_tuple(b)))
+    return as_tuple(a)[:both] == as_tuple(b)[:both]

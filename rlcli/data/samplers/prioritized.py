@@ -64,7 +64,7 @@ class PrioritizedSampler(Sampler):
         A setting is out of its range.
     """
 
-    has_priorities = True
+    has_priorities = mixes = True
 
     def __init__(
         self,

@@ -76,6 +76,8 @@ class Sampler:
         Whether the last draw ended an epoch; samplers with replacement have none.
     ragged : bool
         Whether a draw may give fewer rows than it was asked for.
+    mixes : bool
+        Whether a draw is of single rows in no order of time, so that the row below one in a sample says nothing of it.
     has_priorities : bool
         Whether `update_priority` changes anything.
     moves : tuple of str
@@ -84,6 +86,7 @@ class Sampler:
 
     ran_out = False
     ragged = False
+    mixes = False
     has_priorities = False
     moves: tuple[str, ...] = ()
     _bound: weakref.ref[Ring] | None = None
@@ -300,6 +303,8 @@ class RandomSampler(Sampler):
     seed : int, optional
         See `Sampler`.
     """
+
+    mixes = True
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         return Draw((ring.base * ring.lanes + self.random.integers(len(ring), batch_size)) % ring.space.size)

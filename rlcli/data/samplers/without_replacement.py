@@ -58,6 +58,10 @@ class SamplerWithoutReplacement(Sampler):
     def ragged(self) -> bool:  # type: ignore[override]
         return not self.drop_last
 
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        return self.shuffle
+
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         base = ring.base * ring.lanes
         if self.drop_last and batch_size > len(ring):

@@ -19,6 +19,7 @@ from rlcli.data import (
     TensorDictReplayBuffer,
 )
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.transforms import MultiStepTransform
 
 
 def member(sampler=None, **options):
@@ -330,3 +331,18 @@ def test_the_layout_follows_the_samplers_of_members_unless_it_was_given():
     rb.sample()
     with pytest.raises(ArgumentError, match=r'cannot be stacked(.|\n)*3, 13, 13(.|\n)*layout="cat"'):
         rb.sample()
+
+
+def test_n_steps_are_not_counted_over_rows_in_no_order():
+    for sampler, fits in ((lambda: RandomSampler(), False), (lambda: SliceSampler(slice_len=4), True)):
+        rb = ReplayBufferEnsemble(
+            member(sampler()), member(sampler()), batch_size=16, sample_from_all=True,
+            transform=MultiStepTransform(3, 0.9),
+        )  # fmt: skip
+        for worker in range(2):
+            rb.extend(episodes([10], first=worker), buffer=worker)
+        if fits:
+            assert rb.sample()["steps_to_next_obs"].max() == 3
+        else:
+            with pytest.raises(ArgumentError, match="in no order of time"):
+                rb.sample()

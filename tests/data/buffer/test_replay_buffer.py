@@ -33,7 +33,14 @@ from rlcli.data import (
 )
 from rlcli.data.files.disk import Disk
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
-from rlcli.transforms import Compose, NextStateReconstructor, Transform
+from rlcli.transforms import (
+    Compose,
+    DoubleToFloat,
+    MultiStepTransform,
+    NextStateReconstructor,
+    RewardScaling,
+    Transform,
+)
 
 
 def buffer(size=100, *, kind=TensorDictReplayBuffer, storage=None, **options):
@@ -242,6 +249,79 @@ def test_a_transform_that_reads_the_buffer_reads_it_while_nothing_is_written():
         writer.join()
 
 
+class Reading(Transform):
+    """A user's: it reads the buffer's rows where samples pass."""
+
+    def bind_buffer(self, ring):
+        self.ring = ring
+
+    def forward(self, td):
+        return td
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: MultiStepTransform(2, 0.9), lambda: NextStateReconstructor(), lambda: Compose(Reading())]
+)
+@pytest.mark.parametrize("end", ["close", "del", "neither"])
+def test_a_transform_that_reads_the_rows_of_a_buffer_belongs_to_one_buffer(make, end):
+    transform = make()
+    rb = buffer(30, transform=transform)
+    if end == "close":
+        rb.close()
+    elif end == "del":
+        del rb
+    else:
+        with pytest.raises(ArgumentError, match=r"belongs to one buffer \(\w+\). Make one for each"):
+            buffer(30, transform=transform)
+        return
+    other = buffer(30, transform=transform)
+    other.extend(episodes([9]))
+    assert len(other.sample()) == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "reader", "key"),
+    [
+        (RewardScaling(0.0, 0.1), MultiStepTransform(3, 0.9), "next.reward"),
+        (DoubleToFloat([("next", "observation")]), MultiStepTransform(3, 0.9), "next.observation"),
+        (DoubleToFloat(["observation"]), NextStateReconstructor(), "observation"),
+    ],
+)
+def test_what_reads_stored_values_comes_before_what_changes_them(before, reader, key):
+    order = rf"changes {key} .*Put {type(reader).__name__} first: Compose\({type(reader).__name__}\(...\)"
+    with pytest.raises(ArgumentError, match=order):
+        buffer(30, transform=Compose(before, reader))
+    rb = buffer(30, transform=Compose(reader, before))
+    with pytest.raises(ArgumentError, match=order):
+        rb.insert_transform(0, before)
+    assert len(rb._transforms) == 2
+
+
+def test_a_subclass_may_look_at_what_the_transform_it_is_of_reads_anew():
+    class Looking(MultiStepTransform):
+        def sampled(self, td, rows):
+            td["was"] = td["next", "observation"].clone()
+            return super().sampled(td, rows)
+
+    rb = buffer(30, transform=Looking(3, 0.9), sampler=SliceSampler(slice_len=4))
+    rb.extend(episodes([9]))
+    assert "was" in rb.sample()
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, lambda: PrioritizedSampler(30, 1.0, 1.0), SamplerWithoutReplacement]
+)
+def test_what_reads_the_row_below_in_a_sample_is_refused_where_rows_are_in_no_order(sampler):
+    below = NextStateReconstructor(source="sample")
+    with pytest.raises(ArgumentError, match=r"reads the row below in a sample, and \w+ draws rows in no order"):
+        buffer(30, sampler=sampler(), transform=below)
+    rb = buffer(30, sampler=SliceSampler(slice_len=4), transform=NextStateReconstructor(source="sample"))
+    rb.extend(episodes([9]))
+    with pytest.raises(ArgumentError, match="in no order"):
+        rb.set_sampler(sampler())
+    assert len(rb.sample()) == 8
+
+
 # ---- threads -----------------------------------------------------------------------------------------------------
 def test_prefetched_samples_are_those_of_the_same_seed_in_the_same_order():
     def draws(**options):
@@ -353,6 +433,45 @@ def test_prioritized_buffers_are_buffers_with_a_prioritized_sampler():
     assert set(plain.sample(return_info=True)[1]["index"].tolist()) == {7}
     with pytest.raises(ArgumentError, match="needs a storage"):
         PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=100)
+
+
+def test_the_priorities_of_padding_are_nobodys():
+    sampler = PrioritizedSliceSampler(30, 1.0, 1.0, eps=0.0, slice_len=4, strict_length=False, pad_output=True, seed=0)
+    rb = buffer(30, sampler=sampler)
+    rb.extend(episodes([2, 3, 9]))
+    for _ in range(5):
+        sample = rb.sample(40)
+        mask = sample["collector", "mask"]
+        assert not mask.all()
+        sample["td_error"] = torch.where(mask, sample["index"] + 1.0, 0.0)
+        rb.update_tensordict_priority(sample)
+        priorities, seen = sampler.priorities._tree.priorities, sample["index"][mask]
+        assert torch.equal(torch.from_numpy(priorities[seen.numpy()]), seen + 1.0)
+
+
+def test_rows_that_are_written_over_get_the_priorities_that_come_with_them():
+    rb = buffer(30, sampler=PrioritizedSampler(30, 1.0, 1.0, eps=0.0))
+    batch = episodes([5]).set("td_error", torch.ones(5))
+    rb.extend(batch)
+    rb[1:3] = batch[:2].set("td_error", torch.tensor([4.0, 7.0]))
+    rb[4] = batch[0].set("td_error", torch.tensor(9.0))
+    assert rb.sampler._tree.priorities[:5].tolist() == [1, 4, 7, 1, 9]
+    with pytest.raises(ArgumentError, match="priorities are finite"):
+        rb[0] = batch[0].set("td_error", torch.tensor(float("nan")))
+    assert rb.sampler._tree.priorities[0] == 1 and (rb[:]["td_error"] == torch.tensor([1.0, 4, 7, 1, 9])).all()
+
+
+def test_a_transform_may_leave_rows_out_of_what_is_written_with_priorities():
+    class Even(Transform):
+        def forward(self, td):
+            return td
+
+        def inv(self, td):
+            return td[::2]
+
+    rb = buffer(30, sampler=PrioritizedSampler(30, 1.0, 1.0, eps=0.0), transform=Even())
+    rb.extend(episodes([5]).set("td_error", torch.arange(1.0, 6)))
+    assert len(rb) == 3 and rb.sampler._tree.priorities[:3].tolist() == [1, 3, 5]
 
 
 def test_priorities_mean_nothing_to_other_samplers():
