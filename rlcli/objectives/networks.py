@@ -2,7 +2,7 @@
 
 A network that can be taken apart (`rlcli.modules.stages`) does nothing but hand tensors from one inner module to the
 next; then those are called directly, as long as nobody changes it. Any other is called as it is, on a tensordict made
-for it. `Lowered` is any network, `Density` the distribution of an actor's actions; `frozen` keeps parameters that a
+for it. `Lowered` is any network, `Density` the distribution of an actor's actions; `alone` keeps parameters that a
 computation may use from learning by it.
 """
 
@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
@@ -149,9 +150,50 @@ def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
     return count
 
 
+def alone(run: Callable[[], Sequence[Tensor]], inputs: Iterable[Tensor], than: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """What `run` computes, with a gradient for some of the tensors that it reads.
+
+    Parameters
+    ----------
+    run : callable
+    inputs : iterable of Tensor
+        Those that get one.
+    than : iterable of Tensor
+        Parameters that get none.
+
+    Notes
+    -----
+    The others are not told that they need no gradient: a layer that is computed again in the backward pass (activation
+    checkpointing) would not be what it was. Such layers need `use_reentrant=False`, as torch says where they have not.
+    """
+    wanted = [x for x in inputs if x.requires_grad]
+    if torch.compiler.is_compiling():
+        with _frozen(than):
+            return tuple(run())
+    if not wanted or not torch.is_grad_enabled():
+        with torch.no_grad():
+            return tuple(run())
+    return _Alone.apply(run, *wanted)
+
+
+class _Alone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[], Sequence[Tensor]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            outputs = tuple(run())
+        ctx.inputs, ctx.outputs = inputs, outputs
+        return tuple(x.detach() for x in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        learned = [(x, g) for x, g in zip(ctx.outputs, grads, strict=True) if x.requires_grad]
+        outputs, given = [x for x, _ in learned], [g for _, g in learned]
+        return None, *torch.autograd.grad(outputs, ctx.inputs, given, retain_graph=True, allow_unused=True)
+
+
 @contextmanager
-def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """What is computed inside has a gradient with respect to its inputs, but none with respect to these."""
+def _frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
     trained = [p for p in parameters if p.requires_grad]
     for p in trained:
         p.requires_grad_(False)
@@ -162,10 +204,11 @@ def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-def shared_parameters(network: nn.Module, other: nn.Module) -> list[nn.Parameter]:
-    """Parameters of both networks, by identity: it does not matter which modules hold them."""
-    own = {id(p) for p in network.parameters()}
-    return [p for p in other.parameters() if id(p) in own]
+def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters of `other` that `network` has not, and those that it has, whichever modules hold them."""
+    held = {id(p) for p in network.parameters()}
+    parameters = list(other.parameters())
+    return [p for p in parameters if id(p) not in held], [p for p in parameters if id(p) in held]
 
 
 # ---- the distribution of an actor's actions ------------------------------------------------------------------------

@@ -8,7 +8,6 @@ batch has none, in `forward`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -24,9 +23,9 @@ from rlcli.objectives.networks import (
     Columns,
     Density,
     Lowered,
-    frozen,
+    alone,
     log_prob_key,
-    shared_parameters,
+    parted,
     shared_stages,
     value_key,
 )
@@ -283,15 +282,18 @@ class PolicyGradientLoss(Loss):
         own = {key: columns[key] for key in self.density.in_keys if key in over}
         return self.critic({**written, **own} if own else written, batch_dims, skip=shared)
 
+    def _value(self, columns: Columns, written: Columns, like: Tensor) -> Tensor:
+        out = self.criticised(columns, written, like.ndim)
+        return per_row(self.need(out, self.tensor_keys.value), like, "state_value")
+
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
-        taught: AbstractContextManager[None] = nullcontext()
         if self.separate_losses:
-            values = {k: x.detach() for k, x in values.items()}
-            taught = frozen(shared_parameters(self.density.actor, self.critic.module))
-        with taught:
-            out = self.criticised(columns, values, like.ndim)
-        value = per_row(self.need(out, self.tensor_keys.value), like, "state_value")
+            written = {k: x.detach() for k, x in values.items()}
+            own, shared = parted(self.density.actor, self.critic.module)
+            (value,) = alone(lambda: [self._value(columns, written, like)], own, shared)
+        else:
+            value = self._value(columns, values, like)
         target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
         terms: Terms = {}
         if self.clip_value is None:

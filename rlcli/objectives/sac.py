@@ -24,7 +24,7 @@ from rlcli.modules.distributions.family import Params
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import ROWS, Terms
-from rlcli.objectives.networks import Columns, Density, Lowered, frozen, one_a_row, shared_parameters
+from rlcli.objectives.networks import Columns, Density, Lowered, alone, one_a_row, parted
 from rlcli.objectives.reduction import value_error
 from rlcli.specs import Composite, TensorSpec
 
@@ -161,13 +161,18 @@ class SACLoss(BootstrappedLoss):
         alpha = self.clamp_alpha_()
         with torch.no_grad():
             target = self._target(columns, alpha, batch_dims)
-        shared = shared_parameters(self.actor_network, self.qvalue_network) if self.separate_losses else ()
-        with frozen(shared):
+        own, shared = parted(self.actor_network, self.qvalue_network)
+        values: Sequence[Tensor]
+        if self.separate_losses and shared:
+            of = [*columns.values(), *own]
+            values = alone(lambda: self._values(self.critics, columns, batch_dims), of, shared)
+        else:
             values = self._values(self.critics, columns, batch_dims)
         error = sum(value_error(q, target, self.loss_function) for q in values)
         action, log_prob = self._draw(columns, batch_dims)
-        with frozen(self.qvalue_network.parameters()):  # the action gets a gradient through the critics
-            drawn = self._values(self.critics, {**columns, self.tensor_keys.action: action}, batch_dims)
+        given = {**columns, self.tensor_keys.action: action}
+        # the action gets a gradient through the critics, which get none
+        drawn = alone(lambda: self._values(self.critics, given, batch_dims), given.values(), [*own, *shared])
         least = torch.stack(drawn).amin(0)
         entropy = -log_prob.detach()
         terms = {

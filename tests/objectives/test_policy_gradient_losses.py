@@ -5,6 +5,7 @@ import torch
 from actor_critic_batches import make_actor, make_critic, rollout
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from rlcli.config import registry
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -305,6 +306,68 @@ def test_an_actor_and_critics_that_share_parameters_can_be_kept_apart():
         assert (reached == (None,)) == apart
         assert torch.autograd.grad(out["loss_qvalue"], critics[1].module.last.weight, retain_graph=True)[0].any()
         assert torch.autograd.grad(out["loss_actor"], trunk[0].weight)[0].any()
+
+
+class Again(nn.Sequential):
+    """Computed again in the backward pass."""
+
+    reentrant = None
+
+    def forward(self, *given):
+        x = torch.cat(given, -1)
+        run = super().forward
+        return run(x) if self.reentrant is None else checkpoint(run, x, use_reentrant=self.reentrant)
+
+
+def sac_with_checkpoints(reentrant):
+    torch.manual_seed(0)
+    actor = make_actor("tanh_normal")
+    nets = [ValueOperator(Again(nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 1)), ["observation", "action"]) for _ in "12"]
+    loss = SACLoss(actor, nets, target_entropy=-3.0, generator=torch.Generator().manual_seed(1))
+    for net in loss.qvalue_network:
+        net.module.reentrant = reentrant
+    td = rollout(actor, (3, 20))
+    loss(td)["loss_actor"].backward()
+    assert all(p.grad is None for p in loss.qvalue_network.parameters())
+    sum(x for k, x in loss(td).items() if k.startswith("loss_")).backward()
+    return loss
+
+
+def estimates_with_checkpoints(reentrant):
+    torch.manual_seed(0)
+    net = Again(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    net.reentrant = reentrant
+    td = rollout(make_actor(), (3, 20))
+    encoder = nn.Linear(4, 4)
+    td["observation"] = encoder(td["observation"])
+    GAE(gamma=0.9, lmbda=0.9, value_network=ValueOperator(net), differentiable=True)(td)
+    td["advantage"].sum().backward()
+    assert all(p.grad is None for p in net.parameters())
+    return encoder
+
+
+def separate_with_checkpoints(reentrant):
+    torch.manual_seed(0)
+    trunk = Again(nn.Linear(4, 8), nn.Tanh())
+    heads = TensorDictModule(nn.Sequential(trunk, nn.Linear(8, 3)), ["observation"], ["logits"])
+    actor = ProbabilisticActor(heads, ["logits"], distribution_class=Categorical, return_log_prob=True)
+    critic = ValueOperator(nn.Sequential(trunk, nn.Linear(8, 1)))
+    td = GAE(gamma=0.9, lmbda=0.9, value_network=critic)(rollout(actor, (3, 20)))
+    loss = A2CLoss(actor, critic, separate_losses=True)
+    trunk.reentrant = reentrant
+    loss(td)["loss_critic"].backward()
+    assert all(p.grad is None for p in trunk.parameters()) and critic.module[1].weight.grad is not None
+    loss(td)["loss_objective"].backward()
+    return loss
+
+
+@pytest.mark.parametrize("make", [sac_with_checkpoints, estimates_with_checkpoints, separate_with_checkpoints])
+def test_what_learns_nothing_learns_nothing_where_it_is_computed_again(make):
+    wanted, found = ([p.grad for p in make(how).parameters() if p.requires_grad] for how in (None, False))
+    assert len(wanted) and all(torch.equal(x, y) for x, y in zip(wanted, found, strict=True))
+    if make is not separate_with_checkpoints:  # whose trunk reads nothing that has a gradient: torch warns of it
+        with pytest.raises(RuntimeError, match="use_reentrant=False"):
+            make(True)
 
 
 def test_targets_of_one_step_are_what_off_policy_losses_have():

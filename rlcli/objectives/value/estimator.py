@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -37,7 +37,7 @@ from rlcli.keys import (
     under_next,
 )
 from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
-from rlcli.objectives.networks import frozen
+from rlcli.objectives.networks import alone
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
 from rlcli.objectives.value.network import Chunks, RowValues, SequenceValues, need_compute_dtype, values_of
 from rlcli.objectives.value.normaliser import PopArt, ValueNorm
@@ -383,9 +383,17 @@ class ValueEstimator(KeyedModule, ABC):
         if not torch.is_grad_enabled() or self.network_gradient:
             return self._evaluated(self._net, td, ends, time, target_params)
         assert self.value_network is not None
-        with frozen(self.value_network.parameters()):
-            values = self._evaluated(self._net, td, ends, time, target_params)
-        return values._replace(next_value=values.next_value.detach())
+        found: list[Values] = []
+        td = td.contiguous() if isinstance(td, LazyStackedTensorDict) else td  # which stacks anew what it is asked for
+
+        def run() -> list[Tensor]:
+            assert self._net is not None
+            found.append(self._evaluated(self._net, td, ends, time, target_params))
+            return [found[-1].value]
+
+        leaves = [x for x in td.values(True, True) if isinstance(x, Tensor)]
+        (value,) = alone(run, leaves, self.value_network.parameters())
+        return found[-1]._replace(value=value, next_value=found[-1].next_value.detach())
 
     def _evaluated(
         self,

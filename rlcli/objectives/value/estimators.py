@@ -91,7 +91,7 @@ class TD0Estimator(ValueEstimator):
         return target - values.value, target
 
 
-class TD1Estimator(TD0Estimator):
+class TD1Estimator(ValueEstimator):
     """The discounted rewards to the end of the trajectory, and the value there where it goes on."""
 
     def estimate(
@@ -105,7 +105,7 @@ class TD1Estimator(TD0Estimator):
         return target - values.value, target
 
 
-class TDLambdaEstimator(TD0Estimator):
+class TDLambdaEstimator(ValueEstimator):
     """The mixture of all n-step returns with weights `(1 - lmbda) lmbda ** (n - 1)` (Sutton and Barto 2018, eq. 12.20).
 
     Parameters
