@@ -184,7 +184,7 @@ def _categorical(logits, action, rows, numbers, grad, value_grad, terms):
         shift = math.log(total) + top
         for j in range(k):
             p[j] /= total
-            if p[j] > 0:  # a masked action has logit -inf and contributes nothing
+            if p[j] != 0:  # a masked action has logit -inf and contributes nothing
                 entropy[i] -= p[j] * (z[j] - shift)
         log_prob[i] = z[action[i]] - shift
     push = _clip(log_prob, entropy, rows, numbers, value_grad, terms)

@@ -26,6 +26,16 @@ def test_ppo_sees_the_nan_of_every_column(column, kind, normalize):
         assert np.isnan(terms["loss_critic"]) and np.isfinite(grad).all()
 
 
+def test_ppo_sees_the_nan_of_a_logit():
+    logits, ones = np.zeros((4, 3), np.float32), np.ones(4, np.float32)
+    logits[2, 1] = NAN
+    settings = ppo.Settings(0.2, 0.2, 0.5, 0.01, 0, 0.2, False)
+    grad = np.empty((4, 3), np.float32)
+    terms = ppo.categorical((logits,), np.zeros(4, np.int64), ppo.Rows(*[ones] * 5), settings, (grad,), ones.copy())
+    assert all(np.isnan(terms[name]) for name in ("loss_objective", "loss_entropy", "entropy"))
+    assert np.isnan(grad[2]).all() and np.isfinite(grad[[0, 1, 3]]).all()
+
+
 @pytest.mark.parametrize("critic", [0, 1])
 def test_sac_sees_the_nan_of_every_critic(critic):
     values, zeros = np.ones((2, 3), np.float32), np.zeros(3, np.float32)
