@@ -83,8 +83,26 @@ class GymRecipe:
         elif self.name is not None and callable(source):
             env = self._built(source, self.name)
         else:
-            env = source  # type: ignore[assignment]  # `GymLanes` refuses what is no env
+            env = self._given(source)
         return env if self.frame_skip == 1 else FrameSkip(env, self.frame_skip)
+
+    def _given(self, env: Any) -> gym.Env:
+        """An env that was built already, which `GymLanes` refuses where it is none."""
+        if not isinstance(env, gym.Env):
+            return env
+        name = type(env.unwrapped).__name__
+        if self.settings:
+            raise ArgumentError(
+                "an env that is there already takes no settings", where=name, why=f"got {', '.join(self.settings)}",
+                fix="Make it so, or give its id.",
+            )  # fmt: skip
+        with building(name, settings=False):
+            return self._wrapped(env)
+
+    def _wrapped(self, env: gym.Env) -> gym.Env:
+        for wrap in self.wrappers:
+            env = wrap(env)
+        return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env
 
     def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
         with building(name, settings=bool(self.settings)):
@@ -92,9 +110,7 @@ class GymRecipe:
             if not isinstance(env, gym.Env):
                 raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}")
         with building(name, settings=False):
-            for wrap in self.wrappers:
-                env = wrap(env)
-            return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env
+            return self._wrapped(env)
 
 
 class FrameSkip(gym.Wrapper):
@@ -167,20 +183,30 @@ def make_gym(
     """
     register_atari(env_id)
     given = {**(settings or {}), **kwargs}
-    if max_episode_steps is not None:
-        if given.get("max_episode_steps", max_episode_steps) != max_episode_steps:
-            raise ConfigError(
-                f"max_episode_steps is {max_episode_steps} and, among the settings, {given['max_episode_steps']}",
-                where="env.max_episode_steps and env.kwargs",
-                fix="Leave out one of them.",
-            )
-        given["max_episode_steps"] = max_episode_steps
+    set_limit(given, max_episode_steps)
     with building(env_id, settings=bool(given)):
         env = gym.make(env_id, **given)
     with building(env_id, settings=False):
         for wrap in wrappers:
             env = wrap(env)
     return env
+
+
+def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
+    """Put a limit among the settings of an env, unless they have another one.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if max_episode_steps is None:
+        return
+    if settings.setdefault("max_episode_steps", max_episode_steps) != max_episode_steps:
+        raise ConfigError(
+            f"max_episode_steps is {max_episode_steps} and, among the settings, {settings['max_episode_steps']}",
+            where="env.max_episode_steps and env.kwargs",
+            fix="Leave out one of them.",
+        )
 
 
 @contextlib.contextmanager
@@ -298,8 +324,8 @@ class _Quiet:
     """Descriptor 2 leads nowhere while some thread builds an env; what Python writes to `sys.stderr` still arrives."""
 
     def __init__(self) -> None:
-        self.lock, self.builders = threading.Lock(), 0
-        self.kept: int | None = None
+        self.lock, self.builders, self.quiet = threading.Lock(), 0, False
+        self.kept: int | None = None  # never closed: a thread may be writing to it
         self.moved: io.FileIO | None = None
 
     def enter(self) -> None:
@@ -308,25 +334,27 @@ class _Quiet:
             if self.builders > 1:
                 return
             try:
-                self.kept = os.dup(2)
+                self.kept = os.dup(2) if self.kept is None else os.dup2(2, self.kept, inheritable=False)
             except OSError:  # no descriptor 2 (a daemon): nothing to quieten
                 return
             self._move_python(self.kept)
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, 2)
             os.close(sink)
+            self.quiet = True
 
     def leave(self) -> None:
         with self.lock:
             self.builders -= 1
-            if self.builders or self.kept is None:
+            if self.builders or not self.quiet:
                 return
+            assert self.kept is not None
             os.dup2(self.kept, 2)
+            self.quiet = False
             if self.moved is not None:
                 self._flush()
                 self.moved.__init__(2, "wb", closefd=False)  # type: ignore[misc]
-            os.close(self.kept)
-            self.kept = self.moved = None
+                self.moved = None
 
     def _move_python(self, to: int) -> None:
         """Have the file object under `sys.stderr`, which logging handlers hold too, write to another descriptor."""

@@ -163,7 +163,7 @@ from rlcli.lanes.make import building
 
 def build(number):
     with building("x"), building("y"):
-        print(number, file=sys.stderr)
+        sys.stderr.write(f"{number}\\n")
         logging.warning("logged")
         os.write(2, b"C library\\n")
 
@@ -191,3 +191,9 @@ def test_many_envs_are_announced_or_refused_while_the_first_are_made(monkeypatch
     monkeypatch.setattr(build, "free_memory", lambda: (200 << 20, 1 << 30))
     with pytest.raises(ResourceError, match=r"40 envs do not fit.*first 1 took 5.0 MiB.*195 MiB.*185 MiB are free"):
         build_env(configure("train", words).env)
+
+
+def test_two_limits_are_refused_by_every_mode():
+    for mode in ("serial", "native"):
+        with pytest.raises(ConfigError, match="max_episode_steps is 3 and, among the settings, 7"):
+            build_env(EnvConfig("CartPole-v1", num=2, mode=mode, max_episode_steps=3, kwargs={"max_episode_steps": 7}))
