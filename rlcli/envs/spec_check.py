@@ -97,7 +97,9 @@ class _Check:
         """The first of several envs alone."""
         if not self.env.batch_size:
             return td
-        td = step_mdp(self.env.rand_step(td))
+        stepped = self.env.rand_step(td)
+        td = step_mdp(stepped)
+        self.env._promoted(stepped, td)
         first = torch.zeros(*self.env.batch_size, 1, dtype=torch.bool, device=self.env.device)
         first.view(-1)[0] = True
         when, over = "a reset of the first env alone", td.get("done").clone()
@@ -181,6 +183,6 @@ def _leaves(td: TensorDictBase) -> list[Key]:
 
 def _equal(a: Tensor, b: Tensor, rows: Tensor) -> bool:
     """Whether both `[*batch, *F]` are the same where `rows` `[*batch, 1]`; NaN equals NaN."""
-    where = rows.reshape(*rows.shape[:-1], *[1] * (a.ndim - rows.ndim + 1)).expand_as(a)
+    where = rows.reshape((*rows.shape[:-1], *[1] * (a.ndim - rows.ndim + 1))).expand_as(a)
     same = (a == b) | ((a != a) & (b != b))
     return bool((same | ~where).all())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
+import gymnasium as gym
 import pytest
 import torch
+from gym_worlds import Sampled
 from tensordict import TensorDict
 
 from rlcli.data import Bounded, Categorical, Composite, Unbounded
@@ -161,3 +165,12 @@ def test_a_seed_leaves_the_random_stream_of_torch_where_it_was():
     before = torch.get_rng_state()
     check_env_specs(cart_pole(), seed=1)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_differences_and_single_numbers_pass():
+    check_env_specs(TransformedEnv(SerialEnv(2, lambda: GymEnv("Pendulum-v1")), NextObservationDelta()))
+
+    made = Sampled()
+    made.observation_space = gym.spaces.Box(-1, 1, ())
+    for env in (GymEnv(made), SerialEnv(2, lambda: GymEnv(copy.deepcopy(made)))):
+        check_env_specs(env)
