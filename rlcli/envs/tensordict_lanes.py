@@ -56,6 +56,11 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
     for transform in transforms[inside:]:
         if not transform.has_columns:
             name = type(transforms[inside]).__name__
+            if transform is transforms[inside]:
+                raise ArgumentError(
+                    f"{name} has its own {', '.join(transform.own_methods)}, which a collector never calls",
+                    why="it makes differences of whole columns", fix="Override code for another difference.",
+                )  # fmt: skip
             raise ArgumentError(
                 f"{name} lies inside {type(transform).__name__}",
                 why="which is stepped on tensordicts, with all that lies below it",

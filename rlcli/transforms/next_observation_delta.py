@@ -151,6 +151,11 @@ class NextObservationDelta(Transform):
                     fix="Put NextObservationDelta on the outside, once.",
                 )
 
+    @property
+    def _changed(self):
+        """Of the user's: a collector codes whole columns by its other methods."""
+        return [name for name in super()._changed if name in ("_step", "_reset", "promoted", "inv", "compress")]
+
     def reads(self, schema):
         return []
 

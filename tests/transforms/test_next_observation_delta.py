@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rlcli.collectors import Collector
 from rlcli.data import LazyTensorStorage, ReplayBuffer, Rows, TensorDictReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.envs.transforms import Compose, NextObservationDelta, StepCounter
@@ -242,3 +243,20 @@ def test_nested_keys():
     back = NextObservationDelta()(coded)
     assert torch.allclose(back["next", "agents", "pos"], after, atol=0.05)
     assert set(back["next"].keys()) == set(batch["next"].keys())
+
+
+def test_a_subclass_may_code_differences_in_its_own_way_but_not_steps():
+    class Doubled(NextObservationDelta):
+        def code(self, key, obs, after, batch_dims):
+            self.coded = True
+            return super().code(key, obs, after, batch_dims)
+
+    class Stepped(NextObservationDelta):
+        def _step(self, tensordict, next_tensordict):
+            return super()._step(tensordict, next_tensordict)
+
+    own = Doubled()
+    Collector(TransformedEnv(GymEnv("CartPole-v1"), own), frames_per_batch=8).next()
+    assert own.coded
+    with pytest.raises(ArgumentError, match=r"Stepped has its own _step, which a collector never calls"):
+        Collector(TransformedEnv(GymEnv("CartPole-v1"), Stepped()), frames_per_batch=8)
