@@ -154,8 +154,11 @@ class EnvBase:
         """Seed every env from `seed`, the next episode included; returns a seed for the next user in a chain."""
         try:
             number = int(seed)
+            whole = bool(number == seed)
         except (TypeError, ValueError, OverflowError):
-            raise ArgumentError("a seed is a whole number", why=f"got {seed!r}") from None
+            whole = False
+        if not whole:
+            raise ArgumentError("a seed is a whole number", why=f"got {seed!r}")
         self._set_seed(number)
         self.seeded_with = number
         return number + 1

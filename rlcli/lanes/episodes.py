@@ -121,6 +121,15 @@ class Episodes:
             self.nearest[0] = min(self.deadlines)
         return seeds
 
+    def not_begun(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """These lanes could not be reset: a seed that waited for their next reset waits on."""
+        if self._every_episode:  # each has one of its own, and the next may do
+            return
+        for lane, seed in zip(lanes, seeds, strict=True):
+            if seed is not None:
+                self.episodes[lane] -= 1
+                self._pending_seed[lane] = True
+
     def past_deadline(self) -> np.ndarray:
         """Which lanes' episodes have reached their limit, `[N]` bool."""
         return np.asarray(self.deadlines) <= self.clock[0]
@@ -167,6 +176,9 @@ def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
         Number of envs of the whole run.
     """
     key = _mix(_mix(run_seed & _MASK) ^ ((run_seed >> _BITS) & _MASK) ^ 0x5BD1E995 & _MASK)
+    rest = run_seed >> 2 * _BITS
+    while rest not in (0, -1):
+        key, rest = _mix(key ^ (rest & _MASK) ^ 0x2545F491), rest >> _BITS
     return _mix(((episode * lanes + lane) & _MASK) ^ key)
 
 

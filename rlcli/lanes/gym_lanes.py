@@ -72,17 +72,22 @@ class GymLanes(ReplayableLanes):
         self.inner = [env for env, _ in stripped]
         self.last: list = [None] * self.n  # each lane's last observation, as the env gave it
         self._steppers = [env.step for env in self.inner]
+        self._orders = [part for env in envs for part in _stripped(env) if type(part) is OrderEnforcing]
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
         self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
-        lane = -1
+        lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
         try:
-            for lane, seed in zip(lanes, self.begin_episodes(lanes), strict=True):
+            for lane, seed in zip(lanes, seeds, strict=True):
                 self.last[lane], _ = _whole(self.inner[lane].reset(seed=seed), RESET)
                 write(t, lane, self.last[lane])
+                begun += 1
+            for wrapper in self._orders:  # stepped around, it would not let the env be rendered
+                wrapper._has_reset = True
+            self._orders = []
         except (RlcliError, KeyboardInterrupt):
             raise
         except BadValue as error:
@@ -91,6 +96,9 @@ class GymLanes(ReplayableLanes):
             ) from None
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, "reset") from error
+        finally:
+            if begun < len(lanes):
+                self.not_begun(lanes[begun:], seeds[begun:])
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
@@ -288,14 +296,18 @@ def strip(env: gym.Env) -> tuple[gym.Env, int]:
     PassiveEnvChecker are taken off, from the outside in, and the walk stops at the first other wrapper: one of the
     user's may rely on what lies below it.  The env object handed in is not changed.
     """
-    limit = NO_LIMIT
-    while True:
-        kind = type(env)
-        if kind not in (TimeLimit, OrderEnforcing, PassiveEnvChecker) or _patched(env):
-            return env, limit
-        if kind is TimeLimit:
-            limit = min(limit, env._max_episode_steps)  # type: ignore[attr-defined]
+    wrappers = _stripped(env)
+    limits = [wrapper._max_episode_steps for wrapper in wrappers if type(wrapper) is TimeLimit]
+    return wrappers[-1].env if wrappers else env, min(limits, default=NO_LIMIT)
+
+
+def _stripped(env: gym.Env) -> list[Any]:
+    """The bookkeeping wrappers that are stepped around, from the outside in."""
+    found = []
+    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not _patched(env):
+        found.append(env)
         env = env.env  # type: ignore[attr-defined]
+    return found
 
 
 def _patched(env: gym.Env) -> bool:

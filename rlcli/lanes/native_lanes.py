@@ -70,8 +70,10 @@ class NativeLanes(ReplayableLanes):
 
     def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
         """Begin episodes in these lanes and write their first observations into row `t`."""
+        seeds, begun = self.begin_episodes(lanes), False
         try:
-            observation = self.engine.reset(lanes, self.begin_episodes(lanes))
+            observation = self.engine.reset(lanes, seeds)
+            begun = True
             self.show_first(observation, lanes)
             write(t, observation, np.array(lanes, np.intp))  # a list is the slower index
         except (RlcliError, KeyboardInterrupt):
@@ -82,6 +84,9 @@ class NativeLanes(ReplayableLanes):
             ) from None
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
+        finally:
+            if not begun:
+                self.not_begun(lanes, seeds)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
+from rlcli.errors import ArgumentError
 from rlcli.lanes.episodes import _mix, episode_seed
 from rlcli.transforms import RewardSum
 
@@ -172,3 +173,10 @@ def test_the_same_seed_gives_the_same_episodes_again(lanes):
     collector.set_seed(3)
     batches.append(collector.rollout(40)["observation"])
     assert torch.equal(batches[0], batches[1]) and torch.equal(batches[0], rollouts[0])
+
+
+@pytest.mark.parametrize("seed", [1.7, "3", float("nan"), None])
+def test_what_is_no_whole_number_is_no_seed(seed):
+    with pytest.raises(ArgumentError, match="a seed is a whole number"):
+        GymEnv("CartPole-v1").set_seed(seed)
+    assert GymEnv("CartPole-v1").set_seed(np.int64(3)) == GymEnv("CartPole-v1").set_seed(3.0) == 4

@@ -112,3 +112,9 @@ def test_without_limits_no_lane_is_ever_late(lanes):
     book.begin_episodes(range(lanes))
     book.clock[0] = 10**12
     assert book.clock[0] < book.nearest[0] and not np.any(book.past_deadline())
+
+
+def test_no_bit_of_a_run_seed_is_lost_and_small_ones_keep_their_episodes():
+    seeds = {episode_seed(1 << bits, 0, 0, 1) for bits in range(200)} | {episode_seed(0, 0, 0, 1)}
+    assert len(seeds) == 201
+    assert episode_seed(7, 1, 2, 3) == 1394204611 and episode_seed((1 << 62) - 1, 1, 2, 3) == 252391641
