@@ -282,6 +282,12 @@ class SameStepEngine(VectorEngine):
         if self._begun.issuperset(lanes) and all(seed is None for seed in seeds):
             self._begun -= set(lanes)
             return take(self._after, lanes)
+        if len(lanes) < self.n and self._begun.issuperset(lanes):
+            raise EnvError(
+                "this engine cannot give one lane a seed", where=self.name,
+                why="it has begun the new episodes of finished lanes by itself",
+                fix="Reset all lanes after set_seed.",
+            )  # fmt: skip
         if len(lanes) < self.n:
             raise EnvError(
                 "this engine cannot reset a lane whose episode is still running", where=self.name,

@@ -7,7 +7,7 @@ otherwise broadcast, cast or wrap without a word.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,7 @@ class Leaf:
 
     def read(self, observation) -> np.ndarray:
         """The checked value of this leaf in one observation, in the form that a row takes."""
-        value = observation
-        for name in self.path:
-            value = value[name]
+        value = self.find(observation)
         if self.choices:
             return self.one_hot(value)
         if not isinstance(value, np.ndarray):
@@ -69,6 +67,20 @@ class Leaf:
         if value.dtype != self.dtype:
             raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}")
         return value
+
+    def find(self, observation) -> Any:
+        """This leaf's part of a (nested dict) observation."""
+        value, depth = observation, 0
+        try:
+            for name in self.path:
+                value = value[name]
+                depth += 1
+            return value
+        except (LookupError, TypeError):
+            if isinstance(value, Mapping) and self.path[depth] in value:  # it raised by itself
+                raise
+            place = f" in {show(self.path[:depth])}" if depth else ""
+            raise BadValue(f"a dict that holds '{self.path[depth]}'{place}", _held(value)) from None
 
     def one_hot(self, value) -> np.ndarray:
         """A value of a Discrete space as bool `[choices]`; one that is not whole, or out of range, is refused."""
@@ -169,7 +181,11 @@ def writer(parts: list[Leaf], rows: dict) -> Callable[[int, int, object], None]:
 
         def write_dict(t: int, lane: int, value) -> None:
             for leaf, name, shape, dtype, column in flat:
-                part = value[name]
+                try:
+                    part = value[name]
+                except (LookupError, TypeError):
+                    leaf.find(value)  # says what is missing
+                    raise
                 if part.__class__ is not array or part.dtype is not dtype or part.shape != shape:
                     part = leaf.read(value)
                 column[t][lane] = part
@@ -201,9 +217,7 @@ def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callabl
 
 def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
     """The checked values of one leaf, `[count, *shape]`."""
-    value = observation
-    for name in leaf.path:
-        value = value[name]
+    value = leaf.find(observation)
     if value.__class__ is not np.ndarray or value.shape != (count, *leaf.shape):
         raise BadValue(f"an array {(count, *leaf.shape)} {leaf.dtype}", described(value))
     if leaf.choices:
@@ -214,6 +228,10 @@ def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
     if value.dtype != leaf.dtype:
         raise BadValue(f"dtype {leaf.dtype}", f"dtype {value.dtype}")
     return value
+
+
+def _held(value: Any) -> str:
+    return f"one of {', '.join(map(repr, value)) or 'nothing'}" if isinstance(value, Mapping) else described(value)
 
 
 def described(value: Any) -> str:

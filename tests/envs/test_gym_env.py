@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -281,3 +282,19 @@ def test_a_reset_that_shows_nan_is_refused_by_hand_too():
     made.reset = lambda **_: (np.full(3, np.nan, np.float32), {})
     with pytest.raises(EnvError, match=r"observation is not finite \(env Sampled, lane 0, episode 0, step 0"):
         GymEnv(made).reset()
+
+
+def test_an_env_that_was_reset_can_be_rendered():
+    env = GymEnv("CartPole-v1", render_mode="rgb_array")
+    assert not env.gym.has_wrapper_attr("has_reset") or not env.gym.get_wrapper_attr("has_reset")
+    env.reset()
+    assert env.gym.get_wrapper_attr("has_reset")
+
+
+def test_a_recipe_of_an_env_that_is_there_wraps_and_limits_it():
+    made = Sampled(length=9)
+    env = GymEnv(GymRecipe(made, wrappers=(gym.wrappers.FlattenObservation,), max_episode_steps=3))
+    assert isinstance(env.gym, gym.wrappers.TimeLimit) and env.gym.unwrapped is made
+    assert env.rollout(9)["next", "truncated"].flatten().tolist() == [False, False, True]
+    with pytest.raises(ArgumentError, match=r"an env that is there already takes no settings \(Sampled\): got colour"):
+        GymEnv(GymRecipe(made, {"colour": "red"}))

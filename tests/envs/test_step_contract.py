@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
+from rlcli.lanes.observations import BadValue, lane_writer
 from rlcli.specs import Composite, Unbounded
 from rlcli.transforms import Compose, RewardSum, StepCounter
 
@@ -396,3 +398,64 @@ def test_an_env_on_tensordicts_that_writes_another_dtype_is_told_which():
 
     with pytest.raises(EnvError, match=r"observation differs from its spec.*float32, got \(1,\) torch.bfloat16"):
         Collector(Halves(), frames_per_batch=4).next()
+
+
+@pytest.mark.parametrize("kind", ["gym", "native"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda shown: {"place": shown["place"]}, "a dict that holds 'eye', got one of 'place'"),
+        (lambda shown: {**shown, "eye": {"left": shown["eye"]["left"]}}, "a dict that holds 'seen' in eye, got one of"),
+        (lambda shown: {**shown, "eye": None}, "a dict that holds 'left' in eye, got a NoneType"),
+        (lambda shown: None, "a dict that holds 'eye', got a NoneType"),
+    ],
+)
+def test_what_a_dict_observation_lacks_is_said(kind, fault, said):
+    class Lacking(Sampled):
+        def step(self, action):
+            shown, *rest = super().step(action)
+            return fault(shown), *rest
+
+    env = GymEnv(Lacking("nested"))
+    if kind == "native":
+        rows = {key: [np.empty((1, *shape), dtype)] for key, (shape, dtype) in env.lanes.schema.items()}
+        write = lane_writer(env.lanes.leaves, rows)
+        with pytest.raises(BadValue, match=said):
+            write(
+                0, fault({"place": np.zeros((1, 3), np.float32), "eye": {"left": np.zeros((1, 2, 2), np.uint8)}}), [0]
+            )
+        return
+    with pytest.raises(EnvError, match=f"step returned a bad value.*expected {said}"):
+        Collector(env, frames_per_batch=4).next()
+
+
+def test_a_flat_dict_that_lacks_a_part_is_said_too():
+    class Lacking(Sampled):
+        def step(self, action):
+            shown, *rest = super().step(action)
+            return {"a": shown["a"]}, *rest
+
+    made = Lacking()
+    made.observation_space = gym.spaces.Dict({"a": gym.spaces.Box(0, 1), "b": gym.spaces.Box(0, 1)})
+    with pytest.raises(EnvError, match="expected a dict that holds 'b', got one of 'a'"):
+        Collector(GymEnv(made), frames_per_batch=4).next()
+
+
+def test_a_reset_that_fails_keeps_the_seed_that_waits_for_it():
+    class Late(Sampled):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            if len(seeds) < 3:
+                raise OSError("not there yet")
+            return super().reset(seed=seed)
+
+    seeds: list = []
+    env = GymEnv(Late())
+    env.set_seed(3)
+    for _ in range(2):
+        with pytest.raises(EnvError, match="not there yet"):
+            env.reset()
+    env.reset()
+    env.reset()
+    first, *others = seeds
+    assert first is not None and others == [first, first, None]
