@@ -171,7 +171,8 @@ class Learner:
             self.reporter.say(f"evaluating: {episodes} episodes, most likely actions ...")
         began = time.monotonic()
         try:
-            with random_streams.kept():  # an evaluation that is cut short must not move them
+            # one that is cut short must not move the random streams
+            with self.hooks.stage("evaluate"), random_streams.kept():
                 found = self._play(episodes)
         except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
             failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else in_words(error))

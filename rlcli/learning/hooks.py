@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -118,23 +118,27 @@ class Hooks:
         if not last and not due(loop.report_every, frames - new, frames) and not self._evaluates(frames):
             self._remember(delivered)
             return
-        learned, evaluation = loop.figures(), self.evaluation
-        if evaluation is not None:
-            with self.stage("evaluate"):
-                learned |= evaluation.after_batch(frames)
-        reward, done = self._since_the_last_report(delivered)
+        learned = loop.figures()
+        if self.evaluation is not None:
+            learned |= self.evaluation.after_batch(frames)
+        self._remember(delivered, copy=False)
         if self.reporter is not None:
             self.reporter.batch(
-                batch, learned, reward=reward, done=done, frames=None if done is None else done.size,
-                valued=self.valued, others=_others(loop.collector),
-            )  # fmt: skip
+                batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector)
+            )
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
-        self.valued = None
+        self.unreported, self.valued = [], None
 
     def save(self, frames: int) -> None:
         """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop."""
         if self.saver is not None:
             self.saver.after_batch(frames)
+
+    def close(self, collector: Collector) -> None:
+        """Count what was collected since the last report, whatever ends the loop."""
+        if self.reporter is not None and collector.frames > self.reporter.tally.frames:
+            self.reporter.rest(**self._since_the_last_report(collector))
+        self.unreported, self.valued = [], None
 
     def end(self, collector: Collector) -> None:
         """After the last batch: say what was collected and not learned from."""
@@ -146,16 +150,17 @@ class Hooks:
     def _evaluates(self, frames: int) -> bool:
         return self.evaluation is not None and self.evaluation.due(frames)
 
-    def _remember(self, delivered: Delivered) -> None:
-        if delivered.reward is not None and delivered.done is not None:
-            self.unreported.append((delivered.reward.copy(), delivered.done.copy()))  # their memory is written again
-
-    def _since_the_last_report(self, delivered: Delivered) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _remember(self, delivered: Delivered, copy: bool = True) -> None:
         reward, done = delivered.reward, delivered.done
-        if self.unreported and reward is not None and done is not None:
-            reward, done = (np.concatenate(x, 1) for x in zip(*self.unreported, (reward, done), strict=True))
-        self.unreported = []
-        return reward, done
+        if reward is not None and done is not None:  # their memory is written again
+            self.unreported.append((reward.copy(), done.copy()) if copy else (reward, done))
+
+    def _since_the_last_report(self, collector: Collector) -> dict[str, Any]:
+        """Its frames, rewards and ends, and what the value stage counted, as a reporter takes them."""
+        assert self.reporter is not None
+        columns = [np.concatenate(x, 1) for x in zip(*self.unreported, strict=True)]
+        frames = collector.frames - self.reporter.tally.frames
+        return {"frames": frames, "valued": self.valued, **dict(zip(("reward", "done"), columns, strict=False))}
 
 
 # ---- ledger lines -----------------------------------------------------------------------------------------------

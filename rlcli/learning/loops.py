@@ -60,17 +60,20 @@ class Loop(ABC):
         """Train; returns early only by raising (StoppedSafely among others)."""
         collector, hooks = self.collector, self.hooks
         hooks.begin(collector.frames)
-        while collector.frames < self.total_frames:
-            progress = collector.frames / self.total_frames
-            delivered = hooks.collect(collector, self.iteration)
-            batch = self.learn(delivered, progress)
-            collector.update_policy_weights_()
-            if self.explore is not None:
-                self.explore(delivered.raw.numel())
-            self.iteration += 1
-            hooks.after_batch(self, delivered, batch)
-            del delivered  # the trajectories in it are not held while the next are collected
-            hooks.save(collector.frames)
+        try:
+            while collector.frames < self.total_frames:
+                progress = collector.frames / self.total_frames
+                delivered = hooks.collect(collector, self.iteration)
+                batch = self.learn(delivered, progress)
+                collector.update_policy_weights_()
+                if self.explore is not None:
+                    self.explore(delivered.raw.numel())
+                self.iteration += 1
+                hooks.after_batch(self, delivered, batch)
+                del delivered  # the trajectories in it are not held while the next are collected
+                hooks.save(collector.frames)
+        finally:
+            hooks.close(collector)
         hooks.end(collector)
 
     @abstractmethod

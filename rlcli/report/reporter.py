@@ -178,7 +178,7 @@ class Reporter:
         others : iterable of Entry
             Ledger lines of other components.
         frames : int, optional
-            Frames since the last report, where `batch` is the last of several.
+            Frames since the last report, where `batch` is the last of several; those of `batch` by default.
         """
         frames = batch.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
@@ -197,6 +197,14 @@ class Reporter:
                 self._metrics.write(self._record(spent, ended))
             if due:
                 self._view.show(self.snapshot())
+
+    def rest(self, frames: int, *, reward=None, done=None, valued: ValueRows | None = None) -> None:
+        """Count frames after the last report that none will follow: see `batch`.
+
+        They are in the summary and in no line of metrics: a resumed run reports them with those that come after.
+        """
+        self.tally.count(frames, reward, done, valued)
+        self.clock.lap(frames)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""

@@ -251,20 +251,25 @@ class Tally:
         ----------
         reward, done : Tensor or ndarray `[N, T, 1]`, optional
         """
-        self.frames += frames
         self.iteration += 1
         self.learning = dict(learning or {})
+        ended = self.count(frames, reward, done, valued)
+        if self.episodes.mean_return is not None:
+            self.curve.add(self.episodes.mean_return)
+        return ended
+
+    def count(self, frames: int, reward, done, valued: ValueRows | None) -> tuple[float | None, float | None]:
+        """The same of frames that make no batch to be reported."""
+        self.frames += frames
         if valued is not None:
             self.valued.add(valued)
-        ended: tuple[float | None, float | None] = (None, None)
         if done is not None:
             self.boundary = (self.boundary or 0) + boundary_rows(done)
             if reward is not None:
                 returns, lengths = self.episodes.update(reward, done)
-                ended = (float(returns.mean()), float(lengths.mean())) if len(returns) else ended
-        if self.episodes.mean_return is not None:
-            self.curve.add(self.episodes.mean_return)
-        return ended
+                if len(returns):
+                    return float(returns.mean()), float(lengths.mean())
+        return None, None
 
     def warn(self, kind: str, text: str, count: int = 1) -> bool:
         """Count a warning; whether it is the first of its kind."""

@@ -264,6 +264,11 @@ def test_the_closing_evaluation_is_not_played_twice(run, monkeypatch, words):
     assert "evaluation" in trained.summary
 
 
+def test_the_closing_evaluation_is_a_stage_of_its_own(run):
+    stages = run("run.dir=a", *BRIEF).summary["throughput"]["stages"]
+    assert stages["evaluate"]["seconds"] > 0 and list(stages)[-1] == "other"
+
+
 def test_an_evaluation_that_a_stop_interrupts_is_made_up_after_the_resume(run, monkeypatch):
     original, give_up = learner.Learner._play, [True]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import warnings
@@ -12,14 +13,17 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tensordict.nn import TensorDictSequential
 from test_resume import final_state, same, stop_after
 
+from rlcli.algorithms.dqn import DQN as DQNAlgorithm
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.registry import register_policy
 from rlcli.data import open_buffer
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, EnvError
 from rlcli.inspection.folder import inspect
 from rlcli.jobs import collect, evaluate, resume
+from rlcli.keys import as_tuple
 from rlcli.modules import MLP, EGreedyModule, QValueActor
+from rlcli.runs.folder import open_run
 from rlcli.transforms import Transform
 
 SMALL = ["run.eval_episodes=0", "console=off", "logger=none", "policy.hidden=[16]", "sampler.batch_size=32"]
@@ -75,6 +79,37 @@ def test_the_figures_of_a_resumed_run_are_those_of_one_that_was_never_stopped(ru
     with stop_after(24):  # with updates since the last report, and an evaluation
         run("run.dir=cut", *task)
     assert figures(resume("cut")) == whole and len(whole) > 3
+
+
+@pytest.mark.parametrize("ending", ["stopped", "failed"])
+def test_the_summary_of_a_run_that_ended_early_counts_every_frame(run, monkeypatch, ending):
+    task = [*DQN, "total_frames=3000"]
+    if ending == "stopped":
+        with stop_after(24):
+            run("run.dir=a", *task)
+    else:
+        original = CartPoleEnv.step
+        calls = itertools.count(1)
+        monkeypatch.setattr(CartPoleEnv, "step", lambda self, x: 1 / 0 if next(calls) == 1600 else original(self, x))
+        with pytest.raises(EnvError):
+            run("run.dir=a", *task)
+    made = open_run("a")
+    summary, last = made.summary, made.metrics()[-1]
+    assert summary["status"] == ending and summary["frames"] == summary["throughput"]["frames"] == 1536
+    assert last["frames"] == 1024 and summary["learning"]["episodes"] > last["episodes"]
+    if ending == "stopped":
+        assert [record["frames"] for record in resume("a").metrics()] == [1024, 2048, 3000]
+
+
+def test_an_algorithm_that_keeps_no_ends_has_its_frames_counted(run, monkeypatch):
+    class Endless(DQNAlgorithm):
+        def keys(self, loss, estimator, env):
+            return [key for key in super().keys(loss, estimator, env) if as_tuple(key)[-1] != "done"]
+
+    monkeypatch.setitem(registry._users, "algorithm", {"endless": Endless})
+    made = run("run.dir=a", *DQN, "loss=endless", "memory=full", "total_frames=3000")
+    assert [record["frames"] for record in made.metrics()] == [1024, 2048, 3000]
+    assert made.summary["frames"] == 3000
 
 
 def test_a_run_cut_again_and_again_still_ends_the_same(run):
