@@ -14,6 +14,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -21,7 +22,7 @@ from typing import Protocol, runtime_checkable
 from rlcli.config import registry
 from rlcli.config.installed import install
 from rlcli.config.parts import choices
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError, in_words
 
 FRAMES = "frames"
 _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learning"
@@ -45,6 +46,32 @@ class Figures(Protocol):
 
 
 Logger = Callable[[Path, int | None], Figures]
+
+
+class Guarded:
+    """What takes the figures beside `metrics.jsonl`, until it raises: then it is warned of, and called no more.
+
+    Parameters
+    ----------
+    figures : Figures
+    warn : callable
+        Given the sentence.
+    """
+
+    def __init__(self, figures: Figures, warn: Callable[[str], object]) -> None:
+        self._figures: Figures | None = figures
+        self._warn = warn
+
+    def __call__(self, method: str, *arguments: object) -> None:
+        """Call one of its methods."""
+        try:
+            if self._figures is not None:
+                getattr(self._figures, method)(*arguments)
+        except Exception as error:  # whatever a user's code raises, the run and its other files do not depend on it
+            name, self._figures = type(self._figures).__name__, None
+            self._warn(
+                f"{name}.{method} failed and is called no more: {in_words(error)}; metrics.jsonl has all figures"
+            )
 
 
 class EventsWriter:
@@ -113,6 +140,8 @@ class MetricsWriter:
     logger : str or callable
         "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out. A callable
         makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
+    warn : callable
+        Told, once, that what takes the figures failed; the file is written all the same.
 
     Raises
     ------
@@ -122,7 +151,14 @@ class MetricsWriter:
         The file cannot be written: folder gone, disk full. What was written before stays.
     """
 
-    def __init__(self, path: Path | str, *, resume_at: int | None = None, logger: str | Logger = "none") -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        resume_at: int | None = None,
+        logger: str | Logger = "none",
+        warn: Callable[[str], object] = warnings.warn,
+    ) -> None:
         self.path = Path(path)
         make = logger if callable(logger) else EventsWriter if wants_tensorboard(logger) else None
         with contextlib.ExitStack() as opened:  # what is open is closed where the rest is refused
@@ -132,7 +168,7 @@ class MetricsWriter:
                 self._file = opened.enter_context(open(self.path, "ab", buffering=0))
                 _end_last_line(self._file)
                 self._inode = os.fstat(self._file.fileno()).st_ino
-                self._events = make(self.path.parent, resume_at) if make else None
+                self._events = Guarded(make(self.path.parent, resume_at), warn) if make else None
             except OSError as error:
                 raise _cannot_write(self.path, error) from error
             opened.pop_all()
@@ -155,18 +191,18 @@ class MetricsWriter:
             raise _cannot_write(self.path, error, len(data)) from error
         if self._events is not None:
             scalars = ((_tag(name), value) for name, value in _scalars(values) if name != FRAMES)
-            self._events.write(int(values.get(FRAMES) or 0), scalars)
+            self._events("write", int(values.get(FRAMES) or 0), scalars)
 
     def settings(self, settings: Mapping[str, object]) -> None:
         """What the run was asked for, key by key, for TensorBoard's page that compares runs."""
         if self._events is not None:
-            self._events.settings(settings)
+            self._events("settings", settings)
 
     def evaluation(self, frames: int, played: Mapping[str, object]) -> None:
         """The closing evaluation, which belongs to no iteration, for TensorBoard."""
         if self._events is not None:
             scalars = _scalars({"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
-            self._events.write(frames, scalars)
+            self._events("write", frames, scalars)
 
     def flush(self) -> None:
         """Push the TensorBoard events out and the file to the disk (before a checkpoint refers to it)."""
@@ -175,13 +211,13 @@ class MetricsWriter:
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         if self._events is not None:
-            self._events.flush()
+            self._events("flush")
 
     def close(self) -> None:
         """Close the files; once is enough."""
         self._file.close()
         if self._events is not None:
-            self._events.close()
+            self._events("close")
             self._events = None
 
     def __enter__(self) -> MetricsWriter:

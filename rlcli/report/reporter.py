@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -112,7 +113,9 @@ class Reporter:
         self._metrics = (
             None
             if self.folder is None
-            else MetricsWriter(self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger)
+            else MetricsWriter(
+                self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger, warn=partial(self.warn, "logger")
+            )
         )
         self._next_ledger = 0.0
         self._compiling = Compiling(self.say, self.clock)
@@ -263,14 +266,13 @@ class Reporter:
         """
         self.clock.lap()
         self._view.close(self.snapshot() if self.tally.frames else None)
+        if self._metrics is not None:  # first: the summary holds the warning where a logger fails
+            played = facts.get("evaluation")
+            self._metrics.evaluation(self.tally.frames, played if isinstance(played, Mapping) else {})
+            self._metrics.close()
         summary = self._summary(status, commands or {}) | facts
-        try:
-            if self.folder is not None:
-                closing.write(self.folder, summary)
-        finally:
-            if self._metrics is not None:
-                self._metrics.evaluation(self.tally.frames, summary.get("evaluation") or {})
-                self._metrics.close()
+        if self.folder is not None:
+            closing.write(self.folder, summary)
         self._view.report(summary)
         return summary
 

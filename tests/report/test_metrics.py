@@ -208,5 +208,32 @@ def test_what_is_open_is_closed_where_the_events_are_refused(tmp_path, monkeypat
     assert str(tmp_path / "metrics.jsonl") not in held_open()
 
 
+@pytest.mark.parametrize("method", ["settings", "write", "flush", "close"])
+def test_a_logger_that_raises_is_named_once_and_ends_nothing(tmp_path, method):
+    called, warned = [], []
+
+    class Mine:
+        def __getattr__(self, name):
+            def call(*arguments):
+                called.append(name)
+                if name == method:
+                    raise RuntimeError("the server is gone")
+
+            return call
+
+    with MetricsWriter(tmp_path / "metrics.jsonl", logger=lambda *given: Mine(), warn=warned.append) as writer:
+        writer.settings({"seed": 1})
+        for frames in (1, 2):
+            writer.write({"frames": frames})
+            writer.flush()
+        writer.evaluation(2, {})
+    assert called.count(method) == 1 and called[-1] == method
+    said = (
+        f"Mine.{method} failed and is called no more: RuntimeError: the server is gone; metrics.jsonl has all figures"
+    )
+    assert warned == [said]
+    assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 def held_open() -> list[str]:
     return [file.path for file in psutil.Process().open_files()]

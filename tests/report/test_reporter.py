@@ -166,6 +166,22 @@ def test_a_resumed_run_continues_its_totals(tmp_path):
     assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [20, 40, 60]
 
 
+def test_a_logger_that_fails_at_the_end_is_in_the_report(tmp_path):
+    class Mine:
+        def write(self, frames, scalars): ...
+
+        def settings(self, settings): ...
+
+        def flush(self): ...
+
+        def close(self):
+            raise OSError("gone")
+
+    _, summary = a_run(tmp_path, logger=lambda *given: Mine())
+    assert summary["status"] == "done" and "logger" in [warning["kind"] for warning in summary["warnings"]]
+    assert "Mine.close failed" in (tmp_path / "report.md").read_text()
+
+
 def test_rewards_given_apart_are_read_instead_of_the_batchs(tmp_path):
     reporter = Reporter(FACTS, console="off")
     reporter.batch(batch(), reward=torch.full((N, T, 1), 10.0))
