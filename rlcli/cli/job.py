@@ -7,7 +7,6 @@ from typing import Any
 
 from rlcli.cli.flags import Flags
 from rlcli.cli.main import loading
-from rlcli.config import registry
 from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError, in_words
 
@@ -52,13 +51,7 @@ def start_collecting(cfg: Any, overrides: list[str]) -> Any:
 
 
 def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Start) -> int:
-    """Do what the words ask of a verb: print help or the configuration, run one job, or sweep.
-
-    Parameters
-    ----------
-    start : callable
-        `start(cfg, overrides)`; a function of a module, because launchers may send it to other processes.
-    """
+    """Do what the words ask of a verb: print help or the configuration, or run one job or several with `start`."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
         from rlcli.cli.help import print_help
@@ -73,7 +66,6 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
 
     from rlcli.config import compose
 
-    registry.recipe_dirs[:] = recipe_dirs
     ready = compose.plan(
         verb, args.overrides, recipe_dirs, multirun=args.multirun, look=bool(args.cfg), flags=args.flags
     )

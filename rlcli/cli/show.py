@@ -54,15 +54,16 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 
 
 def _print_why(ready: Any) -> None:
-    from rlcli.cli.help import spell
     from rlcli.config.compose import holds
     from rlcli.config.option import leaves, value_at
     from rlcli.config.unread import unread
+    from rlcli.config.words import spell
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], unread(cfg)
     for key in leaves(type(cfg)):
-        origin = next((name for name, data in reversed(sources) if holds(data, key)), "default")
+        names = ("run.dir", "hydra.run.dir") if key == "run.dir" else (key,)
+        origin = next((where for name in names for where, data in reversed(sources) if holds(data, name)), "default")
         origin += f"; not read {without[key].where}" if key in without else ""
         rows.append((f"{key}={spell(value_at(cfg, key))}", origin))
     width = min(56, max(len(text) for text, _ in rows))

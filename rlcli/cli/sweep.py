@@ -1,4 +1,4 @@
-"""A sweep: every job through Hydra's sweeper and launcher, and, when it is stopped, the command for the jobs left.
+"""A sweep: every job in turn, through Hydra's sweeper, and, when it is stopped, the command for the jobs left.
 
 Which values a sweep takes is `overrides.py`'s; what one job does is `rlcli.jobs`'.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config.overrides import Checked, axes, listed
+from rlcli.config.run_files import RUN
+from rlcli.config.words import key_of, spell
 from rlcli.errors import RlcliError, StoppedSafely
 
 Start = Callable[[Any, list[str]], Any]
@@ -20,7 +22,7 @@ _NAMED = 8  # jobs that are listed one by one
 
 
 def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
-    """Run every job of a sweep through Hydra's sweeper and launcher.
+    """Run every job of a sweep in this process, through Hydra's sweeper and launcher.
 
     A job that fails does not stop the others; the first error is raised at the end, after a table of the runs. A stop
     ends the sweep, and the jobs that never ran are named with the commands that run them.
@@ -38,7 +40,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
         hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()
         task.conclude()
     except (KeyboardInterrupt, SystemExit):
-        if task.begun:  # else a launcher ran the jobs in other processes, or there was none yet
+        if task.begun:
             for line in left_over(ready.verb, ready.sweep, task.begun, recipe_dirs):
                 print(line, file=sys.stderr)
         raise
@@ -51,18 +53,15 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
 
 
 class _Task:
-    """One job of a sweep, in whatever process its launcher runs it.
-
-    `begun` counts the jobs of this process; `folders` and `errors` are what they left, by their numbers.
-    """
+    """The jobs of a sweep, one a call: `begun` counts them; `folders` and `errors` are what they left, by number."""
 
     def __init__(self, verb: str, start: Start) -> None:
-        self.verb, self.start, self.process = verb, start, os.getpid()
+        self.verb, self.start = verb, start
         self.begun = 0
         self.folders: dict[int, Path] = {}
         self.errors: dict[int, RlcliError] = {}
 
-    def __call__(self, node: Any) -> Any:
+    def __call__(self, node: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
         from rlcli.config.compose import typed
@@ -74,21 +73,19 @@ class _Task:
             cfg = typed(self.verb, node, job.overrides.task)
             if cfg.run.dir is None:
                 cfg.run.dir = job.runtime.output_dir
-            self.folders[job.job.num] = Path(cfg.run.dir)
-            return self.start(cfg, list(job.overrides.task))
+            if not (Path(cfg.run.dir) / RUN).exists():  # else it is of another run, and this job will be refused
+                self.folders[job.job.num] = Path(cfg.run.dir)
+            self.start(cfg, list(job.overrides.task))
         except StoppedSafely as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
         except RlcliError as error:
             print(f"job {job.job.num} failed: {error}", file=sys.stderr, flush=True)
-            if os.getpid() != self.process:  # the launcher's to pass on
-                raise
             self.errors[job.job.num] = error
 
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""
         from rlcli.cli.ls import columns, means, shared
-        from rlcli.config.run_files import RUN
         from rlcli.runs.folder import Run
 
         here = Path.cwd()
@@ -117,10 +114,8 @@ def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Se
     if len(jobs) - begun > _NAMED:
         yield f"  ... and those up to job {len(jobs) - 1}"
     yield "Run them with:"
-    flags = [word for package in registry.imported for word in ("--import", package)]
-    flags += [word for folder in recipe_dirs for word in ("--recipe-dir", str(folder))]
     for words in commands:
-        yield f"  {shlex.join(['rlcli', verb, '-m', *words, *flags])}"
+        yield f"  {shlex.join(['rlcli', verb, '-m', *words, *registry.flags(registry.imported, recipe_dirs)])}"
 
 
 def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
@@ -149,7 +144,12 @@ def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
             continue
         words = [axis[where] for axis, where in zip(values[:turned], at[:turned], strict=True)]
         words += [_joined(values[turned][at[turned] + 1 :]), *texts[turned + 1 :]]
-        commands.append([_elsewhere(word, f"{begun}_{turned}") for word in words])
+        # jobs are numbered from 0 again: a sweep folder that was given is taken by those that ran
+        for item in checked:
+            if item.key == "hydra.sweep.dir":
+                folder = os.path.join(str(item.values[0]), f"rest_{begun}_{turned}")
+                words = [f"{item.key}={spell(folder)}" if key_of(word) == item.key else word for word in words]
+        commands.append(words)
     return commands
 
 
@@ -157,8 +157,3 @@ def _joined(texts: Sequence[str]) -> str:
     """`seed=1` and `seed=2` as `seed=1,2`."""
     key = texts[0].partition("=")[0]
     return f"{key}={','.join(text.partition('=')[2] for text in texts)}"
-
-
-def _elsewhere(text: str, name: str) -> str:
-    """Jobs are numbered from 0 again: a sweep folder that was given is taken by those that ran."""
-    return f"{text.rstrip('/')}/rest_{name}" if text.startswith("hydra.sweep.dir=") else text

@@ -7,18 +7,22 @@ problem is reported at once: of overrides, of recipes, and of the composed value
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, get_args, get_origin
+from types import SimpleNamespace
+from typing import Any, cast, get_args, get_origin
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
@@ -28,14 +32,16 @@ from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
-from rlcli.config.resolved import check_type
+from rlcli.config.resolved import check_type, flat
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.unread import unread
 from rlcli.config.validate import validate
-from rlcli.config.words import key_of, parsed
+from rlcli.config.words import key_of, parsed, spell
 from rlcli.errors import ConfigError
 
 HYDRA_VERSION_BASE = "1.3"
+_OF_HYDRA = re.compile(r"\$\{hydra(?!:job\.num\})")
+_OWN_FOLDER = "hydra.run.dir"  # another name for run.dir, weaker than that
 _JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
 
 
@@ -103,7 +109,8 @@ def plan(
     ConfigError
         Listing every problem.
     """
-    schema, recipes = VERBS[verb], find_recipes(recipe_dirs)
+    registry.recipe_dirs[:] = map(str, recipe_dirs)
+    schema, recipes = VERBS[verb], find_recipes(registry.recipe_dirs)
     checked, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags)
     chosen = [name for item in checked if item.key == "recipe" for name in item.values if name]
     contents, bad = _read(schema, chosen, recipes)
@@ -120,15 +127,21 @@ def plan(
     jobs = expand(ready.sweep) if multirun else [ready.overrides]
     job = None
     aside: list[str] = []
+    folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
     undecided = _undecided(schema, overrides, checked) | ({"recipe"} if bad else set())
-    for texts in jobs[:_JOBS_CHECKED_AHEAD]:
+    own = any(item.key == _OWN_FOLDER for item in checked)
+    own = own or any(holds(data, _OWN_FOLDER) for data in contents.values())
+    for number, texts in enumerate(jobs[:_JOBS_CHECKED_AHEAD]):
         try:
-            job = _job(_composed(verb, texts, stored))
+            job = _job(_composed(verb, texts, stored), number if multirun else None, own)
+            folders[number] = str(job.cfg.run.dir)
             problems += validate(job.cfg, typed_keys, undecided)
             aside += _left_aside(job.cfg, contents, typed_keys)
         except ConfigError as error:
             problems.append(Problem(str(error)))
+    if multirun:
+        problems += _shared_folder(folders)
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
         facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
         _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, facts=facts)
@@ -137,6 +150,16 @@ def plan(
     for text in dict.fromkeys(() if look else aside):
         warnings.warn(text, stacklevel=2)
     return ready if multirun else replace(ready, job=job)
+
+
+def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
+    """The first two jobs of a sweep that would have one folder."""
+    first: dict[str, int] = {}
+    for number, folder in folders.items():
+        if (other := first.setdefault(os.path.abspath(folder), number)) != number:
+            what = f"jobs {other} and {number} would have one folder, {folder}"
+            return [Problem(what, "put into the name what differs, in quotes: '..._${hydra:job.num}'")]
+    return []
 
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
@@ -214,7 +237,8 @@ def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked,
     """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
     typed_keys = {item.key for item in ready.checked}
     chosen = [item for item in ready.checked if item.key == "recipe"][-1:]
-    asked = {name: _params(name, ready.contents) for item in chosen for name in item.values if name}
+    schema = VERBS[ready.verb]
+    asked = {name: _params(schema, name, ready.contents) for item in chosen for name in item.values if name}
     if len(asked) > 1:
         for name, wanted in asked.items():
             if own := [f"{key}={value}" for key, value in wanted.items() if key not in typed_keys]:
@@ -222,24 +246,25 @@ def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked,
                 problems.append(Problem(what, f"add {' '.join(own)}"))
         asked = {}
     texts = [f"{key}={value}" for wanted in asked.values() for key, value in wanted.items() if key not in typed_keys]
-    params, bad = check_overrides(VERBS[ready.verb], texts, recipes, multirun=True)
+    params, bad = check_overrides(schema, texts, recipes, multirun=True)
     problems += bad
     for item in params:
         problems += [p for v in item.values for p in guard.check_places({item.key: v}, guard.SWEEPER_PARAMS)]
     for item in ready.checked:
-        if item.key == "run.dir" and not item.sweeps and "${" not in item.text:
-            problems.append(Problem("run.dir would be one folder for all jobs of a sweep", "use hydra.sweep.dir=..."))
+        if item.key == _OWN_FOLDER:
+            problems.append(Problem(f"{_OWN_FOLDER} is the folder of one run", "use hydra.sweep.dir=... for a sweep"))
     if (jobs := math.prod(map(len, axes((*params, *ready.checked))))) > MAX_JOBS:
         problems.append(Problem(f"this sweep would run {jobs:,} jobs", f"sweep over at most {MAX_JOBS:,}"))
         return ready.checked[:0]
     return (*params, *ready.checked)
 
 
-def _params(name: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The sweep that a recipe asks for, on top of those that it builds on."""
-    asked: dict[str, Any] = {}
+def _params(schema: type, name: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The sweep that a recipe asks for, on top of those that it builds on: the values of each key as they are typed."""
+    asked: dict[str, str] = {}
     for step in lineage(name, contents) if name in contents else ():
-        asked |= ((contents[step].get("hydra") or {}).get("sweeper") or {}).get("params") or {}
+        given = ((contents[step].get("hydra") or {}).get("sweeper") or {}).get("params") or {}
+        asked |= {key: value if isinstance(value, str) else spell(value) for key, value in flat(schema, given)}
     return asked
 
 
@@ -293,7 +318,7 @@ def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:
     asks for Hydra's own record of the command, which holds the values too, Hydra composes all of it.
     """
     chosen = [text for text in overrides if _is_choice(VERBS[verb], text)]
-    if any("${hydra" in text for text in (*chosen, stored)):
+    if any(_OF_HYDRA.search(text) for text in (*overrides, stored)):
         return _compose_tree(verb, overrides)
     return _with_values(verb, pickle.loads(_choices(verb, tuple(chosen), stored)), overrides)
 
@@ -309,15 +334,37 @@ def _with_values(verb: str, node: DictConfig, overrides: Iterable[str]) -> DictC
     return node
 
 
-def _job(node: DictConfig) -> Job:
+def _job(node: DictConfig, number: int | None, own: bool) -> Job:
+    """A job from its tree, its `run.dir` the folder that it will have where that is known.
+
+    Parameters
+    ----------
+    number : int, optional
+        Of a job of a sweep.
+    own : bool
+        `hydra.run.dir` was given.
+    """
+    record = HydraConfig.instance()
+    outer, folder = record.cfg, None
     try:
-        chosen, folder = dict(node.hydra.runtime.choices), str(node.hydra.run.dir)
+        chosen = dict(node.hydra.runtime.choices)
+        if number is not None:
+            hydra = node.hydra
+            record.cfg = cast(Any, SimpleNamespace(hydra=hydra))  # here `${hydra:...}` looks
+            with flag_override(hydra, ["struct", "readonly"], [False, False]):  # as its launcher does before a job
+                hydra.job.num, hydra.job.id = number, str(number)
+                folder = os.path.join(str(hydra.sweep.dir), str(hydra.sweep.subdir))
+                hydra.runtime.output_dir = os.path.abspath(folder)
+        elif own:
+            folder = str(node.hydra.run.dir)
+        cfg = _as_object(without_hydra(node))
+        if folder is not None and cfg.run.dir is None:
+            cfg.run.dir = node.run.dir = folder
+        return Job(node, cfg, chosen)
     except OmegaConfBaseException as error:
         raise _not_composed(error) from None
-    cfg = _as_object(without_hydra(node))
-    if cfg.run.dir is None and folder != ".":  # conf/ says "."; anything else was asked for
-        cfg.run.dir = folder
-    return Job(node, cfg, chosen)
+    finally:
+        record.cfg = outer
 
 
 def _is_choice(schema: type, text: str) -> bool:
@@ -344,8 +391,13 @@ def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
 
 
 def _not_composed(error: Exception) -> ConfigError:
-    reason = " ".join(str(error.__cause__ or error).splitlines()[0].split())
-    return ConfigError(f"the configuration cannot be composed: {reason}")
+    """The deepest cause, and the file in which Hydra met it, which it names in a line of its own."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    where = re.match(r"In '([^']+)': .*:\n", text := str(cause))
+    reason = " ".join(text[where.end() if where else 0 :].partition("\n")[0].split())
+    return ConfigError("the configuration cannot be composed", where=where and where[1], why=reason)
 
 
 @contextmanager

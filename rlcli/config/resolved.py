@@ -53,7 +53,7 @@ def from_dict(
     problems += guard.check(dict(data), where)
     raise_all(problems)
     node = OmegaConf.structured(schema)
-    for key, value in _flatten(schema, data):
+    for key, value in flat(schema, data):
         problems += [] if key in anew else assign(node, schema, key, value, where)
     for key, value in parsed:
         problems += assign(node, schema, key, value, merge=True)
@@ -158,7 +158,7 @@ def _takes_arguments(group: str) -> bool:
 
 def settings(cfg: Any) -> dict[str, Any]:
     """Every value of a configuration by its dotted key: `"env.id"`."""
-    return dict(_flatten(type(cfg), to_dict(cfg)))
+    return dict(flat(type(cfg), to_dict(cfg)))
 
 
 def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
@@ -176,12 +176,13 @@ def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping
     return Problem(f"there is no flag {name}", hint or "(--help lists flags and keys)")
 
 
-def _flatten(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested data as pairs of a dotted key and its value, which is a mapping where the schema does not fix its keys."""
     pairs: list[tuple[str, Any]] = []
     for name, value in data.items():
         key = prefix + name
         if key in branches(schema) and isinstance(value, Mapping):
-            pairs += _flatten(schema, value, key + ".")
+            pairs += flat(schema, value, key + ".")
         else:
             pairs.append((key, value))
     return pairs

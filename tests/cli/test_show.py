@@ -13,9 +13,11 @@ import yaml
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates
 from rlcli.cli.main import main
+from rlcli.config.compose import configure
 from rlcli.config.option import choices, leaves
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
+from rlcli.config.words import spell
 
 
 def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):
@@ -23,6 +25,27 @@ def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):
     data = yaml.safe_load(out)
     assert code == 0 and list(data)[:4] == ["seed", "total_frames", "threads", "recipe"]
     assert data["run"]["dir"] == "a/CartPole-v1" and data["memory"]["next_obs"] == "full" and "hydra" not in data
+
+
+@pytest.mark.parametrize("name", ["runs/mine", "."])
+def test_the_folder_that_hydra_was_asked_for_is_shown_as_it_will_be(rlcli, started, tmp_path, name):
+    assert f"  dir: {name}\n" in rlcli(f"show hydra.run.dir={name}")[1]
+    why = rlcli(f"show hydra.run.dir={name} --why")[1]
+    assert re.search(rf"^run.dir={re.escape(spell(name))} +# command line$", why, re.M)
+    assert rlcli(f"train hydra.run.dir={name}")[0] == 0 and started[0][1][0].run.dir == name
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "placed.yaml").write_text("hydra: {run: {dir: runs/theirs}}")
+    assert re.search("^run.dir=runs/theirs +# recipe placed$", rlcli("show recipe=placed --why")[1], re.M)
+
+
+def test_every_value_of_why_can_be_typed(tmp_path, capsys):
+    assert main(["show", "--why", "env.kwargs={a:'b, c',d:'1'}", "run.dir='a #b'", "policy.hidden=[8,8]"]) == 0
+    texts = [
+        line.rpartition(" # ")[0].strip() for line in capsys.readouterr().out.splitlines() if "not read" not in line
+    ]
+    words = [text for text in texts if ".kind=" not in text and not text.startswith("recipe=")]
+    cfg = configure("train", words)
+    assert (cfg.env.kwargs, cfg.run.dir, cfg.policy.hidden) == ({"a": "b, c", "d": "1"}, "a #b", [8, 8])
 
 
 def test_cfg_of_one_package(rlcli):

@@ -211,6 +211,63 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
     assert "Error executing" not in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "hydra.sweep.dir=q hydra.sweep.subdir=x",
+        "hydra.sweep.dir=q run.dir=q",
+        "run.dir=z_${env.id}",
+        "run.dir=z",
+        "recipe=fixed",
+    ],
+)
+def test_a_sweep_whose_jobs_would_have_one_folder_is_refused_before_the_first(rlcli, started, tmp_path, words):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "fixed.yaml").write_text("run: {dir: runs/fixed}")
+    code, _, err = rlcli(f"train -m seed=1,2,3 {words}")
+    assert (code, started) == (2, []) and "jobs 0 and 1 would have one folder" in err
+    assert rlcli(f"train -m seed=1 {words}")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["z_${seed}", "z_${hydra:job.num}", "${hydra:runtime.output_dir}/x", "null"])
+def test_jobs_have_the_folders_that_they_are_given_one_by_one(rlcli, started, tmp_path, name):
+    code, _, err = rlcli(f"train -m seed=0,1 run.dir={name} hydra.sweep.dir=sw")
+    folders = [os.path.abspath(cfg.run.dir) for _, (cfg, _), _ in started]
+    wanted = {"${hydra:runtime.output_dir}/x": ["sw/0/x", "sw/1/x"], "null": ["sw/0", "sw/1"]}
+    assert code == 0 and folders == [str(tmp_path / path) for path in wanted.get(name, ["z_0", "z_1"])], err
+
+
+def test_the_folder_of_one_run_is_none_of_a_sweep(rlcli, started):
+    code, _, err = rlcli("train -m seed=1,2 hydra.run.dir=x")
+    assert (code, started) == (2, []) and "hydra.run.dir is the folder of one run; use hydra.sweep.dir=..." in err
+
+
+def test_a_job_whose_folder_another_run_has_is_no_run_of_the_sweep(rlcli, started, monkeypatch, tmp_path):
+    def train(cfg, overrides):
+        raise EnvError("the run folder exists")
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    (tmp_path / "sw" / "1").mkdir(parents=True)
+    (tmp_path / "sw" / "1" / "run.json").write_text("{}")
+    code, out, _ = rlcli("train -m seed=1,2 hydra.sweep.dir=sw")
+    assert code == 3 and "sw/1" not in out and "over" not in out
+
+
+def test_what_a_recipe_sweeps_over_may_be_nested_and_any_value(rlcli, started, tmp_path):
+    (tmp_path / "recipes").mkdir()
+    swept = "{env: {num: '1,2', kwargs: {a: 3}}, policy.hidden: [8], run.eval_every: null}"
+    (tmp_path / "recipes" / "nested.yaml").write_text(f"hydra: {{sweeper: {{params: {swept}}}}}")
+    assert rlcli("train -m recipe=nested")[0] == 0
+    made = [(cfg.env.num, cfg.env.kwargs, cfg.policy.hidden, cfg.run.eval_every) for _, (cfg, _), _ in started]
+    assert made == [(1, {"a": 3}, [8], None), (2, {"a": 3}, [8], None)]
+
+
+def test_the_rest_of_a_sweep_goes_into_a_folder_that_can_be_typed():
+    (line,) = list(left_over("train", checked_of(["seed=1,2", "hydra.sweep.dir='my sweeps/'"]), 1))[-1:]
+    assert shlex.split(line)[4:] == ["hydra.sweep.dir='my sweeps/rest_1_0'"]
+    assert checked_of(shlex.split(line)[4:])[0].values == ("my sweeps/rest_1_0",)
+
+
 def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
     ended = {
         "a": {"status": "done", "evaluation": {"mean_return": 1.0}},

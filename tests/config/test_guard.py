@@ -111,7 +111,7 @@ def test_the_same_recipe_without_the_payload_is_accepted(trap):
         "hydra: {sweep: {dir: 'runs/x/${now:%H-%M}'}, sweeper: {params: {seed: 'range(0,3)', optim.lr: '1,2'}}}"
     )
     assert compose.configure("train", ["recipe=good"]).run.dir == "runs/a/0"
-    compose.plan("train", ["recipe=good"], multirun=True)
+    compose.plan("train", ["recipe=good", "run.dir=null"], multirun=True)
 
 
 OUTSIDE = (
@@ -182,7 +182,7 @@ def test_a_text_with_parentheses_is_a_text(trap):
     )
     cfg = compose.configure("train", ["recipe=copy"])
     assert (cfg.run.dir, cfg.env.kwargs) == ("runs/a (copy)", {"x": "trapped.run(1)"})
-    swept = compose.plan("train", ["recipe=copy"], multirun=True).sweep
+    swept = compose.plan("train", ["recipe=copy", "run.dir=null"], multirun=True).sweep
     assert [item.values for item in swept if item.key == "env.kwargs.y"] == [("a (b)", "c)")]
     assert from_dict("train", {"run": {"dir": "a (copy)"}}).run.dir == "a (copy)"
     assert from_dict("train", {}, ['storage.scratch_dir="a (copy)"']).storage.scratch_dir == "a (copy)"
