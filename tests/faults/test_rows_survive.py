@@ -558,3 +558,89 @@ def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
     journal.write_text(f"{digest_of(b'', line.encode())} {line}\n")
     with pytest.raises(DamagedDataError, match="another version"):
         begin(tmp_path / "rows")
+
+
+# ---- forks ---------------------------------------------------------------------------------------------------------
+def in_a_child(work):
+    """The answer of `work()` in a forked child, or what it raised."""
+
+    def report_it(report):
+        try:
+            report(work())
+        except Exception as error:
+            report(f"{type(error).__name__}: {error}")
+
+    code, (answer,) = run_and_die(report_it)
+    assert code == 0
+    return answer
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_forked_child_reads_the_rows_and_is_not_a_second_writer_of_them(tmp_path, kept):
+    storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "rows" if kept else None, commit_seconds=0.0)
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(TensorDict({"a": torch.arange(10)}, [10]))
+    assert in_a_child(lambda: rb[:]["a"].tolist()) == list(range(10))
+    for write in (lambda: rb.extend(TensorDict({"a": torch.zeros(10).long()}, [10])), lambda: rb.ring.overwrite(
+        np.array([3]), TensorDict({"a": torch.zeros(1).long()}, [1])
+    )):  # fmt: skip
+        said = in_a_child(write)
+        assert "a forked process cannot write these rows" in said and f"process {os.getpid()} does" in said
+
+    def begin_anew():
+        rb.empty(fields=True)
+        if not kept:
+            rb.extend(TensorDict({"b": torch.ones(5)}, [5]))
+        rb.close()
+
+    assert in_a_child(rb.close) is None and in_a_child(begin_anew) is None
+    rb.extend(TensorDict({"a": torch.arange(10, 20)}, [10]))
+    assert rb[:]["a"].tolist() == list(range(20))
+    rb.close()
+    if kept:
+        back = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", resume=True))
+        assert back[:]["a"].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_forked_child_does_not_keep_the_folder_of_a_killed_writer(tmp_path, collected):
+    from rlcli.data import SegmentWriter
+
+    def begin_there(resume):
+        if collected:
+            return SegmentWriter(tmp_path / "rows", resume=resume)
+        return ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", resume=resume))
+
+    def write_and_die(report):
+        writer = begin_there(False)
+        (writer.append if collected else writer.extend)(TensorDict({"a": torch.arange(10)[None]}, [1, 10]))
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        report(child)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        write_and_die(lambda child: os.write(writer, child.to_bytes(8, "little")))
+    child = int.from_bytes(os.read(reader, 8), "little")
+    os.waitpid(pid, 0)
+    os.close(reader), os.close(writer)
+    try:
+        begin_there(True).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_does_not_collect_into_the_folder_of_its_parent(tmp_path):
+    from rlcli.data import SegmentWriter, open_segments
+
+    with SegmentWriter(tmp_path / "rows") as writer:
+        writer.append(TensorDict({"a": torch.arange(10)[None]}, [1, 10]))
+        said = in_a_child(lambda: writer.append(TensorDict({"a": torch.arange(10)[None]}, [1, 10])))
+        assert "this process does not write here" in said and f"process {os.getpid()} does" in said
+        assert in_a_child(writer.close) is None
+        writer.append(TensorDict({"a": torch.arange(10, 20)[None]}, [1, 10]))
+    assert torch.cat([batch["a"] for batch in open_segments(tmp_path / "rows")], 1).tolist() == [list(range(20))]

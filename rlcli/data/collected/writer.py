@@ -109,6 +109,7 @@ class SegmentWriter:
         ResourceError
             The disk refuses. What was acknowledged before is still there, and the writer can be used again.
         """
+        self._journal.need_held()
         layout = layout_of(batch)
         if self._layout is not None and layout != self._layout:
             raise ArgumentError(

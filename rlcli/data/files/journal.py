@@ -9,7 +9,7 @@ that does not fit its checksum is damage and is refused.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import warnings
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.data.files.disk import Disk, digest_of
+from rlcli.data.files.lock import ProcessLock
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed
 
@@ -157,10 +158,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        self.path, self.disk = path, disk
-        self._fd = disk.open_to_append(path)
+        self.path, self.disk, self._pid = path, disk, os.getpid()
+        self._lock = self._locked(path)
         try:
-            self._lock()
             if self._beside.exists():
                 disk.remove(self._beside)  # of a `replace` that a crash ended
             found = scan(path)
@@ -169,38 +169,55 @@ class Journal:
                     f"{path}: the last {found.torn} bytes are a record that was never finished; they are cut",
                     stacklevel=3,
                 )
-                disk.cut(self._fd, path, found.end)
+                disk.cut(self._lock.fd, path, found.end)
         except BaseException:
-            os.close(self._fd)
+            self._lock.drop()
             raise
         self.end = End(found.end, len(found.offsets), found.digest)
-        self._next: tuple[int, End] | None = None  # the file that is about to take the name, see `replace`
+        self._next: tuple[ProcessLock, End] | None = None  # the file that is about to take the name, see `replace`
         self._named = True  # the file's name is durable, or was made so by who made the file
 
-    def _lock(self) -> None:
-        """Be the only writer of the file that has the name now."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine, named = os.fstat(self._fd), self.path.stat()
-            if (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino):
-                return
-        except BlockingIOError:
-            pass
+    def _locked(self, path: Path) -> ProcessLock:
+        """A file open to append; who has it is the only writer of the file that has the name now."""
+        with contextlib.suppress(BlockingIOError):
+            lock = ProcessLock(self.disk.open_to_append(path))
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fd), path.stat()):
+                    return lock
+            lock.drop()
         raise ResourceError(
             "another process is writing here",
-            where=str(self.path),
+            where=str(path),
             fix="Wait for it, or choose another folder.",
         )
 
+    def need_held(self) -> None:
+        """Refuse to write where this process does not hold the file.
+
+        Raises
+        ------
+        ResourceError
+            It is a forked child of the process that does, or has closed it.
+        """
+        if not self._lock.held:
+            forked = os.getpid() != self._pid
+            raise ResourceError(
+                "this process does not write here",
+                where=str(self.path),
+                why=f"process {self._pid} does, from which it was forked" if forked else "it was closed",
+                fix="Write in that process, or to another folder." if forked else "Open it again (resume=True).",
+            )
+
     def append(self, *new: Record) -> None:
         """Add records with one write; they are durable on return, and gone if anything is raised."""
+        self.need_held()
         self._settle()
         data, digest = _lines(new, self.end.digest)
         end = End(self.end.size + len(data), self.end.records + len(new), digest)
         if not self._named:
             self.disk.sync_folder(self.path.parent)
             self._named = True
-        self.disk.append(self._fd, self.path, data)
+        self.disk.append(self._lock.fd, self.path, data)
         self.end = end
 
     def take_back(self, end: End) -> None:
@@ -227,9 +244,7 @@ class Journal:
         if self._beside.exists():
             self.disk.remove(self._beside)
         self.disk.write_file(self._beside, [data])
-        fd = self.disk.open_to_append(self._beside)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        self._next = fd, End(len(data), len(new), digest)
+        self._next = self._locked(self._beside), End(len(data), len(new), digest)
         try:
             self._named = False  # after a power cut the name may be the old file's again
             self.disk.rename(self._beside, self.path)
@@ -242,11 +257,11 @@ class Journal:
         if self._next is not None:
             (left, end), renamed = self._next, not self._beside.exists()
             if renamed:
-                left, self._fd, self.end = self._fd, left, end
+                left, self._lock, self.end = self._lock, left, end
             self._next = None
-            os.close(left)
-        if os.fstat(self._fd).st_size > self.end.size:
-            self.disk.cut(self._fd, self.path, self.end.size)
+            left.drop()
+        if os.fstat(self._lock.fd).st_size > self.end.size:
+            self.disk.cut(self._lock.fd, self.path, self.end.size)
 
     @property
     def size(self) -> int:
@@ -264,13 +279,12 @@ class Journal:
 
     @property
     def closed(self) -> bool:
-        return self._fd < 0
+        """Whether this process writes it no more."""
+        return not self._lock.held
 
     def close(self) -> None:
         """Let other processes write; does nothing when that was done."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._lock.drop()
 
 
 def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from rlcli.data.fields import listed_fields, read_fields
+from rlcli.data.files.lock import ProcessLock
 from rlcli.data.files.tensors import map_file
 from rlcli.data.ring.layout import Layout
 from rlcli.data.ring.ring import Ring
@@ -57,7 +58,7 @@ class ScratchFolder:
         sweep(above)
         self.path = above / f"rlcli-rows-{_RUN}-{os.getpid()}-{next(_counted)}"
         self.path.mkdir(mode=0o700)
-        lock = ProcessLock(self.path / OWNER)
+        lock = hold(self.path / OWNER)
         self.remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
 
@@ -97,47 +98,34 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
     if os.getpid() == owner:  # a forked child has a copy of everything, this too
         with contextlib.suppress(OSError):
             shutil.rmtree(path)
-        lock.release()
+        let_go(lock)
 
 
 # ---- who is there ----------------------------------------------------------------------------------------------
-class ProcessLock:
-    """A file that one process holds, from the beginning.
-
-    Parameters
-    ----------
-    path : Path
-        Of the file, which is made if it is not there.
+def hold(path: Path) -> ProcessLock:
+    """Hold a file from now on, which is made if it is not there; for people this process's pid is written into it.
 
     Raises
     ------
     BlockingIOError
         Somebody holds it (`holder`), perhaps this process itself.
     """
+    lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        os.ftruncate(lock.fd, 0)
+        os.pwrite(lock.fd, str(os.getpid()).encode(), 0)
+    except BaseException:
+        lock.drop()
+        raise
+    return lock
 
-    def __init__(self, path: Path) -> None:
-        self._fd = fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._close = weakref.finalize(self, os.close, fd)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)  # for people; the lock decides
-        except OSError:
-            self._close()
-            raise
-        _held.add(self)
 
-    def release(self) -> None:
-        """Let another process have it."""
-        if self._close.alive:
-            with contextlib.suppress(OSError):  # a full disk; the lock goes all the same
-                os.ftruncate(self._fd, 0)
-            self.drop()
-
-    def drop(self) -> None:
-        """Close the file, and nothing else: in a forked child the parent still holds it."""
-        _held.discard(self)
-        self._close()
+def let_go(lock: ProcessLock) -> None:
+    """Let another process have it; does nothing when that was done."""
+    if lock.held:
+        with contextlib.suppress(OSError):  # a full disk; the lock goes all the same
+            os.ftruncate(lock.fd, 0)
+        lock.drop()
 
 
 def holder(path: Path) -> int | None:
@@ -157,17 +145,6 @@ def is_free(path: Path) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-_held: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
-
-
-def _drop_in_child() -> None:
-    for lock in list(_held):
-        lock.drop()
-
-
-os.register_at_fork(after_in_child=_drop_in_child)
 
 
 LAYOUT, WORDS = "layout.json", "words"

@@ -17,9 +17,10 @@ from tensordict import TensorDictBase
 
 from rlcli.data.fields import columns_of
 from rlcli.data.files.disk import Disk
+from rlcli.data.files.lock import ProcessLock
 from rlcli.data.next_obs.sparse import is_sparse
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.region import LAYOUT, Place, ProcessLock, Region, gone, holder
+from rlcli.data.shared.region import LAYOUT, Place, Region, gone, hold, holder, let_go
 from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
 from rlcli.keys import Key, show, under_next
@@ -145,7 +146,7 @@ class RegionWriter:
 
     def _let_go(self) -> None:
         if self._lock is not None:
-            self._lock.release()
+            let_go(self._lock)
         self._lock = self._region = self._ring = None
 
     def __enter__(self) -> RegionWriter:
@@ -160,7 +161,7 @@ class RegionWriter:
 
 def _lock(folder: Path) -> ProcessLock:
     try:
-        return ProcessLock(folder / LOCK)
+        return hold(folder / LOCK)
     except BlockingIOError as error:
         pid = holder(folder / LOCK)
         raise ResourceError(

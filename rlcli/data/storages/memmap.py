@@ -94,10 +94,7 @@ class LazyMemmapStorage(Storage):
     ) -> None:
         super().__init__(max_size, ndim=ndim, device=device)
         self.kept = scratch_dir is not None
-        self.folder = Path(scratch_dir) if scratch_dir is not None else Path(tempfile.mkdtemp(prefix="rlcli-rows-"))
-        self.where = str(self.folder)
-        if not self.kept:
-            self._folder_goes = weakref.finalize(self, _remove_empty, self.folder)
+        self._use_folder(scratch_dir)
         self.disk, self.commit_seconds = disk or Disk(), commit_seconds
         self._journal: RowJournal | None = None
         self._forget()
@@ -110,12 +107,39 @@ class LazyMemmapStorage(Storage):
                 )
             self._open()
 
+    def _use_folder(self, folder: Path | str | None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rlcli-rows-")) if folder is None else Path(folder)
+        self.where = str(self.folder)
+        if folder is None:
+            self._folder_goes = weakref.finalize(self, _remove_empty, self.folder, os.getpid())
+
     def _forget(self) -> None:
         self.fields, self.capacity = {}, self.max_size
         self.first = self.total = self.acknowledged = 0
         self._table = SegmentTable({}, 1, 0)
         self._unnamed: list[Path] = []  # files of rows that are not needed any more
         self._settled = time.monotonic()
+        self._pid = os.getpid()
+
+    @property
+    def _forked(self) -> bool:
+        """Whether the rows are those of the process that this one was forked from, which may write them still."""
+        return self._pid != os.getpid()
+
+    def need_writable(self) -> None:
+        """Refuse to write in a forked child: it has the same files mapped as its parent.
+
+        Raises
+        ------
+        ResourceError
+        """
+        if self._forked and self.fields:
+            raise ResourceError(
+                "a forked process cannot write these rows",
+                where=self.where,
+                why=f"process {self._pid} does, and both would write into the same files",
+                fix="Write them there, or make another buffer in this process.",
+            )
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         if self.fields:
@@ -127,6 +151,9 @@ class LazyMemmapStorage(Storage):
                 why=f"{self.total - self.first} rows of an earlier process",
                 fix="Go on with them (resume(buffer.ring)), or empty the buffer.",
             )
+        if self._forked:
+            self.clear()
+            self._use_folder(self.folder if self.kept else None)
         self._take_files_away()  # where the disk refused that when the rows were given up
         row_bytes = sum(field.width for field in fields.values())
         self._lay_out(fields, capacity, rows_for(row_bytes, capacity))
@@ -137,14 +164,10 @@ class LazyMemmapStorage(Storage):
             self.disk.require(here, disk_need(row_bytes, capacity, kept=self.kept))
             if self.kept:
                 header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
-                self._hold(RowJournal(self.folder, self.disk, header))
+                self._journal = RowJournal(self.folder, self.disk, header)
         except BaseException:
             self._forget()
             raise
-
-    def _hold(self, journal: RowJournal) -> None:
-        self._journal = journal
-        weakref.finalize(self, journal.abandon)  # the folder is free when this storage is gone
 
     def _lay_out(self, fields: Mapping[Key, Field], capacity: int, rows: int) -> None:
         self.fields, self.capacity = dict(fields), capacity
@@ -153,6 +176,7 @@ class LazyMemmapStorage(Storage):
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
+        self.need_writable()
         count = len(next(iter(columns.values())))
         if self.total == self.first:  # nothing is stored yet: begin where the owner begins
             self.first = self.total = self.acknowledged = number
@@ -196,6 +220,7 @@ class LazyMemmapStorage(Storage):
         self._table.scatter(numbers, columns)
 
     def _make_ready(self, numbers: np.ndarray) -> None:
+        self.need_writable()
         self._take_away()
         for number in np.unique(numbers[numbers < self.acknowledged] // self.segment_rows).tolist():
             if self._journal is not None and self._journal.names(number, self._table.segments[number].version):
@@ -217,6 +242,7 @@ class LazyMemmapStorage(Storage):
         state: State | None = None,
     ) -> None:  # fmt: skip
         """See `Storage.exchange`: all columns are written to new files, and one record switches to them."""
+        self.need_writable()
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
         new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
         gone, mark = self._unnamed + self._files_before(math.inf), self._mark
@@ -270,6 +296,7 @@ class LazyMemmapStorage(Storage):
         """Acknowledge all that was written; drop the segments that nobody needs any more."""
         if not self.fields:
             return
+        self.need_writable()
         first = max(self.first, self.total - self.capacity)
         gone, mark = self._unnamed + self._files_before(first), self._mark
         try:
@@ -339,7 +366,7 @@ class LazyMemmapStorage(Storage):
             said = journal.committed
             if not said.pieces and not said.state:  # a crash before the first commit: nothing to go on with
                 self._set_aside(said)
-                self._hold(journal)
+                self._journal = journal
                 self.clear()
                 return
             check_same(said.header, self.folder / JOURNAL, max_size=self.max_size, ndim=self.ndim)
@@ -356,7 +383,7 @@ class LazyMemmapStorage(Storage):
             journal.abandon()
             self._forget()
             raise
-        self._hold(journal)
+        self._journal = journal
 
     def _sweep(self, said: Committed) -> None:
         """Files that no commit names: a commit takes those away that it replaced, and a crash leaves its own."""
@@ -388,6 +415,8 @@ class LazyMemmapStorage(Storage):
         """Give the disk back and forget the fields."""
         if self._taken_over:
             return
+        if self._forked:
+            self._journal = None  # of the process that goes on with these files
         self._forget()
         self._take_files_away()
 
@@ -404,11 +433,11 @@ class LazyMemmapStorage(Storage):
         self._journal = None
 
     def close(self, state: State | None = None) -> None:
-        """Commit, and let another process go on with the folder; once."""
-        if self._journal is not None:
+        """Commit, and let another process go on with the folder; once. In a forked child nothing changes there."""
+        if self._journal is not None and not self._forked:
             self.commit(state)
             self._journal.close()
-            self._journal = None
+        self._journal = None
         self._forget()
 
     @property
@@ -437,6 +466,7 @@ def _spare(rows: int, capacity: int, *, kept: bool) -> int:
     return max(rows, capacity // 8) if kept else rows
 
 
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
+def _remove_empty(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has a copy of everything, this too
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)

@@ -1,0 +1,56 @@
+"""Who writes a file: one process at a time, and never a forked child beside its parent.
+
+The kernel drops a lock when the process that holds it ends, in whatever way. A forked child shares what its parent has
+open, locks too, which would outlive the parent: so it closes its copy at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+
+
+class ProcessLock:
+    """An open file that this process alone holds; nobody ever waits for it.
+
+    Parameters
+    ----------
+    fd : int
+        Of the file; closed when the lock is let go, or if somebody holds it.
+
+    Raises
+    ------
+    BlockingIOError
+        Somebody holds it, perhaps this process itself.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self._close = fd, weakref.finalize(self, os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            self._close()
+            raise
+        _held.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it; in a forked child its parent does."""
+        return self._close.alive
+
+    def drop(self) -> None:
+        """Let go of it; once."""
+        _held.discard(self)
+        self._close()
+
+
+_held: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for lock in list(_held):
+        lock.drop()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
