@@ -141,6 +141,13 @@ class LazyMemmapStorage(Storage):
                 fix="Write them there, or make another buffer in this process.",
             )
 
+    def _need_declared(self) -> None:
+        if not self.fields:
+            raise ArgumentError(
+                "the storage holds no rows", where=self.where, why="it was closed, or nothing was stored yet",
+                fix="Make a new one; with resume=True it goes on with what the folder holds.",
+            )  # fmt: skip
+
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         if self.fields:
             if self._taken_over and self.fields == dict(fields) and self.capacity == capacity:
@@ -176,6 +183,7 @@ class LazyMemmapStorage(Storage):
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:
+        self._need_declared()
         self.need_writable()
         count = len(next(iter(columns.values())))
         if self.total == self.first:  # nothing is stored yet: begin where the owner begins
@@ -293,10 +301,30 @@ class LazyMemmapStorage(Storage):
         return waited >= self.commit_seconds or self.total + count - self.acknowledged >= self._spare
 
     def commit(self, state: State | None = None) -> None:
-        """Acknowledge all that was written; drop the segments that nobody needs any more."""
+        """Acknowledge all that was written; drop the segments that nobody needs any more.
+
+        Parameters
+        ----------
+        state : callable, optional
+            By default that of the buffer whose rows these are.
+
+        Raises
+        ------
+        ResourceError
+            The disk refuses, or this is a forked child.
+        ArgumentError
+            The rows are those of a ring in no buffer, which has to give its state.
+        """
         if not self.fields:
             return
         self.need_writable()
+        state = self._owners_state() if state is None else state
+        if state is None and self._journal is not None and self._journal.committed.state is not None:
+            raise ArgumentError(
+                "rows are committed with the state of what holds them, or nobody could go on with them",
+                where=self.where,
+                fix="Pass it: storage.commit(ring.content).",
+            )
         first = max(self.first, self.total - self.capacity)
         gone, mark = self._unnamed + self._files_before(first), self._mark
         try:
@@ -403,6 +431,7 @@ class LazyMemmapStorage(Storage):
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        self._need_declared()
         out = self._table.gather(self._numbers(rows), keys)
         if out is None:
             raise ArgumentError("a row was never written", why=f"{self.total - self.first} steps are stored")

@@ -142,6 +142,11 @@ class Storage(ABC):
         """Hold this ring's rows alone from now on, as long as it lives; None: anybody's."""
         self._bound = None if ring is None else weakref.ref(ring)
 
+    def _owners_state(self) -> State | None:
+        """That of the ring whose rows these are, if one holds them."""
+        ring = None if self._bound is None else self._bound()
+        return ring.content if ring is not None and ring.storage is self else None
+
     # ---- what every storage has ----------------------------------------------------------------------------------
     @abstractmethod
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:

@@ -18,6 +18,7 @@ from rlcli.data import (
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
 )
+from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError, ResourceError
 
 CALLS = {
@@ -72,6 +73,35 @@ def test_rows_on_disk_are_committed_and_come_back(tmp_path):
         held = rb[:]
     with ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, resume=True)) as rb:
         assert len(rb) == 10 and torch.equal(rb[:]["observation"], held["observation"])
+
+
+@pytest.mark.parametrize("name", ["commit", "close"])
+def test_what_the_storage_alone_commits_comes_back_as_well(tmp_path, name):
+    rb = ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, commit_seconds=1e9))
+    for seed in range(3):
+        rb.extend(episodes([5, 5], first=seed))
+        held = rb[:]
+        getattr(rb.storage, name)()
+        if name == "close":
+            with pytest.raises(ArgumentError, match="it was closed"):
+                rb.extend(episodes([5, 5]))
+            with pytest.raises(ArgumentError, match="it was closed"):
+                rb[:]
+        else:
+            rb.storage._journal.abandon()  # as a killed process leaves it
+        rb = ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, resume=True, commit_seconds=1e9))
+        assert torch.equal(rb[:]["observation"], held["observation"])
+
+
+def test_a_storage_without_its_state_is_not_committed(tmp_path):
+    storage = LazyMemmapStorage(20, scratch_dir=tmp_path, commit_seconds=0.0)
+    ring = Ring(storage)
+    ring.extend(episodes([5, 5]))
+    for call in (storage.commit, storage.close):
+        with pytest.raises(ArgumentError, match="committed with the state"):
+            call()
+    storage.close(ring.content)
+    assert len(ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, resume=True))) == 10
 
 
 def test_a_disk_that_refuses_leaves_it_open(tmp_path, monkeypatch):
