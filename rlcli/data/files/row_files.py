@@ -24,6 +24,7 @@ from torch import Tensor
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.sealed_folder import SealedFolders
+from rlcli.data.files.tensors import memory_of
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key
 from rlcli.typed import Check, Misfit, listed, optional, record, text, whole
@@ -170,15 +171,12 @@ class RowFiles:
         return file, Stamp(segment.nbytes, segment.checksum())
 
     def _written(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp]:
-        storage, chunks = self.storage, []
-        packed: list[int | None] = []
-        for key, column in storage.gather(np.arange(start, stop) % storage.capacity).items():
-            chunk: bytes | memoryview | None = storage.packed(key, column)
-            packed.append(None if chunk is None else len(chunk))
-            if chunk is None:
-                flat = column.cpu().contiguous().reshape(-1)
-                chunk = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""  # type: ignore[arg-type]
-            chunks.append(chunk)
+        storage = self.storage
+        found = storage.gather(np.arange(start, stop) % storage.capacity)
+        columns = [found[key] for key in storage.fields]  # in this order, whatever that of the storage is
+        frames = [storage.packed(key, column) for key, column in zip(storage.fields, columns, strict=True)]
+        packed = [None if frame is None else len(frame) for frame in frames]
+        chunks = [memory_of(c) if frame is None else frame for c, frame in zip(columns, frames, strict=True)]
         file = RowFile(_name(number), start, stop - start, 0, stop - start, packed)
         before = self._before.get(file.name)
         if before is not None and self._path is not None and before[0] == file:

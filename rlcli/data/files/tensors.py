@@ -60,7 +60,7 @@ def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
                 where=name,
                 fix=f"Use one of {', '.join(map(str, _NAMES))}",
             )
-        data = _bytes(tensor)
+        data = memory_of(tensor)
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -87,7 +87,8 @@ def decode(data: bytes, where: str) -> dict[str, Tensor]:
         raise DamagedDataError("not a whole safetensors file", where=where, why=str(error)) from error
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor as they stand in a file; not a copy where it lies so on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if not flat.numel():
         return memoryview(b"")  # an empty tensor may have stride 0, which no other dtype can view

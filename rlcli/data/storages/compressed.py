@@ -77,6 +77,8 @@ class CompressedStorage(Storage):
         state: State | None = None,
     ) -> None:  # fmt: skip
         """See `Storage.exchange`; frames that stay are not read."""
+        if self.changes(CompressedStorage):
+            return super().exchange(fields, kept, again, parts, state)
         made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
         exchange(self, made, fields, kept, again, parts)
         frames = self.frames | made.frames
@@ -125,8 +127,7 @@ class CompressedStorage(Storage):
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}
 
     def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
-        own = type(self).gather is not CompressedStorage.gather  # of a subclass: nobody knows what it changes
-        if own or key not in self.frames or self.device.type != "cpu":
+        if self.changes(CompressedStorage) or key not in self.frames or self.device.type != "cpu":
             return False
         self._check(rows)
         self.frames[key].read_to(rows, targets)

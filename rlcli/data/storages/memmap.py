@@ -37,6 +37,7 @@ from rlcli.data.storages.row_journal import (
     header_of,
     is_taken,
     named_files,
+    need_class,
     number_of,
     state_name,
     states,
@@ -141,6 +142,12 @@ class LazyMemmapStorage(Storage):
                 fix="Write them there, or make another buffer in this process.",
             )
 
+    @property
+    def _class(self) -> str | None:
+        """By which class alone the files can be read; None where it is this one."""
+        mine = type(self)
+        return f"{mine.__module__}.{mine.__qualname__}" if self.changes(LazyMemmapStorage) else None
+
     def _need_declared(self) -> None:
         if not self.fields:
             raise ArgumentError(
@@ -171,6 +178,7 @@ class LazyMemmapStorage(Storage):
             self.disk.require(here, disk_need(row_bytes, capacity, kept=self.kept))
             if self.kept:
                 header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
+                header |= {"storage": self._class} if self._class else {}
                 self._journal = RowJournal(self.folder, self.disk, header)
         except BaseException:
             self._forget()
@@ -249,8 +257,15 @@ class LazyMemmapStorage(Storage):
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
         state: State | None = None,
     ) -> None:  # fmt: skip
-        """See `Storage.exchange`: all columns are written to new files, and one record switches to them."""
+        """See `Storage.exchange`: all columns are written to new files, and one record switches to them.
+
+        Of a subclass with a `write` or a `gather` of its own rows are given up and written anew; should the process be
+        killed on the way, they are lost.
+        """
         self.need_writable()
+        if self.changes(LazyMemmapStorage):
+            super().exchange(fields, kept, again, parts, state)
+            return self.commit(state)
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
         new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
         gone, mark = self._unnamed + self._files_before(math.inf), self._mark
@@ -384,7 +399,8 @@ class LazyMemmapStorage(Storage):
         return self._table.rows
 
     def full_segments(self) -> dict[int, Segment]:
-        said = {} if self._journal is None else self._journal.committed.pieces
+        own = self._journal is None or self.changes(LazyMemmapStorage)
+        said = {} if own or self._journal is None else self._journal.committed.pieces
         here, rows = self._table.segments, self.segment_rows
         return {n: here[n] for n, (version, p) in said.items() if here[n].version == version and p[-1].stop == rows}
 
@@ -397,7 +413,9 @@ class LazyMemmapStorage(Storage):
                 self._journal = journal
                 self.clear()
                 return
-            check_same(said.header, self.folder / JOURNAL, max_size=self.max_size, ndim=self.ndim)
+            path = self.folder / JOURNAL
+            check_same(said.header, path, max_size=self.max_size, ndim=self.ndim)
+            need_class(said.header, path, self._class)
             self._lay_out(said.fields, said.header["capacity"], said.header["segment_rows"])
             self.first, self.total, self.acknowledged = said.first, said.to, said.to
             for path, segment, why in named_files(self.folder, said, self._table.layout):

@@ -24,12 +24,13 @@ from rlcli.data.files.journal import End, Journal, Record, records, scan
 from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
-from rlcli.typed import Misfit, anything, kinds, listed, optional, record, row, whole
+from rlcli.typed import Misfit, anything, kinds, listed, optional, record, row, text, whole
 
 JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 3
 SIZE = whole(1, 1 << 40)  # of a storage, in rows
 RECORDS = kinds(
     header=record(
+        {"storage": text()},
         kind=anything, format=anything, version=anything, number=whole(), max_size=SIZE, capacity=SIZE,
         ndim=whole(1, 64), segment_rows=SIZE, fields=check_fields,
     ),
@@ -321,6 +322,24 @@ def check_same(header: Mapping[str, Any], path: Path, **wanted: int) -> None:
             where=str(path),
             why="; ".join(other),
             fix="Give the same sizes, or choose another folder.",
+        )
+
+
+def need_class(header: Mapping[str, Any], path: Path, name: str | None = None) -> None:
+    """Refuse to read files through another class than the one that wrote them, if that has a way of its own.
+
+    Parameters
+    ----------
+    name : str, optional
+        That of the class, if it has a way of its own.
+    """
+    if (wrote := header.get("storage")) != name:
+        raise ArgumentError(
+            "these rows cannot be read so",
+            where=str(path),
+            why=f"{wrote or 'LazyMemmapStorage'} wrote them, and {name or 'they would be read as plain bytes'}"
+            + (" reads them otherwise" if name else ""),
+            fix="Go on with them in a storage of that class (resume=True).",
         )
 
 

@@ -66,6 +66,8 @@ class LazyTensorStorage(Storage):
         state: State | None = None,
     ) -> None:  # fmt: skip
         """See `Storage.exchange`: columns that come are made, part by part, beside those that go."""
+        if self.changes(LazyTensorStorage):
+            return super().exchange(fields, kept, again, parts, state)
         made = LazyTensorStorage(self.max_size)
         exchange(self, made, fields, kept, again, parts)
         self.take_in(fields, made)

@@ -33,7 +33,7 @@ from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.data.storages.mapped import MappedStorage, Part
-from rlcli.data.storages.row_journal import JOURNAL, Committed, check_rows, state_name
+from rlcli.data.storages.row_journal import JOURNAL, Committed, check_rows, need_class, state_name
 from rlcli.data.storages.segment import SegmentLayout, name_of
 from rlcli.data.stored.place import CHECKPOINT, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
@@ -147,6 +147,7 @@ def open_rows(path: Path) -> MappedStorage:
             fix="Load a dump.",
         )
     header, fields = said.header, said.fields
+    need_class(header, path / JOURNAL)
     layout = SegmentLayout.of(fields, header["segment_rows"])
     parts = []
     for number, (version, pieces) in sorted(said.pieces.items()):

@@ -9,9 +9,11 @@ import pytest
 import torch
 from episodes import episodes
 from rows_of import columns, fields, live, same, steps
+from tensordict import TensorDict
 
 from rlcli.data import (
     CompressedStorage,
+    LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
@@ -63,6 +65,13 @@ def filled(storage, **options):
     return ring
 
 
+class BackwardsStorage(ZippedStorage):
+    """Gives its columns in an order of its own."""
+
+    def gather(self, rows, keys=None):
+        return dict(reversed(super().gather(rows, keys).items()))
+
+
 OPTIONS = {
     "full": {"next_obs": "full"},
     "exact": {"next_obs": "exact"},
@@ -108,14 +117,15 @@ def test_a_layout_that_cannot_be_written_leaves_the_rows_as_they_were():
     assert same(storage.gather(np.arange(10, 35) % 30), {key: columns(25, 0)[key] for key in other})
 
 
+@pytest.mark.parametrize("kind", [ZippedStorage, BackwardsStorage])
 @pytest.mark.parametrize("sampler", [None, SliceSampler(slice_len=4, seed=1), PrioritizedSampler(40, 0.7, 0.9, seed=1)])
-def test_a_buffer_samples_saves_and_loads_over_it(tmp_path, sampler):
+def test_a_buffer_samples_saves_and_loads_over_it(tmp_path, sampler, kind):
     def buffer(storage):
         from copy import deepcopy
 
         return ReplayBuffer(storage=storage(40, ndim=2), sampler=deepcopy(sampler), batch_size=8, next_obs="exact")
 
-    own, plain = buffer(ZippedStorage), buffer(LazyTensorStorage)
+    own, plain = buffer(kind), buffer(LazyTensorStorage)
     for rb in (own, plain):
         rb.sampler.set_seed(3)
         for seed in range(6):
@@ -124,12 +134,12 @@ def test_a_buffer_samples_saves_and_loads_over_it(tmp_path, sampler):
         a, b = own.sample(), plain.sample()
         assert all(torch.equal(a[key], b[key]) for key in b.keys(True, True))
     own.dumps(tmp_path)
-    again = buffer(ZippedStorage)
+    again = buffer(kind)
     again.loads(tmp_path)
     assert same(live(again.ring), live(own.ring))
     opened = open_buffer(tmp_path)
     assert same(live(opened.ring), live(own.ring))
-    copied = buffer(ZippedStorage)
+    copied = buffer(kind)
     copied.load_state_dict(own.state_dict())
     assert same(live(copied.ring), live(own.ring))
     own.close()
@@ -210,3 +220,76 @@ def test_columns_whose_rows_lie_apart_are_marked_and_followed_alike(next_obs, co
         rb.extend(episodes([7, 9, 12]))
         samples.append([rb.sample() for _ in range(5)])
     assert all((a == b).all() for a, b in zip(*samples, strict=True))
+
+
+# ---- one of ours that writes and reads otherwise -------------------------------------------------------------------
+def flipped(columns):
+    return {k: (c.contiguous().view(torch.uint8) ^ 0xAA).view(c.dtype) for k, c in columns.items()}
+
+
+def enciphered(base):
+    class Enciphered(base):
+        def write(self, number, columns):
+            super().write(number, flipped(columns))
+
+        def scatter(self, rows, columns):
+            super().scatter(rows, flipped(columns))
+
+        def gather(self, rows, keys=None):
+            return flipped(super().gather(rows, keys))
+
+    return Enciphered
+
+
+Memory, Compressed, Disk = map(enciphered, (LazyTensorStorage, CompressedStorage, LazyMemmapStorage))
+
+
+def counted(first, count=50, largest=0):
+    wide = (torch.arange(first, first + count)[:, None] % 251).to(torch.uint8).expand(-1, 2048).contiguous()
+    rows = TensorDict({"pixels": wide, "count": torch.arange(first, first + count) % 100 + largest}, [count])
+    return rows.set("number", torch.arange(first, first + count).float())
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("kind", ["memory", "compressed", "temporary", "kept"])
+def test_what_it_writes_is_read_back_by_itself_wherever_the_rows_go(tmp_path, kind, codes):
+    made = {"memory": Memory, "compressed": Compressed, "temporary": Disk, "kept": Disk}[kind]
+
+    def storage(name, **options):
+        folder = {"scratch_dir": tmp_path / name, "commit_seconds": 0.0} if kind == "kept" else {}
+        return made(400, **folder, **options)
+
+    def read(rb):
+        rows = rb[:]
+        found = rows["number"].long()
+        order = found.sort().indices
+        assert torch.equal(rows["pixels"][:, 0].long(), found % 251)
+        return found[order].tolist(), (rows["count"] - found % 100)[order].tolist()
+
+    rb = ReplayBuffer(storage=storage("rows"), codes=codes)
+    for first in range(0, 250, 50):
+        rb.extend(counted(first))
+    rb.extend(counted(250, largest=10**6))  # laid out anew, where codes are used
+    rb[[3]] = counted(3, 1)
+    wanted = [*range(300)], [0] * 250 + [10**6] * 50
+    assert read(rb) == wanted
+    rb.dumps(tmp_path / "dump")
+    for other in (storage("again"), LazyTensorStorage(400)):
+        again = ReplayBuffer(storage=other)
+        again.loads(tmp_path / "dump")
+        assert read(again) == wanted
+    assert read(open_buffer(tmp_path / "dump")) == wanted
+    rb.close()
+    if kind == "kept":
+        for wrong in (
+            lambda: open_buffer(tmp_path / "rows"),
+            lambda: LazyMemmapStorage(400, scratch_dir=tmp_path / "rows", resume=True),
+        ):
+            with pytest.raises(ArgumentError, match=r"test_own_storage.*Enciphered wrote them.*of that class"):
+                wrong()
+        assert read(ReplayBuffer(storage=storage("rows", resume=True))) == wanted
+        ReplayBuffer(storage=LazyMemmapStorage(9, scratch_dir=tmp_path / "plain", commit_seconds=0.0)).extend(
+            counted(0, 9)
+        )
+        with pytest.raises(ArgumentError, match=r"Enciphered reads them otherwise"):
+            Disk(9, scratch_dir=tmp_path / "plain", resume=True)
