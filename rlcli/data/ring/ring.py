@@ -306,6 +306,8 @@ class Ring:
     def _whole_write(self, count: int, rows: np.ndarray | None = None) -> Iterator[None]:
         """Write in here; a commit that is due follows. What is raised, by either, leaves the ring as it was.
 
+        In memory a Ctrl-C comes before the write, or after it.
+
         Parameters
         ----------
         count : int

@@ -8,8 +8,11 @@ before anything is written over.
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,28 +57,29 @@ def write(
     ids, ends = contents.layout.markers.read(columns, count)
     packed = contents.packing.pack(columns, contents.first, len(contents), contents.encoded)
     form, where = pairs.point(columns, given, count)
-    for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
-        stop = min(start + space.steps, length)
-        base, cursor = contents.index.base, contents.index.cursor
-        new_base = space.base(cursor + stop - start)
-        piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
-        with room_for(count):  # all of it before anything is written over
-            promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
+    with uninterrupted():
+        for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
+            stop = min(start + space.steps, length)
+            base, cursor = contents.index.base, contents.index.cursor
+            new_base = space.base(cursor + stop - start)
+            piece = (pairs.table, form, where, ids, ends, length, per_env, start, stop)
+            with room_for(count):  # all of it before anything is written over
+                promoted = {key: s.promote(contents.storage, base, cursor, new_base) for key, s in stacks.items()}
+                for key, kept in promoted.items():
+                    stacks[key].prepare(columns[key], cursor, length, start, stop, kept)
+                contents.index.prepare(*piece)
+            _store(contents, packed, length, start, stop)
+            contents.index.record(*piece)
             for key, kept in promoted.items():
-                stacks[key].prepare(columns[key], cursor, length, start, stop, kept)
-            contents.index.prepare(*piece)
-        _store(contents, packed, length, start, stop)
-        contents.index.record(*piece)
-        for key, kept in promoted.items():
-            stacks[key].follow(
-                contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
-            )  # fmt: skip
-        if contents.layout.exact and not contents.unfollowed.warned:
-            contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
-    pairs.release()
-    first = contents.index.cursor - length
-    if sparse or contents.sparse:
-        contents.sparse.put(sparse, space.numbers(first, length), contents.first)
+                stacks[key].follow(
+                    contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
+                )  # fmt: skip
+            if contents.layout.exact and not contents.unfollowed.warned:
+                contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
+        pairs.release()
+        first = contents.index.cursor - length
+        if sparse or contents.sparse:
+            contents.sparse.put(sparse, space.numbers(first, length), contents.first)
     return space.rows(first, length)
 
 
@@ -141,21 +145,22 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
     stored = {key: columns[key].contiguous() for key in contents.packing.fields}
     packed = contents.packing.pack(stored, contents.first, len(contents), contents.encoded)
     contents.storage.ready(rows)
-    if len(changed):
-        at = torch.from_numpy(changed)
-        ids, ends = markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
-        before = after = None
-        if contents.pool is not None:
-            before = contents.pool.pack(contents.read(rows[changed], pairs.keys))
-            after = contents.pool.pack({key: columns[under_next(key)][at] for key in pairs.keys})
-        cut_out(index.arrays, rows[changed], ids, ends, before, after)
-    for key, other in others.items():
-        if len(other):
-            stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
-        packed[key] = stacks[key].newest(stored[key])
-    contents.storage.scatter(rows, packed)
-    if sparse or contents.sparse:
-        contents.sparse.put(sparse, numbers, contents.first)
+    with uninterrupted():
+        if len(changed):
+            at = torch.from_numpy(changed)
+            ids, ends = markers.read({key: c[at.to(c.device)] for key, c in columns.items()}, len(changed))
+            before = after = None
+            if contents.pool is not None:
+                before = contents.pool.pack(contents.read(rows[changed], pairs.keys))
+                after = contents.pool.pack({key: columns[under_next(key)][at] for key in pairs.keys})
+            cut_out(index.arrays, rows[changed], ids, ends, before, after)
+        for key, other in others.items():
+            if len(other):
+                stacks[key].overwrite(contents.storage, index, rows[other], stored[key][torch.from_numpy(other)])
+            packed[key] = stacks[key].newest(stored[key])
+        contents.storage.scatter(rows, packed)
+        if sparse or contents.sparse:
+            contents.sparse.put(sparse, numbers, contents.first)
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
@@ -183,6 +188,23 @@ def room_for(rows: int) -> Iterator[None]:
             why=str(error) or "the system gives no more",
             fix="Lower storage.max_size, or use next_obs=full on storage=memmap; the buffer is as it was.",
         ) from error
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes after this: rows, their index and what lies beside them are those of the same writes."""
+    told: list[tuple[Any, ...]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *args: told.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if told:
+            handler(*told[0])
 
 
 _PIECE = 1 << 26  # bytes of observations that are read at once, about

@@ -86,6 +86,7 @@ class PrioritizedSampler(Sampler):
         self._tree = SumTree(max_capacity)
         self._given, self._largest = False, (1.0 + self.eps) ** self.alpha  # until one is given, priorities are 1
         self._base = 0  # writes before this one are evicted
+        self._met: int | None = 0  # and those before this one have a priority; None: of a state
 
     def bind(self, ring: Ring) -> None:
         super().bind(ring)
@@ -150,8 +151,9 @@ class PrioritizedSampler(Sampler):
     def extended(self, ring: Ring, count: int) -> None:
         last, base = ring.cursor * ring.lanes, ring.base * ring.lanes
         self._fill(ring, max(self._base, last - ring.space.size), base, 0.0)  # evicted and not written again
-        self._fill(ring, max(last - count, base), last, self.default_priority)
-        self._base = base
+        new = last - count if self._met is None else min(last - count, self._met)  # a write may have been interrupted
+        self._fill(ring, max(new, base), last, self.default_priority)
+        self._base, self._met = base, last
 
     def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
         self._tree.set(rows, np.full(len(rows), self.default_priority))
@@ -213,7 +215,7 @@ class PrioritizedSampler(Sampler):
         return values
 
     def empty(self) -> None:
-        self._tree, self._base = SumTree(self.max_capacity), 0
+        self._tree, self._base, self._met = SumTree(self.max_capacity), 0, 0
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -240,12 +242,12 @@ class PrioritizedSampler(Sampler):
         self._tree = SumTree(self.max_capacity)
         self._tree.set(np.arange(self.max_capacity), priorities)
         self._given, self._largest = bool(state["given"]), largest
-        self._base, self.beta = int(state["base"]), float(state["beta"])
+        self._base, self.beta, self._met = int(state["base"]), float(state["beta"]), None
 
     def loaded(self, ring: Ring) -> None:
         dead = np.flatnonzero(~ring.space.are_live(np.arange(self.max_capacity), ring.cursor))
         self._tree.set(dead, np.zeros(len(dead)))
-        self._base = ring.base * ring.lanes
+        self._base, self._met = ring.base * ring.lanes, ring.cursor * ring.lanes
 
 
 def _at_least_0(name: str, value: float) -> float:

@@ -1,4 +1,7 @@
-"""Where there is no memory for more, a write is refused and the buffer is as it was."""
+"""Where there is no memory for more, a write is refused and the buffer is as it was; Ctrl-C splits none."""
+
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import rlcli.data.next_obs.pairs as pairs
 import rlcli.data.ring.stack_heads as stack_heads
 import rlcli.data.ring.stacks as stacks_module
 import rlcli.data.storages.code_memory as code_memory
+from rlcli.data import PrioritizedSampler, TensorDictReplayBuffer
 from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.errors import ResourceError
@@ -132,3 +136,51 @@ def test_frames_for_which_there_is_no_memory_change_nothing(monkeypatch, write):
         if allocator.left > 0:
             break
     assert refused >= 2 and allocator.left > 0
+
+
+class Interrupted(LazyTensorStorage):
+    """Somebody types Ctrl-C when rows are written and nothing else is."""
+
+    now = False
+
+    def write(self, number, columns):
+        super().write(number, columns)
+        if self.now:
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(1000))  # where Python looks for signals
+
+    def scatter(self, rows, columns):
+        super().scatter(rows, columns)
+        if self.now:
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(1000))
+
+
+@pytest.mark.filterwarnings("ignore:.*shifted by one")
+@pytest.mark.filterwarnings("ignore:.*not followed by their own")
+@pytest.mark.parametrize("write", [extended, overwritten])
+@pytest.mark.parametrize(("make", "frames"), [(plain, None), (stacks, 3)])
+def test_rows_and_index_are_of_the_same_writes_after_a_ctrl_c(make, frames, write):
+    ring, twin = (Ring(kind(120), next_obs="exact", frame_stack=frames) for kind in (Interrupted, LazyTensorStorage))
+    for other in (ring, twin):
+        for seed in range(3):
+            other.extend(make(seed, 16))
+    handler = signal.getsignal(signal.SIGINT)
+    ring.storage.now = True
+    with pytest.raises(KeyboardInterrupt):
+        write(make, ring)
+    assert signal.getsignal(signal.SIGINT) is handler
+    write(make, twin)
+    assert (bits(ring), len(ring), ring.cursor) == (bits(twin), len(twin), twin.cursor)
+
+
+def test_rows_of_an_interrupted_write_are_drawn_by_priority_after_the_next():
+    sampler = PrioritizedSampler(120, 1.0, 1.0, seed=0)
+    rb = TensorDictReplayBuffer(storage=Interrupted(120), sampler=sampler, batch_size=500)
+    rb.extend(plain(0, 4))
+    rb.storage.now = True
+    with pytest.raises(KeyboardInterrupt):
+        rb.extend(plain(1, 5))
+    rb.storage.now = False
+    rb.extend(plain(2, 6))
+    assert rb.sample()["index"].unique().tolist() == list(range(30))
