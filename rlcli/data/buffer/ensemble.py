@@ -19,6 +19,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli.data.buffer.gate import after_fork
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
 from rlcli.data.buffer.stream import Prefetcher, Sampled
@@ -98,6 +99,7 @@ class ReplayBufferEnsemble:
             self._ahead = Prefetcher(
                 self._draw, need_size("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
             )
+        after_fork(self)
         if transform is not None:
             self._transforms.append(transform)
 
@@ -112,6 +114,12 @@ class ReplayBufferEnsemble:
         """
         members = [make() for _ in range(need_size("workers", workers))]
         return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
+
+    def in_child(self) -> None:
+        """In a forked child: see `SampleStream.in_child`."""
+        self._lock = threading.RLock()
+        if self._ahead is not None:
+            self._ahead.in_child()
 
     @property
     def layout(self) -> str:

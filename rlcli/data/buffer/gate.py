@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from rlcli.errors import ArgumentError
 
@@ -21,6 +22,11 @@ class Gate:
 
     def __init__(self) -> None:
         self._lock, self.closed = threading.RLock(), False
+        after_fork(self)
+
+    def in_child(self) -> None:
+        """After a fork: a thread of the parent may have held the lock, and it is not here."""
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -49,14 +55,11 @@ class SharedGate(Gate):
     ----------
     catch_up : method
         Called by whoever passes, first; not again while it is inside. Its object is not kept alive.
-    forked : method
-        Called in a forked child, in which no other thread runs.
     """
 
-    def __init__(self, catch_up: Callable[[], None], forked: Callable[[], None]) -> None:
+    def __init__(self, catch_up: Callable[[], None]) -> None:
         super().__init__()
-        self._methods, self._inside = [weakref.WeakMethod(method) for method in (catch_up, forked)], 0
-        _gates.add(self)
+        self._catch_up, self._inside = weakref.WeakMethod(catch_up), 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -74,26 +77,32 @@ class SharedGate(Gate):
     def check(self) -> None:
         with self._lock:
             super().check()
-            if not self._inside:
-                self._call(0)
+            if not self._inside and (catch_up := self._catch_up()) is not None:
+                catch_up()
 
     def in_child(self) -> None:
-        """After a fork: a thread of the parent may have held the lock, and it is not here."""
-        self._lock, self._inside = threading.RLock(), 0
-        self._call(1)
-
-    def _call(self, which: int) -> None:
-        method = self._methods[which]()
-        if method is not None:
-            method()
+        super().in_child()
+        self._inside = 0
 
 
-_gates: weakref.WeakSet[SharedGate] = weakref.WeakSet()
+class Forked(Protocol):
+    """What has locks or threads of its own."""
+
+    def in_child(self) -> None:
+        """Be usable in a forked child, in which no other thread runs."""
+
+
+_forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def after_fork(part: Forked) -> None:
+    """Call `in_child` of this object in every child, as long as it lives."""
+    _forked.add(part)
 
 
 def _in_child() -> None:
-    for gate in list(_gates):
-        gate.in_child()
+    for part in list(_forked):
+        part.in_child()
 
 
 os.register_at_fork(after_in_child=_in_child)

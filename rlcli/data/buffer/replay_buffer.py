@@ -109,7 +109,7 @@ class ReplayBuffer:
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
-        self._lock: Gate = SharedGate(self._follow, self._in_child) if shared else Gate()
+        self._lock: Gate = SharedGate(self._follow) if shared else Gate()
         self._transforms = Transforms(self.ring)
         self.stream = SampleStream(
             self.ring, chosen, self._transforms, self._lock, batch_size=size, prefetch=prefetch,
@@ -460,9 +460,6 @@ class ReplayBuffer:
             self.sampler.empty()
         if count:
             self.sampler.extended(self.ring, count)
-
-    def _in_child(self) -> None:
-        self.stream.in_child()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if isinstance(self.ring, SharedRing):

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffer.gate import Gate
+from rlcli.data.buffer.gate import Gate, after_fork
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import columns_of, nested
 from rlcli.data.samplers import Draw, Sampler
@@ -92,7 +92,12 @@ class Prefetcher(Generic[Item]):
     """
 
     def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
-        self._make, self._depth, self._undo, self._size = make, depth, undo, 0
+        self._make, self._depth, self._undo = make, depth, undo
+        self.in_child()
+
+    def in_child(self) -> None:
+        """Nothing is ready, and nobody holds the lock; in a forked child, what was ready is the parent's."""
+        self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Item]] = deque()
         self.lock = threading.RLock()
@@ -215,6 +220,7 @@ class SampleStream:
         self._dropped = 0  # how often
         self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
         self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
+        after_fork(self)
 
     def use(self, sampler: Sampler) -> None:
         """Draw by this one from now on, and begin no iteration that the last one had."""
@@ -315,7 +321,9 @@ class SampleStream:
 
     def in_child(self) -> None:
         """In a forked child: no other thread is here, whatever it held."""
-        self._ahead, self._queue = None, threading.RLock()
+        if self._ahead is not None:
+            self._ahead.in_child()
+        self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
 
     # ---- one sample --------------------------------------------------------------------------------------------
     def _draw(self, size: int) -> Sampled:

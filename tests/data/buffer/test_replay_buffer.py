@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
 import sys
 import threading
@@ -1141,3 +1142,43 @@ def test_samples_states_seeds_and_samplers_may_come_from_many_threads():
     finally:
         sys.setswitchinterval(interval)
     assert not errors and not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("members", [0, 2])
+def test_a_forked_child_samples_though_a_thread_made_samples_ahead(prefetch, members):
+    if members:
+        rb = ReplayBufferEnsemble(*(buffer(20) for _ in range(members)), batch_size=8, prefetch=prefetch)
+        for member in rb.buffers:
+            member.extend(episodes([9]))
+    else:
+        rb = buffer(20, prefetch=prefetch)
+        rb.extend(episodes([9]))
+    rb.sample()
+
+    def work():
+        for _ in range(3):
+            rb.sample()
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert len(rb.sample()) and rb.close() is None
+
+
+def test_a_batch_without_envs_is_refused():
+    rb = buffer(storage=LazyTensorStorage(10, ndim=2))
+    with pytest.raises(ArgumentError, match=r"at least one env: got \[0, 5\]"):
+        rb.extend(TensorDict({"x": torch.zeros(0, 5)}, [0, 5]))
+    rb.extend(TensorDict({"x": torch.zeros(2, 5)}, [2, 5]))
+    assert len(rb) == 10
+
+
+def test_samples_that_came_with_a_state_lie_where_others_do():
+    rb, other = buffer(20, prefetch=2), buffer(20)
+    rb.extend(episodes([9]))
+    rb.sample()
+    other.load_state_dict(rb.state_dict())
+    assert [other.sample().device for _ in range(4)] == [torch.device("cpu")] * 4
+    rb.close()
