@@ -21,12 +21,10 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import (
     COLLECTOR_MASK,
-    DONE,
     END_FLAGS,
     NEXT,
     REWARD,
     STEPS_TO_NEXT_OBS,
-    TRAJ_IDS,
     Key,
     as_tuple,
     under_next,
@@ -34,7 +32,7 @@ from rlcli.keys import (
 )
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import Coded, delta_key, is_part, kept_key, read, remove, scale_key
-from rlcli.transforms.stored_rows import BufferRows, goes_on
+from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
 CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of a slice
@@ -131,7 +129,8 @@ class MultiStepTransform(Transform):
         keys = _of_last_step([unravel(key) for key in tensordict.keys(True, True)])
         reward, shape = tensordict.get(REWARD), tensordict.shape
         count = shape.numel()
-        path, taken = walk(_goes_on(tensordict).reshape(shape[:-1].numel(), shape[-1]), self.n_steps)
+        below = goes_on(tensordict, *ends_of(tensordict))
+        path, taken = walk(below.reshape(shape[:-1].numel(), shape[-1]), self.n_steps)
         flat = reward.reshape(count, *reward.shape[len(shape) :])
         columns = {key: tensordict.get(key) for key in keys.read}
         last = {key: x.reshape(count, *x.shape[len(shape) :])[path[:, -1]] for key, x in columns.items()}
@@ -231,16 +230,6 @@ def _observation_of(key: Key, held: Collection[Key]) -> Key:
     """The observation whose next value or difference is kept under a key."""
     parts = as_tuple(key)[1:]
     return unravel(parts[1:] if is_part(parts, held) else parts)
-
-
-def _goes_on(tensordict: TensorDictBase) -> Tensor:
-    """bool `[*B, T]`: rows that the row below continues; one marker must be there."""
-    done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
-    if done is None and ids is None:
-        raise MissingKeyError(
-            "the batch does not say where trajectories end", fix="Keep next.done or collector.traj_ids (keep_keys)."
-        )
-    return goes_on(tensordict, done, ids)
 
 
 def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:

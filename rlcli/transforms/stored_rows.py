@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.keys import COLLECTOR_MASK, IS_INIT, Key
+from rlcli.errors import MissingKeyError
+from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, Key
 
 
 class BufferIndex(Protocol):
@@ -62,6 +63,22 @@ class GatheredRows(Protocol):
 
     def full(self) -> Tensor:
         """It as a plain tensor."""
+
+
+def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
+    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them.
+
+    Raises
+    ------
+    MissingKeyError
+        Neither is there.
+    """
+    done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
+    if done is None and ids is None:
+        raise MissingKeyError(
+            "the batch does not say where trajectories end", fix="Keep next.done or collector.traj_ids (keep_keys)."
+        )
+    return done, ids
 
 
 def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:

@@ -319,3 +319,20 @@ def test_an_observation_called_delta_is_no_difference(nested):
     with pytest.raises(ArgumentError, match=r"beside an observation called delta.*kept under next\.delta"):
         NextObservationDelta().compress(batch)
     assert torch.equal(NextObservationDelta()(batch.clone())["next", "p"], batch["next", "p"])
+
+
+def test_cuts_under_keys_of_ones_own_stay():
+    rows = steps_of(40, 5)
+    for row in rows.values():  # one long episode
+        row.update(done=False, terminated=False, truncated=False, episode=0)
+    batch = batch_of(rows)
+    for name in ("done", "terminated", "truncated"):
+        batch["next", "agents", name] = batch["next", name].clone()
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40), batch_size=20, transform=MultiStepTransform(3, GAMMA),
+        sampler=SliceSampler(slice_len=5, seed=0, truncated_key=("next", "agents", "truncated")),
+    )  # fmt: skip
+    rb.extend(batch)
+    sample = rb.sample()
+    for name in ("done", "truncated"):
+        assert sample["next", "agents", name].flatten().nonzero().flatten().tolist() == [4, 9, 14, 19]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
-from rlcli.keys import DONE, TRAJ_IDS, Key, under_next
+from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
 
 
@@ -113,7 +113,7 @@ def with_next(
     Parameters
     ----------
     batch : TensorDict ``[*B, T]``
-        Consecutive rows, time last; reads `("next", "done")` and, where it is there, `("collector", "traj_ids")`.
+        Consecutive rows, time last; reads `("next", "done")` and `("collector", "traj_ids")`, one of which is there.
     after : TensorDict ``[*B, T']``, optional
         What was collected next; used where its first row goes on with a trajectory, which takes ids to know.
     fill_value : float, optional
@@ -123,10 +123,14 @@ def with_next(
     ------
     ArgumentError
         An integer observation without a fill value, or one that its dtype cannot hold.
+    MissingKeyError
+        Neither says where trajectories end.
     """
-    known = ~batch.get(DONE).reshape(batch.shape).bool()
-    ids = batch.get(TRAJ_IDS, None)
+    from rlcli.transforms.stored_rows import ends_of
+
+    done, ids = ends_of(batch)
     theirs = None if after is None else after.get(TRAJ_IDS, None)
+    known = torch.ones(batch.shape, dtype=torch.bool) if done is None else ~done.reshape(batch.shape).bool()
     goes_on = torch.zeros_like(known[..., -1])
     if ids is not None:
         known[..., :-1] &= ids[..., :-1] == ids[..., 1:]

@@ -127,6 +127,8 @@ def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
             why=f"got {list(lead)}",
             fix="Use ndim=1, or keep the env dim of the batch.",
         )
+    if 0 in lead[:-1]:
+        raise ArgumentError("a batch has at least one env", why=f"got {list(lead)}")
     if ndim == 1:
         return torch.Size(())
     dims = (math.prod(lead[: len(lead) - ndim + 1]), *lead[len(lead) - ndim + 1 : -1])

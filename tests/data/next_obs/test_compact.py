@@ -6,11 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rlcli.collectors import Collector
 from rlcli.data.next_obs.modes import with_next
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, TRAJ_IDS
 from rlcli.specs.base import fill_for
 
@@ -79,3 +80,19 @@ def test_without_ids_nothing_is_read_across_batches():
     first, second, _ = batches("compact", 2)
     got = with_next(first.exclude(TRAJ_IDS), ["place"], after=second.exclude(TRAJ_IDS))
     assert bool(got["next", "place"][:, -1].isnan().all())
+
+
+def test_ends_are_told_by_flags_or_by_ids_and_neither_is_a_sentence():
+    batch = TensorDict(
+        {
+            "x": torch.arange(4.0),
+            "next": {"done": torch.tensor([0, 1, 0, 0], dtype=torch.bool)[:, None]},
+            "collector": {"traj_ids": torch.tensor([0, 0, 1, 1])},
+        },
+        [4],
+    )
+    want = torch.tensor([1.0, -1.0, 3.0, -1.0])
+    for given in (batch, batch.exclude(DONE), batch.exclude(TRAJ_IDS)):
+        assert torch.equal(with_next(given, ["x"], fill_value=-1)["next", "x"], want)
+    with pytest.raises(MissingKeyError, match=r"does not say where trajectories end. Keep next.done"):
+        with_next(batch.exclude(DONE, TRAJ_IDS), ["x"])
