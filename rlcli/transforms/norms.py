@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key, spell
 from rlcli.specs import Bounded
@@ -90,6 +91,12 @@ class _Learning(Transform):
             part.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
 
 
+def _restarting(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> np.ndarray:
+    """The lanes that restart, bool `[N]`."""
+    mask = reset_mask(tensordict, reset_tensordict)
+    return np.ones(reset_tensordict.batch_size.numel(), bool) if mask is None else mask.reshape(-1).cpu().numpy()
+
+
 class RunningNorm(_Learning):
     """`clip((x - mean) / sqrt(var + epsilon))`, float32, elementwise over all envs.
 
@@ -144,9 +151,7 @@ class RunningNorm(_Learning):
         return self.forward(next_tensordict)
 
     def _reset(self, tensordict, reset_tensordict):
-        mask = reset_mask(tensordict, reset_tensordict)
-        n = reset_tensordict.batch_size.numel()
-        self._count(reset_tensordict, np.ones(n, bool) if mask is None else mask.reshape(-1).cpu().numpy())
+        self._count(reset_tensordict, _restarting(tensordict, reset_tensordict))
         return self.forward(reset_tensordict)
 
     def _count(self, tensordict, restarting=None):
@@ -309,10 +314,7 @@ class RewardNorm(_Learning):
         return next_tensordict.set("reward", scaled)
 
     def _reset(self, tensordict, reset_tensordict):
-        mask = reset_mask(tensordict, reset_tensordict)
-        n = reset_tensordict.batch_size.numel()
-        lanes = np.ones(n, bool) if mask is None else mask.reshape(-1).cpu().numpy()
-        self.returns.keep(self.returns.take(lanes, 0))
+        self.returns.keep(self.returns.take(_restarting(tensordict, reset_tensordict), 0))
         return reset_tensordict
 
     def reads(self, schema):
