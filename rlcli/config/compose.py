@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, cast, get_args, get_origin
+from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -32,7 +32,7 @@ from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
-from rlcli.config.resolved import check_type, flat
+from rlcli.config.resolved import as_object, flat
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.unread import unread
 from rlcli.config.validate import validate
@@ -197,7 +197,7 @@ def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfi
     ConfigError
         Listing every problem.
     """
-    cfg = _as_object(_with_values(verb, node, overrides))
+    cfg = as_object(_with_values(verb, node, overrides))
     raise_all(validate(cfg, set(map(key_of, overrides))))
     return cfg
 
@@ -212,25 +212,6 @@ def without_hydra(node: DictConfig) -> DictConfig:
     with flag_override(node, ["struct", "readonly"], [False, False]):
         del node["hydra"]
     return node
-
-
-def _as_object(node: DictConfig) -> CollectConfig:
-    try:
-        cfg: Any = OmegaConf.to_object(node)
-    except OmegaConfBaseException as error:
-        reason = " ".join(str(error).splitlines()[0].split())
-        raise ConfigError(f"{error.full_key} has no value: {reason}" if error.full_key else reason) from None
-    raise_all([*_what_is_no_container(node, cfg), *guard.check_resolved(cfg.env)])
-    return cfg
-
-
-def _what_is_no_container(node: DictConfig, cfg: Any) -> Iterator[Problem]:
-    """What interpolations put for lists and mappings: OmegaConf checks it for numbers and text alone."""
-    for key, leaf in leaves(type(cfg)).items():
-        if {get_origin(hint) for hint in (leaf.hint, *get_args(leaf.hint))} & {list, dict}:
-            branch, _, name = key.rpartition(".")
-            if OmegaConf.is_interpolation(OmegaConf.select(node, branch) if branch else node, name):
-                yield from check_type(type(cfg), key, value_at(cfg, key))
 
 
 def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
@@ -357,7 +338,7 @@ def _job(node: DictConfig, number: int | None, own: bool) -> Job:
                 hydra.runtime.output_dir = os.path.abspath(folder)
         elif own:
             folder = str(node.hydra.run.dir)
-        cfg = _as_object(without_hydra(node))
+        cfg = as_object(without_hydra(node))
         if folder is not None and cfg.run.dir is None:
             cfg.run.dir = node.run.dir = folder
         return Job(node, cfg, chosen)

@@ -128,11 +128,6 @@ def check_override(key: str, value: Any) -> list[Problem]:
     return [p for path, leaf in _leaves(value, tuple(key.split("."))) for p in _check_leaf(path, leaf)]
 
 
-def check_resolved(env: Any, where: str = "") -> list[Problem]:
-    """What references became in the group `env`: an id may have come from another key."""
-    return check({"env": {"id": env.id, "kwargs": env.kwargs}}, where)
-
-
 def check_env_ids(env: Any) -> list[Problem]:
     """The ids in the group `env` that name a module, wherever the group came from."""
     leaves = _leaves({"id": env.id, "kwargs": env.kwargs}, ("env",))

@@ -6,15 +6,16 @@ Reading goes through the schema's types and the same guard as a recipe; Hydra co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_origin
 
 from rlcli.config import guard, registry
-from rlcli.config.option import Leaf, branches, find, groups, leaves
+from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
 from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.unread import read_by
+from rlcli.errors import ConfigError
 
 _FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
 C = TypeVar("C", bound=CollectConfig)
@@ -58,9 +59,39 @@ def from_dict(
     for key, value in parsed:
         problems += assign(node, schema, key, value, merge=True)
     raise_all(problems)
-    cfg: Any = OmegaConf.to_object(node)
-    raise_all(guard.check_resolved(cfg.env, where))
+    return as_object(node, "" if parsed else where)
+
+
+def as_object(node: Any, where: str = "") -> CollectConfig:
+    """A typed tree as dataclasses, its references replaced by what they name and checked anew.
+
+    Raises
+    ------
+    ConfigError
+        For a key without a value, a reference to nothing or to what does not fit; `where` names the tree's file.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        cfg: Any = OmegaConf.to_object(node)
+    except (OmegaConfBaseException, RecursionError) as error:
+        reason, key = " ".join(str(error).partition("\n")[0].split()), getattr(error, "full_key", None)
+        raise ConfigError(f"{key} has no value: {reason}" if key else reason, where=where or None) from None
+    problems = [*_what_is_no_container(node, cfg), *guard.check_env_ids(cfg.env)]
+    raise_all(problem._replace(where=where) for problem in problems)
     return cfg
+
+
+def _what_is_no_container(node: Any, cfg: Any) -> Iterator[Problem]:
+    """What references put for lists and mappings: OmegaConf checks it for numbers and text alone."""
+    from omegaconf import OmegaConf
+
+    for key, leaf in leaves(type(cfg)).items():
+        if {get_origin(hint) for hint in (leaf.hint, *get_args(leaf.hint))} & {list, dict}:
+            branch, _, name = key.rpartition(".")
+            if OmegaConf.is_interpolation(OmegaConf.select(node, branch) if branch else node, name):
+                yield from check_type(type(cfg), key, value_at(cfg, key))
 
 
 def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:
@@ -193,6 +224,12 @@ def _is_choice_alone(schema: type, group: str) -> bool:
     return {key for key in leaves(schema) if key.startswith(f"{group}.")} <= {f"{group}.kind", f"{group}.kwargs"}
 
 
+def _is_begun_with(schema: type, key: str) -> bool:
+    """Whether a key is the choice of a group whose other values follow from it."""
+    group = key.removesuffix(".kind")
+    return group != key and group in groups(schema) and not _is_choice_alone(schema, group)
+
+
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:
     """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
 
@@ -215,7 +252,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
             key = f"{key}.kind"
         if override.is_sweep_override():
             problems.append(words.several(schema, override, "give one value"))
-        elif key == "recipe" or f"{key}.kind" in leaves(schema):
+        elif key == "recipe" or f"{key}.kind" in leaves(schema) or _is_begun_with(schema, key):
             what = f"{key} was chosen when the run began and cannot become {value!r} now"
             problems.append(Problem(what, "leave it out, or start a new run"))
         elif key in branches(schema):

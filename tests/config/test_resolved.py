@@ -99,3 +99,36 @@ def test_all_mistakes_in_a_saved_file_are_listed():
     with pytest.raises(ConfigError) as refusal:
         from_dict("train", {"seed": "x", "env": {"num": "y"}, "value": {"gamma": []}}, where="config.json")
     assert str(refusal.value).count("config.json") == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("total_frames=${nope}", "total_frames has no value: Interpolation key 'nope' not found"),
+        ("total_frames=${total_frames}", "total_frames has no value: Recursive interpolation"),
+        ("total_frames='???'", "total_frames is ???, which is no value"),
+        ("env.kwargs={a: '???'}", "env.kwargs.a is ???, which is no value"),
+        ("run.eval_every=${hydra:job.num}", "run.eval_every has no value"),
+        ("env.wrappers=${policy.hidden}", "env.wrappers must be a list, not None"),
+        ("policy.hidden=${env.num}", "policy.hidden must be a list of whole numbers or null, not 8"),
+        ("optim.kind=sgd", "optim.kind was chosen when the run began and cannot become 'sgd' now"),
+    ],
+)
+def test_a_value_of_a_resume_is_checked_as_that_of_a_command(override, words):
+    with pytest.raises(ConfigError) as refusal:
+        from_dict("train", through_json(Config()), [override])
+    assert str(refusal.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"wrappers": "${env.id}"}, "config.json: env.wrappers must be a list, not 'CartPole-v1'"),
+        ({"id": "${nope}"}, "env.id has no value: Interpolation key 'nope' not found (config.json)"),
+        ({"id": "???"}, "config.json: env.id is ???, which is no value"),
+    ],
+)
+def test_a_saved_reference_is_checked_when_it_is_followed(env, words):
+    with pytest.raises(ConfigError) as refusal:
+        from_dict("train", {"env": env}, where="config.json")
+    assert str(refusal.value).startswith(words)
