@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from rlcli.algorithms.algorithm import algorithm_of
 from rlcli.config import registry
@@ -56,7 +57,15 @@ def _users_policy(p: PolicyConfig, env: EnvBase) -> ActorCritic:
             why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
             fix="Return an nn.Module that acts, or a pair (actor, critic).",
         )
-    return ActorCritic(*pair)
+    policy = ActorCritic(*pair)
+    lazy = [name for name, x in (*policy.named_parameters(), *policy.named_buffers()) if is_lazy(x)]
+    if lazy:
+        raise ConfigError(
+            f"policy={p.kind} has parameters without a shape",
+            why=f"{', '.join(lazy)}: a lazy layer was not called yet",
+            fix="Call each network once in the builder, on observation_spec.zero(), or give its layers their sizes.",
+        )
+    return policy
 
 
 def _kinds(pair: tuple) -> str:

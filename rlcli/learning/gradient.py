@@ -63,6 +63,13 @@ def _total(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
     terms = loss.terms(columns)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
+    if total.numel() != 1:
+        raise ArgumentError(
+            "an update minimises one number, and the loss gives several",
+            where=f"{type(loss).__name__}, reduction={loss.reduction!r}",
+            why=f"the sum of {', '.join(loss.loss_keys)} has the shape {tuple(total.shape)}",
+            fix='Use reduction="mean" or "sum".',
+        )
     return total, terms
 
 

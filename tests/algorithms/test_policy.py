@@ -15,6 +15,7 @@ from torch import nn
 from rlcli.algorithms.policy import build_policy
 from rlcli.algorithms.ppo import ClipPPO
 from rlcli.algorithms.sac import SAC, _log_width
+from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
@@ -26,6 +27,7 @@ from rlcli.modules import (
     StateActionMLP,
     TanhNormal,
     ValueOperator,
+    as_actor,
     build_actor_critic,
 )
 from rlcli.modules.distributions.continuous import TanhNormalFamily
@@ -55,6 +57,22 @@ def built(*words):
 def test_no_hidden_layers_make_linear_networks(words, weights):
     policy = built("policy.hidden=[]", *words)
     assert [tuple(p.shape) for p in policy.parameters() if p.ndim == 2] == weights
+
+
+def test_a_lazy_network_is_called_once_by_its_builder_or_refused(monkeypatch):
+    def build(observation_spec, action_spec, call):
+        critic = ValueOperator(nn.LazyLinear(1), in_keys=["observation"])
+        if call:
+            critic(observation_spec.zero())
+        return as_actor(nn.LazyLinear(2), observation_spec, action_spec), critic
+
+    monkeypatch.setitem(registry._users, "policy", {"lazy": build})
+    with pytest.raises(ConfigError, match=r"policy=lazy has parameters without a shape.*critic.*weight.*Call each"):
+        built("policy=lazy", "policy.kwargs={call: false}")
+    assert [tuple(p.shape) for p in built("policy=lazy", "policy.kwargs={call: true}").parameters()][-2:] == [
+        (1, 4),
+        (1,),
+    ]
 
 
 def test_a_shared_trunk_of_no_layers_is_refused():

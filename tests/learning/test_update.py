@@ -347,6 +347,12 @@ def test_wrong_options_are_refused():
             Update(loss, **options)
 
 
+def test_a_loss_of_every_row_is_no_number_to_minimise():
+    loss = make_loss(reduction="none")
+    with pytest.raises(ArgumentError, match=r"gives several.*reduction='none'.*\(80,\).*reduction=\"mean\""):
+        Update(loss, epochs=1, batch_size=80)(batch_for(loss))
+
+
 # ---- resuming ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("gradient", ["auto", "autograd"])
