@@ -15,6 +15,7 @@ from rlcli.cli.flags import read
 from rlcli.config import guard, registry
 from rlcli.config.problem import raise_all
 from rlcli.config.recipes import Recipe, find_recipes, unknown_recipe
+from rlcli.config.spelling import spell
 from rlcli.errors import ConfigError, ResourceError
 
 USAGE = """\
@@ -55,8 +56,6 @@ def _target(text: str, name: str) -> Path:
         target = target / f"{name}.yaml"
     elif target.suffix != ".yaml":
         target = target.with_suffix(".yaml") if target.suffix == ".yml" else target.with_name(target.name + ".yaml")
-    from rlcli.config.words import spell  # Hydra's grammar
-
     if not re.fullmatch(r"[A-Za-z_][\w-]*", target.stem) or spell(target.stem) != target.stem:
         raise ConfigError(
             f"{target.stem!r} cannot be typed after recipe=",

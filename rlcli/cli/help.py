@@ -11,12 +11,12 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlcli.config.option import Leaf, choices, doc, groups, leaves
 from rlcli.config.problem import raise_all, unknown
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
+from rlcli.config.spelling import spell
 from rlcli.config.unread import read_with
 
 PAGES = Path(__file__).parents[1] / "help"
@@ -161,17 +161,6 @@ def entry(head: str, text: str, width: int) -> list[str]:
     if len(head) > 40:
         return [head, *(" " * 42 + line for line in lines)]
     return [f"{head:<42}{lines[0]}", *(" " * 42 + line for line in lines[1:])]
-
-
-def spell(value: Any) -> str:
-    """A value as it is typed in an override."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return "[" + ",".join(map(spell, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{spell(entry)}" for key, entry in value.items()) + "}"
-    return str(value)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,8 @@ def _check_one(
         values = (words.plain(value),)
     if repr(whole := tuple(with_whole_numbers(schema, v, key) for v in values)) != repr(values):
         values, text = whole, f"{_key_of(text)}={','.join(map(words.spell, whole))}"
+    if key == "recipe" and "null" in names and any(value is None or value == "null" for value in values):
+        return [Problem("recipe=null chooses none, and a recipe is called null", "give its file another name")]
     if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
         values = tuple([] if v is None else v for v in values)
         text = f"recipe={','.join(map(words.spell, values))}"

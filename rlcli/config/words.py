@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,9 +14,10 @@ from hydra.errors import HydraException
 from rlcli.config import guard
 from rlcli.config.option import branches, find, leaves
 from rlcli.config.problem import Problem
+from rlcli.config.spelling import quoted
+from rlcli.config.spelling import spell as spell
 
 _SHOWN = 200  # characters of an override that cannot be read
-_READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
 
 
 def read(text: str) -> Override | None:
@@ -33,7 +33,7 @@ def read(text: str) -> Override | None:
         typed = text.partition("=")[2]
         bare = typed.strip()[:1] not in ("'", '"')
         if bare and typed != typed.strip():  # the grammar drops the spaces around a value: they may be part of a name
-            return read(f"{text.partition('=')[0]}={_quoted(typed)}")
+            return read(f"{text.partition('=')[0]}={quoted(typed)}")
     return override
 
 
@@ -62,7 +62,8 @@ def each(
             yield problem
         else:
             leaf = find(schema, override.key_or_group)
-            yield as_text(override) if leaf is not None and is_text(leaf.hint) else override
+            text_wanted = override.key_or_group in guard.HYDRA_KEYS or (leaf is not None and is_text(leaf.hint))
+            yield as_text(override) if text_wanted else override
 
 
 def is_text(hint: Any) -> bool:
@@ -76,7 +77,7 @@ def as_text(override: Override) -> Override:
     if not isinstance(value, bool | int | float):
         return override
     key, _, typed = (override.input_line or "").partition("=")
-    return parsed(f"{key}={_quoted(typed.strip())}")
+    return parsed(f"{key}={quoted(typed.strip())}")
 
 
 @lru_cache(maxsize=1024)  # a millisecond each
@@ -178,22 +179,3 @@ def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
         else:
             texts.append(f"{key}={spell(value)}")
     return texts
-
-
-def _quoted(text: str) -> str:
-    inner = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
-    return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
-
-
-def spell(value: Any) -> str:
-    """A value in the grammar of overrides; a text stays a text."""
-    if isinstance(value, str):
-        bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in _READ_AS_OTHER
-        return value if bare else _quoted(value)
-    if isinstance(value, PurePath):
-        return spell(str(value))
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(spell, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{spell(entry)}" for key, entry in value.items()) + "}"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

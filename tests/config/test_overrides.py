@@ -322,6 +322,7 @@ def test_a_group_may_be_typed_with_a_plus():
 @pytest.mark.parametrize("typed", ["2024_01_05", "1e3", "true", "0x10", "7", "nan"])
 def test_a_text_is_what_was_typed_whatever_number_the_grammar_sees_in_it(typed):
     assert configure("train", [f"run.dir={typed}"]).run.dir == typed
+    assert configure("train", [f"hydra.run.dir={typed}"]).run.dir == typed
 
 
 def test_spaces_around_a_quoted_text_are_no_part_of_it():

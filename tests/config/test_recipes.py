@@ -62,6 +62,14 @@ def test_recipes_beside_the_user_are_found_and_build_on_ours(tmp_path, monkeypat
     assert (cfg.recipe, cfg.env.num, cfg.memory.next_obs, cfg.optim.lr) == ("mine", 3, "exact", 1e-3)
 
 
+@pytest.mark.parametrize("word", ["recipe=null", "recipe='null'"])
+def test_a_recipe_that_is_called_null_is_not_passed_over_in_silence(word, tmp_path):
+    write(tmp_path, "null", "seed: 7")
+    with pytest.raises(ConfigError, match="a recipe is called null; give its file another name"):
+        configure("train", [word], [tmp_path])
+    assert configure("train", ["recipe=null"]).seed == 0
+
+
 def test_a_given_folder_wins_over_the_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "recipes", "ppo_exact", "seed: 1")
