@@ -143,7 +143,8 @@ def _tell(reporter: Reporter, different: Changes) -> None:
         reporter.say(line)
 
 
-# what may change without changing what the remaining frames would have been
+# what may change without changing what the remaining frames would have been, but for total_frames where a number is
+# scheduled by it: `Changes.lines` says so
 HARMLESS = (
     "total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout", "env.workers",
     "env.start_method",
@@ -173,6 +174,8 @@ class Changes:
         What the run computes with now.
     overrides : list of str
         As they were typed.
+    scheduled : sequence of str
+        Keys that make a number follow the share of the run that is done.
     """
 
     frames: int
@@ -180,6 +183,7 @@ class Changes:
     breaking: dict[str, Pair]
     versions: dict[str, str]
     overrides: list[str] = field(default_factory=list)
+    scheduled: Sequence[str] = ()
 
     def check(self, run: Run, *, force: bool) -> None:
         """Refuse what has no meaning any more, and what would make it another run, unless it is or was forced.
@@ -242,6 +246,9 @@ class Changes:
             lines.append(f"forced: {_spelled(self.breaking)}; from here on this is another run than the one begun")
         if self.harmless:
             lines.append(f"changed since {self.frames:,} frames: {_spelled(self.harmless)}")
+        if "total_frames" in self.harmless and self.scheduled:
+            follow = f"{' and '.join(self.scheduled)} follow{'s' * (len(self.scheduled) == 1)}"
+            lines.append(f"{follow} the share of total_frames that is done: every step from here on is another")
         return lines
 
 
@@ -293,7 +300,19 @@ def changes(
     }
     breaking |= {key: pair for key, pair in around.items() if decides_bits(key.removeprefix(AROUND), *pair)}
     harmless = {key: pair for key, pair in {**different, **around}.items() if key not in breaking}
-    return Changes(frames, harmless, breaking, now, list(overrides))
+    return Changes(frames, harmless, breaking, now, list(overrides), _scheduled(cfg))
+
+
+def _scheduled(cfg: CollectConfig) -> list[str]:
+    """Keys that make a number follow the share of `total_frames` that is done."""
+    if not isinstance(cfg, Config):
+        return []
+    read = {
+        "optim.anneal_lr": cfg.optim.anneal_lr,
+        "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg),
+        "sampler.beta": cfg.sampler.kind == "prioritized",
+    }
+    return [key for key, reads in read.items() if reads]
 
 
 def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:

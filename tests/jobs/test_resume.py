@@ -171,9 +171,13 @@ def test_what_would_break_exactness_cannot_be_overridden(short_run):
             resume(run.path, [override])
 
 
-def test_a_finished_run_can_go_on_for_longer(short_run):
+def test_a_finished_run_can_go_on_for_longer(short_run, capsys):
     run = short_run()
-    assert resume(run.path, ["total_frames=5120"]).summary["frames"] == 5120
+    assert resume(run.path, ["total_frames=5120", "console=plain"]).summary["frames"] == 5120
+    assert "optim.anneal_lr follows the share of total_frames that is done" in capsys.readouterr().out
+    run = short_run("optim.anneal_lr=false", "run.dir=constant")
+    assert resume(run.path, ["total_frames=5120", "console=plain"]).summary["frames"] == 5120
+    assert "that is done" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", [[], ["env.id=Pendulum-v1", "env.max_episode_steps=90"]], ids=["CartPole", "Pendulum"])
