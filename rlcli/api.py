@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
@@ -132,7 +133,7 @@ def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False
     with _as_it_was():
         from rlcli.jobs import resume as start
 
-        return start(path, words, force=force)
+        return start(_folder(path), words, force=force)
 
 
 def evaluate(
@@ -169,10 +170,13 @@ def evaluate(
     >>> rlcli.evaluate(run.path, episodes=3).lengths.shape
     (3,)
     """
+    _check_whole(episodes=episodes, seed=seed or 0, max_steps=0 if max_steps is None else max_steps)
     with _as_it_was():
         from rlcli.jobs import evaluate as start
 
-        found = start(path, episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video)
+        found = start(
+            _folder(path), episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video
+        )
     if found.film_error is not None:
         warnings.warn(f"no film: {found.film_error}", stacklevel=2)
     return found
@@ -212,7 +216,7 @@ def load(path: PathName) -> TrainedPolicy:
     with _as_it_was():
         from rlcli.jobs import load as start
 
-        return start(path)
+        return start(_folder(path))
 
 
 def inspect(path: PathName, trajectory: int | None = None) -> list[Inspection]:
@@ -227,7 +231,8 @@ def inspect(path: PathName, trajectory: int | None = None) -> list[Inspection]:
     """
     from rlcli.inspection.folder import inspect as look
 
-    return look(path, trajectory)
+    _check_whole(trajectory=trajectory or 0)
+    return look(_folder(path), trajectory)
 
 
 def verify(path: PathName) -> list[Checked]:
@@ -252,7 +257,7 @@ def verify(path: PathName) -> list[Checked]:
     """
     from rlcli.inspection.verify import check
 
-    return list(check(path))
+    return list(check(_folder(path)))
 
 
 def _configured(verb: str, overrides: Sequence[str], recipe_dirs: Iterable[str], settings: dict[str, Any]) -> Any:
@@ -260,18 +265,36 @@ def _configured(verb: str, overrides: Sequence[str], recipe_dirs: Iterable[str],
     from rlcli.config.compose import configure
 
     words = _words(verb, overrides, settings)
-    return configure(verb, words, recipe_dirs), words
+    folders = _list(recipe_dirs, (str, PathLike), "recipe_dirs are a list of folders", '["my_recipes"]')
+    return configure(verb, words, folders), words
 
 
 def _words(verb: str, overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
     from rlcli.config.schemas import VERBS
     from rlcli.config.words import spelled
 
-    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
-        raise ArgumentError(
-            "overrides are a list of texts", why=f"got {overrides!r}", fix='Write ["recipe=ppo_exact", "seed=1"].'
-        )
-    return [*overrides, *spelled(VERBS[verb], settings)]
+    typed = _list(overrides, str, "overrides are a list of texts", '["recipe=ppo_exact", "seed=1"]')
+    return [*typed, *spelled(VERBS[verb], settings)]
+
+
+def _list(given: Any, kind: Any, what: str, example: str) -> list[Any]:
+    """The entries of an argument that is a list, `what` it has to be, and how it is written."""
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str | PathLike) else [None]
+    if not all(isinstance(entry, kind) for entry in found):
+        raise ArgumentError(what, why=f"got {given!r}", fix=f"Write {example}.")
+    return found
+
+
+def _folder(path: Any) -> PathName:
+    if not isinstance(path, str | PathLike):
+        raise ArgumentError("a run is named by its folder", why=f"got {path!r}", fix="Give a text or a Path: run.path.")
+    return path
+
+
+def _check_whole(**given: Any) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ArgumentError(f"{name} is a whole number", why=f"got {value!r}")
 
 
 @contextlib.contextmanager

@@ -95,6 +95,17 @@ def test_a_text_stays_a_text(text):
 
 
 def test_mistakes_in_keywords_are_named():
+    for wrong in (5, None, "ppo_exact", [5], {"seed": 1}.items()):
+        with pytest.raises(ArgumentError, match="overrides are a list of texts"):
+            rlcli.train(wrong)
+    for wrong in ("mine", 5, [5], Path("mine")):
+        with pytest.raises(ArgumentError, match="recipe_dirs are a list of folders"):
+            rlcli.train(recipe_dirs=wrong)
+    for ask in (rlcli.resume, rlcli.load, rlcli.evaluate, rlcli.inspect, rlcli.verify):
+        with pytest.raises(ArgumentError, match="a run is named by its folder: got 5"):
+            ask(5)
+    with pytest.raises(ArgumentError, match="episodes is a whole number: got '3'"):
+        rlcli.evaluate(".", episodes="3")
     with pytest.raises(ConfigError, match=r"did you mean env\.num"):
         rlcli.train(**{"env.nm": 3})
     with pytest.raises(ArgumentError, match=r"list of texts.*'seed=1'"):
