@@ -194,7 +194,7 @@ def as_hydra_composes(monkeypatch, numbers) -> int:
 
     def tried(make, *args):
         try:
-            job = compose._job(make(*args))
+            job = compose._job(make(*args), None, any(text.startswith("hydra.run.dir=") for text in args[1]))
         except ConfigError as error:
             return str(error)
         return OmegaConf.to_yaml(job.node), repr(job.cfg), job.choices, OmegaConf.is_struct(job.node)
