@@ -122,7 +122,16 @@ def load(
         It was made with another max_size or ndim. In all these cases the ring is as it was; where the memory or the
         disk gives out while rows are written, it is empty.
     """
-    path, manifest = _newest(Path(folder))
+    while True:
+        path, manifest = _newest(Path(folder))
+        with FOLDERS.held(path) as there:  # a writer at work may have taken it away since then
+            if there:
+                return _load(ring, path, manifest, cut, take)
+
+
+def _load(
+    ring: Ring, path: Path, manifest: Mapping[str, Any], cut: bool, take: Callable[[dict[str, Any]], None] | None
+) -> dict[str, Any]:
     storage = ring.storage
     storage.need_writable()
     other = [

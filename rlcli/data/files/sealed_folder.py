@@ -4,6 +4,7 @@
 checkpoint_000007/   tensors.safetensors   state.json   manifest.json
 .tmp_000008_4711/    one being written, or what a crash left of it
 ```
+Whoever writes or reads a folder holds it, where the file system has locks: it is not taken away meanwhile.
 Order: folder, files, sync, manifest (size and checksum of each file, and what the owner says of them), sync, rename,
 sync of the parent. The newest that verifies is the latest. What the files mean is the owner's affair.
 """
@@ -11,10 +12,11 @@ sync of the parent. The newest that verifies is the latest. What the files mean 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,10 @@ class SealedFolders:
         disk.make_folder(folder)
         self._clear(folder, disk)
         disk.require(folder, needed)
+        lock = None
         try:
             disk.make_folder(temporary)
+            lock = _locked(temporary, fcntl.LOCK_EX)
             files = {name: stamp._asdict() for name, stamp in fill(temporary).items()}
             manifest = {"format": self.format, "version": self.version, "sequence": sequence, **about, "files": files}
             self._need_readable(manifest)
@@ -105,6 +109,9 @@ class SealedFolders:
                 with contextlib.suppress(ResourceError):  # the first error is the one to report
                     disk.remove(temporary)
             raise
+        finally:
+            if lock is not None:
+                os.close(lock)
         self._prune(folder, keep, disk, path)
         return path
 
@@ -178,12 +185,28 @@ class SealedFolders:
 
     def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
         """The newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
+        paths = self.paths(folder)
         damaged: list[str] = []
-        for path in reversed(self.paths(folder)):
+        for path in reversed(paths):
             if (why := self.verify(path)) is None:
                 return path, damaged
             damaged.append(why)
+        if self.paths(folder) != paths:  # a writer at work has added one, and taken these away
+            return self.newest(folder)
         return None, damaged
+
+    @contextlib.contextmanager
+    def held(self, path: Path) -> Iterator[bool]:
+        """While one is read: nobody takes it away. Whether it is still there."""
+        try:
+            lock = _locked(path, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            yield (path / MANIFEST).exists()
+        finally:
+            os.close(lock)
 
     def check(
         self, path: Path, name: str, manifest: Mapping[str, Any], known: Collection[tuple[int, int]] = ()
@@ -230,6 +253,8 @@ class SealedFolders:
         good = 0
         for path in reversed(self.paths(folder)):
             if good >= keep:
+                if _is_held(path):
+                    continue  # somebody reads it: the next write takes it away
                 aside = folder / f"{_OLD}{path.name}"
                 disk.rename(path, aside)  # half a folder must never look like a whole one
                 disk.remove(aside)
@@ -239,8 +264,39 @@ class SealedFolders:
     def _clear(self, folder: Path, disk: Disk) -> None:
         """What crashes left behind."""
         for path in folder.iterdir():
-            if path.name.startswith((_TEMPORARY, _OLD)):
+            if path.name.startswith((_TEMPORARY, _OLD)) and not _is_held(path):
                 disk.remove(path)
+
+
+def _locked(path: Path, kind: int) -> int:
+    """A descriptor of a folder, held by it where the file system has locks.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is not there.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, kind)
+    return fd
+
+
+def _is_held(path: Path) -> bool:
+    """Whether somebody writes or reads a folder now, where the file system can tell."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _inode(path: Path) -> tuple[int, int]:

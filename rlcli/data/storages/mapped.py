@@ -147,7 +147,7 @@ class MappedStorage(Storage):
         self.parts, self.amended = list(parts), dict(amended or {})
         for part, after in zip(self.parts, self.parts[1:], strict=False):
             if part.first + part.rows != after.first:
-                raise _damaged(after.path, f"it begins with row {after.first}, {part.first + part.rows} is next")
+                raise damaged_rows(after.path, f"it begins with row {after.first}, {part.first + part.rows} is next")
         shapes = [(p.first, p.lanes, p.rows // p.lanes if p.lanes > 1 else 1) for p in self.parts]
         self._shapes = np.array(shapes, np.int64).reshape(-1, 3)
         self._columns = np.empty((0, 0), np.int64)
@@ -202,7 +202,7 @@ class MappedStorage(Storage):
         for key, field in self.fields.items():
             begin = part.offsets.get(key, -1)
             if not 0 <= begin <= part.size - part.rows * field.width:
-                raise _damaged(part.path, f"{part.rows} rows of {show(key)} at byte {begin} are not within it")
+                raise damaged_rows(part.path, f"{part.rows} rows of {show(key)} at byte {begin} are not within it")
         self._columns[number] = [base + part.offsets[key] for key in self.fields]
 
     def _map_all(self, parts: np.ndarray) -> None:
@@ -216,16 +216,23 @@ class MappedStorage(Storage):
             self._map(number)
             self._point(number)
 
+    def file(self, part: int) -> np.ndarray:
+        """The bytes of the file of a part, uint8, mapped."""
+        if len(self._columns) != len(self.parts):
+            self._locate()
+        self._map_all(np.array([part]))
+        return self._maps[part].numpy()
+
     def _map(self, number: int) -> None:
         part = self.parts[number]
         try:
             size = part.path.stat().st_size
             if size != part.size:
-                raise _damaged(part.path, f"it has {size} bytes, {part.size} were written")
+                raise damaged_rows(part.path, f"it has {size} bytes, {part.size} were written")
             self._maps[number] = map_file(part.path, size, shared=False)  # of a folder that may not be written too
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
-            raise _damaged(part.path, "it is missing" if missing else error.strerror or str(error)) from error
+            raise damaged_rows(part.path, "it is missing" if missing else error.strerror or str(error)) from error
         except RuntimeError as error:
             raise ResourceError("cannot map a file of rows", where=str(part.path), why=str(error)) from error
 
@@ -263,8 +270,9 @@ class MappedStorage(Storage):
         return {**super().facts(), "folder": self.where, "files": len(self.parts)}
 
 
-def _damaged(path: Path, why: str) -> DamagedDataError:
-    return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it from a copy.")
+def damaged_rows(path: Path, why: str) -> DamagedDataError:
+    """The error for a file that is only read."""
+    return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it, or load a dump.")
 
 
 @cache

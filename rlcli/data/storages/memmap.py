@@ -374,7 +374,7 @@ class LazyMemmapStorage(Storage):
         out = []
         for number, begin in found.items():
             segment, place = table.segments[number], number * rows
-            piece = segment.digest(max(0, begin - place), min(rows, self.total - place))
+            piece = table.layout.digest(segment.bytes, max(0, begin - place), min(rows, self.total - place))
             out.append((number, segment.version, piece))
         return out
 

@@ -64,6 +64,20 @@ class SegmentLayout(NamedTuple):
     def rows(self) -> int:
         return 1 << self.shift
 
+    def digest(self, memory: np.ndarray, start: int, stop: int) -> Piece:
+        """Rows `[start, stop)` of a segment's bytes, with the checksum of what they hold now."""
+        places = zip(self.offsets.tolist(), self.widths.tolist(), strict=True)
+        parts = [memoryview(memory[o + start * w : o + stop * w]) for o, w in places]  # type: ignore[arg-type]
+        return Piece(start, stop, digest_of(*parts))
+
+    def damage(self, memory: np.ndarray, number: int, pieces: Iterable[Piece]) -> str | None:
+        """What is wrong with the bytes of segment `number`, of which these pieces were written."""
+        for piece in pieces:
+            if self.digest(memory, piece.start, piece.stop) != piece:
+                first = number * self.rows
+                return f"rows {first + piece.start} to {first + piece.stop - 1} were altered"
+        return None
+
 
 class Piece(NamedTuple):
     """Rows `[start, stop)` of a segment, and the checksum of their bytes, column after column."""
@@ -129,15 +143,6 @@ class Segment:
             path.unlink()
         return segment
 
-    def part(self, start: int, stop: int) -> list[memoryview]:
-        """Rows `[start, stop)`, a view a column."""
-        places = zip(self.layout.offsets.tolist(), self.layout.widths.tolist(), strict=True)
-        return [memoryview(self.bytes[o + start * w : o + stop * w]) for o, w in places]  # type: ignore[arg-type]
-
-    def digest(self, start: int, stop: int) -> Piece:
-        """These rows with the checksum of what they hold now."""
-        return Piece(start, stop, digest_of(*self.part(start, stop)))
-
     @property
     def rows(self) -> int:
         """Rows that it has room for."""
@@ -156,11 +161,7 @@ class Segment:
 
     def damaged(self, pieces: Iterable[Piece]) -> str | None:
         """What is wrong with the rows that these checksums cover."""
-        for piece in pieces:
-            if self.digest(piece.start, piece.stop).digest != piece.digest:
-                rows = self.number * self.layout.rows
-                return f"rows {rows + piece.start} to {rows + piece.stop - 1} were altered"
-        return None
+        return self.layout.damage(self.bytes, self.number, pieces)
 
 
 class SegmentTable:

@@ -10,6 +10,7 @@ once. Next observations that `exact` put aside go to the buffer's side pool; all
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,20 +27,22 @@ from rlcli.data.collected.batches import key_of
 from rlcli.data.collected.folder import left_out
 from rlcli.data.fields import Field
 from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
+from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS, read_dump, take_rows
 from rlcli.data.files.row_files import SavedRows
 from rlcli.data.files.state import ROWS, decode_state, loading_state
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
-from rlcli.data.storages.mapped import MappedStorage, Part
-from rlcli.data.storages.row_journal import JOURNAL, Committed, check_rows, need_class, state_name
+from rlcli.data.storages.mapped import MappedStorage, Part, damaged_rows
+from rlcli.data.storages.row_journal import JOURNAL, Committed, need_class, state_name
 from rlcli.data.storages.segment import SegmentLayout, name_of
-from rlcli.data.stored.place import CHECKPOINT, FRAMES, KEPT, Place, find, nothing_yet
+from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple
 from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
 from rlcli.transforms.delta_codec import DELTA
+from rlcli.typed import Misfit
 
 PIECE = 8192  # rows that are copied together
 
@@ -133,10 +136,18 @@ def open_rows(path: Path) -> MappedStorage:
     DamagedDataError
         A file is missing, cut, grown or altered, or no state was committed with the rows.
     """
-    for file, why in check_rows(path):
-        if why is not None:
-            raise DamagedDataError("a file of rows is damaged", where=str(file), why=why, fix="Load a dump.")
     said = Committed(path / JOURNAL)
+    while True:
+        try:
+            return _committed_rows(path, said)
+        except DamagedDataError:
+            before, said = said, Committed(path / JOURNAL)
+            if said.next == before.next:  # else a writer at work has gone on, and taken away what it does not need
+                raise
+
+
+def _committed_rows(path: Path, said: Committed) -> MappedStorage:
+    """All files are mapped before any is read: from then on nobody can take them away."""
     if not said.pieces:
         raise nothing_yet(path)
     if said.state is None:
@@ -149,14 +160,22 @@ def open_rows(path: Path) -> MappedStorage:
     header, fields = said.header, said.fields
     need_class(header, path / JOURNAL)
     layout = SegmentLayout.of(fields, header["segment_rows"])
-    parts = []
-    for number, (version, pieces) in sorted(said.pieces.items()):
+    parts, named = [], sorted(said.pieces.items())
+    for number, (version, pieces) in named:
         file, first = path / name_of(number, version), number * layout.rows
         live = pieces[0].start, pieces[-1].stop
         parts.append(Part.within(file, layout.size, first, fields, layout.rows, *live))
-    file = path / state_name(said.state[0])
-    ring = decode_state(file.read_bytes(), str(file))
-    return _storage(path, header, fields, parts, ring)
+    number, stamp = said.state
+    file = path / state_name(number)
+    try:
+        ring = decode_state(stamp.content(file), str(file))
+    except Misfit as error:
+        raise damaged_rows(file, error.why) from error
+    storage = _storage(path, header, fields, parts, ring)
+    for part, (number, (_, pieces)) in enumerate(named):
+        if (why := layout.damage(storage.file(part), number, pieces)) is not None:
+            raise damaged_rows(parts[part].path, why)
+    return storage
 
 
 def _storage(
@@ -219,15 +238,26 @@ def open_buffer(
     DamagedDataError
         Something is not as it was written: every checksum is compared.
     """
-    place = find(path)
-    _need_open(place, max_size, options)
-    if max_size is not None:
-        source = _opened(place, {})
-        try:
-            return _copy(source, place, max_size, transform, sampler=sampler, batch_size=batch_size, **options)
-        finally:
-            source.close()
-    return _with_sides(_opened(place, {"sampler": sampler, "batch_size": batch_size, **options}), place, transform)
+    options = {"sampler": sampler, "batch_size": batch_size, **options}
+    while True:
+        place = find(path)
+        _need_open(place, max_size, options)
+        kind = {DUMP: FOLDERS, CHECKPOINT: CHECKPOINTS}.get(place.kind)
+        with contextlib.nullcontext(True) if kind is None else kind.held(place.path) as there:
+            if there or place.path == Path(path):  # else a writer at work has taken it away since then
+                return _buffer_over(place, max_size, transform, options)
+
+
+def _buffer_over(
+    place: Place, max_size: int | None, transform: Callable[[Any], Any] | None, options: dict[str, Any]
+) -> TensorDictReplayBuffer:
+    if max_size is None:
+        return _with_sides(_opened(place, options), place, transform)
+    source = _opened(place, {})
+    try:
+        return _copy(source, place, max_size, transform, **options)
+    finally:
+        source.close()
 
 
 def _need_open(place: Place, max_size: int | None, options: Mapping[str, Any]) -> None:

@@ -26,8 +26,11 @@ from rlcli.data import (
     full_next_obs,
     open_buffer,
 )
+from rlcli.data.files import dumps
+from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.next_obs import concat
 from rlcli.data.storages import mapped
+from rlcli.data.stored import opening
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, ResourceError
 from rlcli.inspection.folder import inspect
@@ -206,6 +209,88 @@ def test_kept_rows_are_read_as_their_buffer_read_them(tmp_path, codes):
     equal(buffer[:], theirs[:])
     buffer.sample()
     assert content(tmp_path) == before and len(buffer) == 120
+
+
+class Meanwhile:
+    """Calls a function, and before or after its first two calls something else."""
+
+    def __init__(self, function, work, after=False):
+        self.function, self.work, self.after, self.left = function, work, after, 2
+
+    def __call__(self, *args, **options):
+        found, self.left = self.function(*args, **options) if self.after else None, self.left - 1
+        if self.left >= 0:
+            self.work()
+        return found if self.after else self.function(*args, **options)
+
+
+def numbered(first, count=40):
+    return TensorDict({"number": torch.arange(first, first + count)}, [count])
+
+
+@pytest.mark.parametrize("codes", [False, True])
+def test_kept_rows_are_read_beside_a_writer_that_takes_away_what_it_no_longer_needs(tmp_path, monkeypatch, codes):
+    rb = ReplayBuffer(storage=LazyMemmapStorage(50, scratch_dir=tmp_path, commit_seconds=0.0), codes=codes)
+    rb.extend(numbered(0))
+    written = iter(range(40, 1000, 40))
+
+    def go_round():
+        for _ in range(4):
+            rb.extend(numbered(next(written)))
+
+    monkeypatch.setattr(opening, "_committed_rows", Meanwhile(opening._committed_rows, go_round))
+    found = open_buffer(tmp_path)[:]["number"]
+    assert found.sort().values.tolist() == list(range(310, 360))
+    monkeypatch.setattr(mapped, "MAPPED", 1)
+    equal(open_buffer(tmp_path)[:], rb[:])
+
+
+@pytest.mark.parametrize("load", ["open", "copy", "loads"])
+def test_a_dump_is_read_beside_a_writer_that_replaces_it(tmp_path, monkeypatch, load):
+    rb = ReplayBuffer(storage=LazyTensorStorage(50))
+
+    def again():
+        rb.extend(numbered(len(rb), 5))
+        rb.dumps(tmp_path)
+
+    again()
+    for where, name in ((opening, "find"), (dumps, "_newest")):
+        monkeypatch.setattr(where, name, Meanwhile(getattr(where, name), again, after=True))
+    verify, left = SealedFolders.verify, [3]
+
+    def verified_too_late(self, path, known=()):
+        if not known and left[0]:
+            left[0] -= 1
+            again()
+        return verify(self, path, known)
+
+    monkeypatch.setattr(SealedFolders, "verify", verified_too_late)
+    if load == "loads":
+        read = ReplayBuffer(storage=LazyTensorStorage(50))
+        read.loads(tmp_path)
+    else:
+        read = open_buffer(tmp_path, max_size=50 if load == "copy" else None)
+    found = read[:]["number"].tolist()
+    assert found == list(range(len(found))) and len(found) >= 20
+
+
+def test_a_dump_that_is_read_or_written_is_not_taken_away(tmp_path):
+    rb = ReplayBuffer(storage=LazyTensorStorage(50))
+    rb.extend(numbered(0))
+    rb.dumps(tmp_path)
+    (first,) = tmp_path.iterdir()
+    with dumps.FOLDERS.held(first) as there:
+        assert there
+        rb.dumps(tmp_path)
+        assert first.exists()
+    other = tmp_path / ".tmp_000009_4711"  # that of another process
+    other.mkdir()
+    with dumps.FOLDERS.held(other) as there:
+        assert not there
+        rb.dumps(tmp_path)
+        assert other.exists() and not first.exists()
+    rb.dumps(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["dump_000004"]
 
 
 @pytest.mark.parametrize("kind", ["tensor", "memmap", "compressed"])
