@@ -25,11 +25,16 @@ from rlcli.report.ledger import LEARNER, ROLLOUT
 
 
 def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
-    """RAM, the disk under the run folder, and every GPU that the run uses."""
+    """RAM, the disk under the run folder, another under `storage.scratch_dir`, and every GPU that the run uses."""
     found = [Place("RAM", plan.total + plan.workers, *free_memory())]
-    folder = _existing(Path(cfg.run.dir or "runs"))
-    usage = shutil.disk_usage(folder)
-    found.append(Place("disk", disk_need(cfg, plan), usage.free, usage.total))
+    folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
+    usage, rows = shutil.disk_usage(folder), 0
+    if scratch is not None and scratch.stat().st_dev != folder.stat().st_dev:
+        rows = _files_of_rows(cfg, plan)
+    found.append(Place("disk", need - rows, usage.free, usage.total))
+    if rows and scratch is not None:
+        usage = shutil.disk_usage(scratch)
+        found.append(Place(SCRATCH, rows, usage.free, usage.total))
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info(device)
@@ -37,8 +42,18 @@ def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
     return found
 
 
+SCRATCH = "scratch disk"
+
+
+def _scratch_of(cfg: Any) -> Path | None:
+    """Where the rows of a storage on disk lie, if that is not the run folder."""
+    storage = getattr(cfg, "storage", None)
+    given = None if storage is None or storage.kind != "memmap" else storage.scratch_dir
+    return None if given is None else _existing(Path(given))
+
+
 def disk_need(cfg: CollectConfig, plan: Plan) -> int:
-    """Bytes that the run folder will grow to: frames where they are collected, checkpoints and a memmap else."""
+    """Bytes on disks: frames where they are collected, checkpoints and a memmap else."""
     if plan.verb == "collect":
         return math.ceil(plan.component("rollout") / max(plan.frames, 1) * cfg.total_frames)
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
@@ -73,6 +88,10 @@ def _advice(cfg: Any, plan: Plan, place: Place) -> Iterator[str]:
         elif plan.component(BUFFER):
             each = math.ceil(over / (cfg.run.keep + 1))  # a checkpoint holds the rows too
             yield f"storage.max_size={_scaled(_rows(cfg), plan.component(BUFFER), each)} fits on the disk"
+        return
+    if place.name == SCRATCH:
+        fitting = _scaled(cfg.storage.max_size, place.need, over)
+        yield f"storage.max_size={fitting} fits on the disk of storage.scratch_dir={cfg.storage.scratch_dir}"
         return
     yield from sorted(_savings(cfg, plan, place, over), key=lambda line: "not enough" in line)
 

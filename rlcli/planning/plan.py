@@ -51,7 +51,7 @@ class Place:
     Attributes
     ----------
     name : str
-        "RAM", "disk", "cuda:0".
+        "RAM", "disk", "scratch disk", "cuda:0".
     need, free, total : int
     """
 

@@ -202,6 +202,11 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> list
         dtype, shape = _name(field.dtype), (count, *field.shape)
         nbytes = round(count * width)
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
+    for key, field in (
+        rows.successors.items() if mode == "exact" else ()
+    ):  # found in the row that follows, and the index
+        shape, dtype = (count, *field.shape), _name(field.dtype)
+        columns.append(Entry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
     columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
@@ -214,14 +219,21 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> list
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     """What says which rows belong together, and in `exact` the next observations that no row stands for.
 
-    A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own.
+    A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own, and
+    where rows have no ids a trajectory of its own, whose last next observation no row stands for.
     """
-    trajectories = count // EPISODE + rows.lanes
-    runs = trajectories + (count // rows.steps if storage.ndim == 1 and rows.lanes > 1 else 0)
-    table = WORDS * 8 * (_power(runs) + _power(trajectories)) + 8 * _power(2 * trajectories) + storage.max_size // 8
+    from rlcli.data.index.markers import Markers
+
+    ids = Markers.among(rows.stored(mode)).traj_key is not None
+    pieces = count // rows.steps if storage.ndim == 1 and rows.lanes > 1 else 0
+    episodes = count // EPISODE + rows.lanes
+    runs = pieces + episodes * (rows.steps - 1) // rows.steps if pieces else episodes  # some end with their piece
+    trajectories = episodes if ids else runs
+    table = WORDS * 8 * (_power(runs) + trajectories * 9 // 8) + storage.max_size // 8  # room for up to a quarter more
+    table += 8 * _power(2 * trajectories) if ids else 0
     if mode != "exact":
         return table
-    return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 5 // 4
+    return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 9 // 8
 
 
 def _frame(stack: Field) -> Field:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import gc
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -90,6 +92,7 @@ def _same(run, planned, ends):
         assert not said, said
     if planned.component("buffer"):
         held = _bytes(run.summary["memory"]["entries"], "buffer")
+        assert held.keys() == _bytes(planned.as_dict()["entries"], "buffer").keys()
         for name, told in _bytes(planned.as_dict()["entries"], "buffer").items():
             if name[1] == "index":  # depends on episodes
                 assert told[0] > 0
@@ -302,6 +305,43 @@ def test_the_disk_that_a_storage_in_files_asks_for_is_foretold(tmp_path, monkeyp
     disk = next(place for place in rlcli.plan([*overrides, *UNTRIED]).places if place.name == "disk")
     rlcli.train([*overrides, *UNTRIED, f"run.dir={tmp_path / 'run'}"])
     assert 16_000_000 < asked[0] <= disk.need < 1.2 * asked[0]
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no second disk")
+def test_rows_in_a_scratch_folder_are_asked_of_its_own_disk(tmp_path, monkeypatch):
+    if os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
+        pytest.skip("the second disk is the first")
+    overrides = [
+        "recipe=dqn_cartpole",
+        "storage=memmap",
+        "storage.max_size=1_000_000",
+        *SMALL["dqn_cartpole"],
+        *UNTRIED,
+    ]
+    monkeypatch.chdir(tmp_path)
+    one, two = (
+        {place.name: place for place in rlcli.plan([*overrides, *more]).places}
+        for more in ([], ["storage.scratch_dir=/dev/shm/rows"])
+    )
+    assert "scratch disk" not in one and two["scratch disk"].need > 16_000_000
+    assert two["disk"].need + two["scratch disk"].need == one["disk"].need
+    assert two["scratch disk"].total == shutil.disk_usage("/dev/shm").total
+    cfg = configure("train", [*overrides, "storage.scratch_dir=/dev/shm/rows"])
+    planned = rlcli.plan([*overrides, "storage.scratch_dir=/dev/shm/rows"])
+    full = dataclasses.replace(two["scratch disk"], free=two["scratch disk"].need // 2)
+    (line,) = advice_for(cfg, dataclasses.replace(planned, places=(full,)))
+    assert re.match(r"storage\.max_size=\d+ fits on the disk of storage\.scratch_dir=/dev/shm/rows", line)
+
+
+@pytest.mark.parametrize("words", [[], ["memory=full"]])
+def test_the_index_of_single_rows_is_foretold(tmp_path, words):
+    """In a flat storage every row of several envs is a trajectory of its own: of batches of one step, without ids."""
+    overrides = ["recipe=dqn_cartpole", *SMALL["dqn_cartpole"], *UNTRIED, "env.num=4", "collector.frames_per_batch=4"]
+    overrides += ["storage.max_size=5000", "total_frames=2000", "optim.updates_per_frame=0.001", *words]
+    told = next(e.bytes for e in rlcli.plan(overrides).entries if e.key == "index")
+    ledger = rlcli.train([*overrides, f"run.dir={tmp_path / 'run'}"]).summary["memory"]["entries"]
+    held = next(entry["bytes"] for entry in ledger if entry["key"] == "index")
+    assert told == pytest.approx(held, rel=0.15)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 64, 65, 1000, 4097])
