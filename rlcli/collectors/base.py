@@ -66,6 +66,23 @@ def no_stage(name: str) -> AbstractContextManager:
     return contextlib.nullcontext()
 
 
+def called(name: str, function: Callable, *given: Any) -> Any:
+    """What a function of the user's returns; a StopIteration that it raises would end iterations as if all was done.
+
+    Raises
+    ------
+    ArgumentError
+        In place of that.
+    """
+    try:
+        return function(*given)
+    except StopIteration as error:
+        raise ArgumentError(
+            f"{name} raised StopIteration", why=str(error) or "an iterator in it has ended",
+            fix="To stop collecting, leave the loop; next(iterator, None) raises nothing.",
+        ) from error  # fmt: skip
+
+
 class BaseCollector:
     """Iterate it for batches; `deliver` one, with what there is to know of it; or give it a buffer and `start()` it.
 
@@ -221,10 +238,10 @@ class BaseCollector:
 
     def _processed(self, piece: TensorDictBase) -> TensorDictBase:
         if self.postproc is not None:
-            changed = self.postproc(piece)
+            changed = called("postproc", self.postproc, piece)
             piece = piece if changed is None else changed
         if self.post_collect_hook is not None:
-            self.post_collect_hook(piece)
+            called("post_collect_hook", self.post_collect_hook, piece)
         return piece
 
     def _store(self, piece: TensorDictBase) -> None:
@@ -265,6 +282,14 @@ class BaseCollector:
             raise ArgumentError(
                 "the collector collects in the background", fix="Read its buffer; async_shutdown() ends the thread."
             )
+
+    def _refuse_failed(self) -> None:
+        """Nobody will act on what is handed to a thread that has ended."""
+        if self._failure is not None and self._thread is not None:
+            raise ResourceError(
+                "the thread that collects has ended with an error", why=in_words(self._failure),
+                fix="async_shutdown() raises the error itself.",
+            ) from self._failure  # fmt: skip
 
     def _work(self) -> None:
         try:

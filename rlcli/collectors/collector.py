@@ -18,11 +18,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
-from rlcli.collectors.base import BaseCollector, Collected
+from rlcli.collectors.base import BaseCollector, Collected, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import TrajectoryPool, assemble
-from rlcli.collectors.options import Device, Stepping, divided, next_steps, steps_of
+from rlcli.collectors.options import Counted, Device, Stepping, divided, next_steps, steps_of
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.weights import FollowedWeights, Source
@@ -143,9 +143,9 @@ class Collector(BaseCollector):
     """
 
     env: EnvBase
-    frames_per_batch: int
-    total_frames: int
-    init_random_frames: int
+    frames_per_batch: int = Counted()  # type: ignore[assignment]
+    total_frames: int = Counted()  # type: ignore[assignment]
+    init_random_frames: int = Counted()  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -308,10 +308,12 @@ class Collector(BaseCollector):
 
     def _stepped(self, steps: int, timed: bool) -> Collected:
         self._refuse_background()
+        self._refuse_closed()
         if self.update_at_each_batch:
             self.update_policy_weights_()
         if self.pre_collect_hook is not None:
-            self.pre_collect_hook()
+            called("pre_collect_hook", self.pre_collect_hook)
+            self._refuse_closed()
         if self.reset_at_each_iter:
             self.engine.begun = False
         if steps < 1:
@@ -476,7 +478,15 @@ class Collector(BaseCollector):
             made with.
         model_id : str, optional
             Update this registered model alone; by default the policy, and all registered models with it.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown model, or weights that do not fit it.
+        ResourceError
+            The thread that collects has ended with an error.
         """
+        self._refuse_failed()
         self._weights.publish(policy, model_id)
 
     @property

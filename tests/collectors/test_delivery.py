@@ -168,3 +168,17 @@ def test_what_a_postproc_changes_in_place_is_delivered():
 
     made = collector(postproc=mark)
     assert bool(made.deliver().pieces[0]["mark"].all()) and bool(made.next()["mark"].all())
+
+
+@pytest.mark.parametrize("way", ["iteration", "deliver", "buffer"])
+@pytest.mark.parametrize("name", ["postproc", "pre_collect_hook", "post_collect_hook"])
+@pytest.mark.parametrize("cut", ["batches", "whole"])
+def test_a_stop_iteration_of_a_users_function_ends_nothing_in_silence(name, way, cut):
+    calls = iter([None, None])
+    options = WAYS[cut] | {name: lambda *_: next(calls)}
+    if way == "buffer":
+        options["replay_buffer"] = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=4)
+    with collector(**options) as made, pytest.raises(ArgumentError, match=f"{name} raised StopIteration") as caught:
+        for _ in deliveries(made) if way == "deliver" else made:
+            pass
+    assert caught.value.fix
