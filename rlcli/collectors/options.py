@@ -43,6 +43,37 @@ def whole(name: str, value: Any) -> int:
     return int(value)
 
 
+def counted(name: str, value: Any) -> int:
+    """The number of an option of `Stepping`'s that counts something: whole, and large enough.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    number = whole(name, value)
+    if name == "total_frames" and (number == 0 or number < -1):
+        raise ArgumentError(
+            "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end."
+        )
+    least = {"frames_per_batch": 1, "init_random_frames": 0, "seed": 0}.get(name)
+    if least is not None and number < least:
+        raise ArgumentError(f"{name} must be at least {least}", why=f"got {number}")
+    return number
+
+
+class Counted:
+    """An attribute that is such an option, and may be set anew between two batches."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else vars(instance)[self._name]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self._name] = counted(self._name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stepping:
     """All that it takes to step envs under a policy; each option is described at `Collector`.
@@ -88,21 +119,11 @@ class Stepping:
     traj_pool: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("frames_per_batch", "total_frames"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
-        for name in ("init_random_frames", "max_frames_per_traj", "seed"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole(name, getattr(self, name)))
-        if self.seed is not None and self.seed < 0:
-            raise ArgumentError("seed must be at least 0", why=f"got {self.seed}")
+        for name in ("frames_per_batch", "total_frames", "init_random_frames", "max_frames_per_traj", "seed"):
+            if getattr(self, name) is not None or name in ("frames_per_batch", "total_frames"):
+                object.__setattr__(self, name, counted(name, getattr(self, name)))
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
-        if self.frames_per_batch < 1:
-            raise ArgumentError("frames_per_batch must be at least 1", why=f"got {self.frames_per_batch}")
-        if self.total_frames == 0 or self.total_frames < -1:
-            raise ArgumentError(
-                "total_frames must be at least 1", why=f"got {self.total_frames}", fix="Use -1 to collect without end."
-            )
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:

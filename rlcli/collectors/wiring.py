@@ -14,7 +14,7 @@ from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
-from rlcli.collectors.states import missing_transforms, refuse_lost_states
+from rlcli.collectors.states import missing_transforms, refuse_lost_states, transforms_of
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
 from rlcli.envs.mdp import on_tensordicts
@@ -65,7 +65,7 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
     Raises
     ------
     ArgumentError
-        Several envs, or none of rlcli's.
+        Several envs, none of rlcli's, or arguments for one that is made already.
     """
     if isinstance(create_env_fn, list | tuple):
         raise ArgumentError(
@@ -73,6 +73,11 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
             fix="Put them together: SerialEnv(n, [make_env, ...]).",
         )
     if isinstance(create_env_fn, EnvBase):
+        if kwargs:
+            raise ArgumentError(
+                "create_env_kwargs is for what makes an env, and create_env_fn is one already",
+                why=f"it names {', '.join(kwargs)}", fix="Give a function or a name as create_env_fn.",
+            )  # fmt: skip
         return create_env_fn
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))
@@ -95,7 +100,7 @@ def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, 
     """
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
-    counted = isinstance(env, TransformedEnv) and any(isinstance(t, StepCounter) for t in env.transforms)
+    counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
     extra: list[Transform] = [] if max_frames_per_traj is None or counted else [StepCounter()]
     if auto and policy is not None:
         extra += missing_transforms(env, policy)

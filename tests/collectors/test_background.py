@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from rlcli.collectors import Collector
-from rlcli.envs import GymEnv
+from rlcli.envs import GymEnv, ParallelEnv
 from rlcli.errors import ArgumentError, ResourceError
 
 
@@ -170,3 +173,27 @@ def test_what_was_collected_before_the_end_is_whole_in_the_buffer():
         until(lambda: len(made.replay_buffer) > 2)
     rows = torch.cat(list(made.replay_buffer))
     assert rows["next", "done"].squeeze(-1).nonzero().squeeze(-1).tolist() == list(range(2, len(rows), 3))
+
+
+def test_weights_are_not_published_to_a_thread_that_has_failed():
+    policy = TensorDictModule(nn.Linear(1, 2), ["observation"], ["action"])
+    made = Collector(GymEnv(Slow()), policy, frames_per_batch=5, replay_buffer=Kept(), pre_collect_hook=fail)
+    made.start()
+    made._thread.join(30)
+    with pytest.raises(ResourceError, match=r"has ended with an error.*from the thread.*async_shutdown"):
+        made.update_policy_weights_()
+    with pytest.raises(RuntimeError, match="from the thread"):
+        made.async_shutdown()
+
+
+def test_a_closed_env_is_not_stepped():
+    env = Slow()
+    made = Collector(GymEnv(env), frames_per_batch=5)
+    made.shutdown()
+    with pytest.raises(ArgumentError, match="shut down"):
+        made.rollout()
+    made = Collector(
+        ParallelEnv(1, partial(GymEnv, "CartPole-v1")), frames_per_batch=5, pre_collect_hook=lambda: made.shutdown()
+    )
+    with pytest.raises(ArgumentError, match="shut down"):
+        made.next()

@@ -348,6 +348,12 @@ def test_ids_do_not_depend_on_who_cuts_an_episode():
         assert torch.equal(batches[0].get(key), batches[1].get(key)), key
 
 
+def test_a_frame_limit_adds_no_counter_to_envs_that_count():
+    env = SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter()))
+    batch = Collector(env, frames_per_batch=40, max_frames_per_traj=5, seed=0).next()
+    assert batch["step_count"].max() == 4 and batch["next", "truncated"].sum() == 8
+
+
 def test_a_frame_limit_leaves_the_users_env_as_it_was():
     env = counters(1, lengths=(20,))
     collector = Collector(env, frames_per_batch=5, max_frames_per_traj=2)

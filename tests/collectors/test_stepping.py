@@ -32,10 +32,14 @@ def counter() -> GymEnv:
     return GymEnv(Counter())
 
 
+class Greedy(nn.Linear):
+    def forward(self, x):
+        return nn.functional.one_hot(super().forward(x).argmax(-1), 3)
+
+
 def make_policy() -> TensorDictModule:
     torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(2, 3), nn.Softmax(-1))
-    return TensorDictModule(net, ["observation"], ["action"])
+    return TensorDictModule(Greedy(2, 3), ["observation"], ["action"])
 
 
 def stepping(**options) -> Stepping:
@@ -144,6 +148,7 @@ def test_every_member_is_named():
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"seed": "3"}, "seed must be a whole number"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"init_random_frames": -1}, "init_random_frames must be at least 0"),
     ],
 )
 def test_stepping_refuses_what_contradicts_itself(options, sentence):
@@ -171,3 +176,25 @@ def test_a_float_that_is_whole_and_numbers_of_numpy_are_taken_as_they_are_meant(
     assert Delivery(trajs_per_batch=2.0).trajs_per_batch == 2
     with pytest.raises(ArgumentError, match="trajs_per_batch must be a whole number"):
         Delivery(trajs_per_batch=2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("frames_per_batch", 0, "frames_per_batch must be at least 1"),
+        ("frames_per_batch", 2.5, "frames_per_batch must be a whole number"),
+        ("total_frames", 0, "total_frames must be at least 1"),
+        ("init_random_frames", "5", "init_random_frames must be a whole number"),
+    ],
+)
+def test_what_is_changed_between_batches_is_looked_at_as_at_first(name, value, sentence):
+    made = Collector(make_env, frames_per_batch=4, total_frames=8)
+    with pytest.raises(ArgumentError, match=sentence):
+        setattr(made, name, value)
+    made.frames_per_batch, made.total_frames, made.init_random_frames = 2.0, np.int64(6), 1e1
+    assert [batch.shape[-1] for batch in made] == [1, 1, 1] and made.init_random_frames == 10
+
+
+def test_arguments_of_an_env_that_is_made_already_are_refused():
+    with pytest.raises(ArgumentError, match=r"create_env_kwargs is for what makes an env.*render_mode"):
+        Collector(make_env(), create_env_kwargs={"render_mode": "rgb_array"})
