@@ -199,12 +199,12 @@ class Bounded(TensorSpec):
 
     def rand(self, shape=(), *, generator=None) -> Tensor:
         """Uniform between finite bounds; exponential from one bound, normal with none (as gymnasium)."""
-        shape = (*shape, *self.shape)
-        if self.dtype.is_floating_point:
-            low, high, one = (self.low, self.high, torch.ones((), dtype=self.dtype, device=self.device))
-        else:
-            low, high, one = (self.low.double(), self.high.double() + 1, torch.ones((), dtype=torch.float64))
-        unit = torch.rand(shape, generator=generator, dtype=one.dtype, device=self.device)
+        shape, floats = (*shape, *self.shape), self.dtype.is_floating_point
+        dtype = self.dtype if floats else torch.float64
+        unit = torch.rand(shape, generator=generator, dtype=dtype, device=self.device)
+        if not floats:
+            return self.project(self._whole(unit))
+        low, high = self.low, self.high
         below, above = low.isinf(), high.isinf()
         floor, ceiling = low.masked_fill(below, 0), high.masked_fill(above, 0)
         span = ceiling - floor
@@ -212,14 +212,20 @@ class Bounded(TensorSpec):
         if bool(span.isinf().any()):  # farther apart than the dtype can tell
             value = torch.where(span.isinf(), floor * (1 - unit) + ceiling * unit, value)
         if bool((below | above).any()):
-            normal = torch.randn(shape, generator=generator, dtype=one.dtype, device=self.device)
+            normal = torch.randn(shape, generator=generator, dtype=dtype, device=self.device)
             tail = -torch.log1p(-unit)
             value = torch.where(above & ~below, low + tail, value)
             value = torch.where(below & ~above, high - tail, value)
             value = torch.where(below & above, normal, value)
-        if not self.dtype.is_floating_point:
-            value = value.floor()
         return self.project(value)
+
+    def _whole(self, unit: Tensor) -> Tensor:
+        """int64, from numbers between 0 and 1: added to a bound as integers, which doubles tell apart up to 2^53."""
+        low, apart = self.low.double(), self.high.long() - self.low.long()
+        span = torch.where(apart < 0, self.high.double() - low, apart.double()) + 1  # farther apart than an int64 tells
+        away = (span * unit).floor()
+        far = (low + away).clamp(max=2.0**63 - 1024)  # the largest double that is an int64
+        return torch.where(span <= 2.0**53, self.low.long() + away.clamp(max=2.0**53).long(), far.long())
 
     def project(self, value: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(value, self.low), self.high).to(self.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -69,12 +70,17 @@ class Composite(TensorSpec):
         """Take over every entry of `other`; nested entries are merged. Returns itself."""
         leaves = other.items(True, True) if isinstance(other, Composite) else other.items()
         for key, spec in leaves:
-            self.set(key, spec)
+            mine = self.get(key)
+            if isinstance(mine, Composite) and isinstance(spec, Mapping | Composite):
+                mine.update(spec)
+            else:
+                self.set(key, spec)
         return self
 
     def __getitem__(self, key):
         if not _is_key(key):
-            return self.reshaped(lambda x: x[key])
+            index = self._from_left(key)
+            return self.reshaped(lambda x: x[index])
         spec = self.get(key)
         if spec is None:
             names = ", ".join(show(k) for k in self.keys(True, True))
@@ -170,6 +176,16 @@ class Composite(TensorSpec):
         # changes name their dims from the left, so that one change fits entries of every rank
         batch = change(torch.empty(self.shape, device="meta")).shape
         return self._mapped(lambda s: s.reshaped(change), batch)
+
+    def _from_left(self, index: Any) -> tuple:
+        """An index of the composite's own dims, without an ellipsis, which would reach into the entries'."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        gap = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
+        if gap is not None:
+            sizes = [getattr(x, "ndim", 1) if getattr(x, "dtype", None) in (torch.bool, np.bool_) else 1 for x in parts]
+            taken = sum(size for x, size in zip(parts, sizes, strict=True) if x is not None and x is not Ellipsis)
+            parts[gap : gap + 1] = [slice(None)] * (len(self.shape) - taken)
+        return tuple(parts)
 
     def to(self, target: torch.device | str | torch.dtype) -> Composite:
         if isinstance(target, torch.dtype):

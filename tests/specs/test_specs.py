@@ -202,3 +202,35 @@ def test_bounds_wider_than_their_dtype_stay_finite_beside_numbers_without_bounds
     drawn = spec.rand((500,))
     assert drawn.isfinite().all() and spec.mismatch(drawn) is None
     assert drawn[:, 0].double().std() > wide / 4 and drawn[:, 0].double().mean().abs() < wide / 10
+
+
+def test_what_a_mapping_says_of_a_nested_entry_is_merged_into_it():
+    spec = Composite({"a": {"b": Unbounded((2,)), "deep": {"x": Unbounded()}}})
+    spec.update({"a": {"c": OneHot(3), "deep": Composite({"y": Binary(1)})}, "d": Unbounded()})
+    assert spec.keys(True, True) == [("a", "b"), ("a", "deep", "x"), ("a", "deep", "y"), ("a", "c"), "d"]
+    spec.update({"a": Unbounded()})
+    assert spec.keys(True, True) == ["a", "d"]
+
+
+def test_an_ellipsis_stands_for_dims_that_all_entries_share():
+    spec = Composite({"a": Unbounded((3, 4, 5)), "b": {"c": OneHot(2, (3, 4, 2))}}, shape=(3, 4))
+    for index, shape in (
+        ((..., 0), (3,)), ((0, ...), (4,)), (..., (3, 4)), ((..., None), (3, 4, 1)), ((0, ..., slice(2)), (2,)),
+        ((..., torch.tensor([True, False, True, True])), (3, 3)), ((torch.ones(3, 4, dtype=torch.bool), ...), (12,)),
+    ):  # fmt: skip
+        found = spec[index]
+        assert (found.shape, found["a"].shape, found["b", "c"].shape) == (shape, (*shape, 5), (*shape, 2))
+    with pytest.raises(IndexError):
+        spec[..., 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [(2**53, 2**53 + 3, torch.int64), (-(2**63), 2**63 - 1, torch.int64), (2**63 - 2, 2**63 - 1, torch.int64),
+     (-3, 4, torch.int8), (0, 255, torch.uint8), (0, 1, torch.bool)],
+)  # fmt: skip
+def test_whole_numbers_are_drawn_between_their_bounds_however_large(low, high, dtype):
+    spec = Bounded(low, high, (400,), dtype=dtype)
+    drawn = spec.rand()
+    assert drawn.dtype is dtype and spec.is_in(drawn)
+    assert drawn.unique().numel() == high - low + 1 if high - low < 10 else drawn.unique().numel() > 100
