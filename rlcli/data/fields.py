@@ -131,21 +131,35 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
     Raises
     ------
     ArgumentError
-        A leaf is not a tensor (a string, an object, a ragged tensor).
+        A leaf is no tensor whose rows have bytes (a string, an object, a ragged, sparse, meta or quantized tensor), or
+        has no name.
     """
     columns: dict[Key, Tensor] = {}
     if type(batch) is TensorDict and _plain_leaves(batch, (), columns):
         return columns
     columns = dict(batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor))
     for key, column in columns.items():
-        if not isinstance(column, Tensor) or column.is_nested:
+        if "" in as_tuple(key):
+            raise ArgumentError("a key has a name", where=repr(key), fix="Rename it (batch.rename_key_(...)).")
+        if not isinstance(column, Tensor) or not _has_rows(column):
             raise ArgumentError(
                 "a buffer of rows stores tensors",
                 where=show(key),
-                why=f"got {type(column).__name__}",
+                why=f"got {_kind(column)}",
                 fix="Leave the key out (batch.exclude(...)), or use ListStorage.",
             )
     return {key: _resolved(column) for key, column in columns.items()}
+
+
+def _has_rows(column: Tensor) -> bool:
+    """Whether its rows are bytes in memory, each as many as the others."""
+    return column.layout is torch.strided and not (column.is_nested or column.is_meta or column.is_quantized)
+
+
+def _kind(x: Any) -> str:
+    if not isinstance(x, Tensor) or x.is_nested:
+        return type(x).__name__
+    return "a meta tensor" if x.is_meta else f"a tensor of layout {x.layout}, dtype {x.dtype}"
 
 
 def _resolved(column: Tensor) -> Tensor:
@@ -157,10 +171,10 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
     """Collect leaves without the iterators of TensorDict, which take longer than all the rest of a small write."""
     for name, value in batch._tensordict.items():
         if isinstance(value, Tensor):
-            if value.is_nested:
+            if not name or not _has_rows(value):
                 return False
             out[(*path, name) if path else name] = _resolved(value)
-        elif type(value) is not TensorDict or not _plain_leaves(value, (*path, name), out):
+        elif not name or type(value) is not TensorDict or not _plain_leaves(value, (*path, name), out):
             return False
     return True
 

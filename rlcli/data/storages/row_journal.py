@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from rlcli.data.files.journal import End, Journal, Record, records, scan
 from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
-from rlcli.typed import Misfit, anything, kinds, listed, optional, record, row, text, whole
+from rlcli.typed import Misfit, anything, kinds, listed, optional, parsed, record, row, text, whole
 
 JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 3
 SIZE = whole(1, 1 << 40)  # of a storage, in rows
@@ -201,7 +202,9 @@ class RowJournal:
                 if self._journal.count or files_in(folder) or states(folder):
                     raise _taken(folder)
                 begun = True
-                self._journal.append({"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header})
+                first = {"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header}
+                _need_readable(first, path)
+                self._journal.append(first)
                 disk.sync_folder(folder)
             self.committed = before or Committed(path)
         except BaseException:
@@ -305,6 +308,17 @@ class RowJournal:
     def abandon(self) -> None:
         """Let other processes write, and say nothing."""
         self._journal.close()
+
+
+def _need_readable(record: Record, path: Path) -> None:
+    """Refuse to write what could not be read again."""
+    try:
+        RECORDS(parsed(json.dumps(record).encode()))
+    except Misfit as error:
+        raise ArgumentError(
+            "rows like these could not be read again", where=str(path), why=str(error),
+            fix="Store smaller rows, with fewer dims, or keep them in memory.",
+        ) from error  # fmt: skip
 
 
 def header_of(fields: Mapping[Key, Field], *, capacity: int, max_size: int, ndim: int, rows: int) -> dict[str, Any]:
