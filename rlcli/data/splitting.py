@@ -13,12 +13,12 @@ import warnings
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from rlcli.data.next_obs.packing import full_next_obs
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import DONE, MASK, TRAJ_IDS, Key, as_tuple
+from rlcli.keys import DONE, MASK, TRAJ_IDS, Key, as_tuple, show
 
 LAYOUTS = (torch.jagged, torch.strided)
 
@@ -54,7 +54,7 @@ def split_trajectories(
     MissingKeyError
         Neither ids nor done flags are there.
     ArgumentError
-        No time dim, no rows, or another layout.
+        No time dim, no rows, another layout; several ids or flags a step; a key that has no nested tensor.
     """
     if not as_nested:
         warnings.warn("split_trajectories pads: prefer the flat layout and its boundary keys", stacklevel=2)
@@ -78,6 +78,14 @@ def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
     ids, done = td.get(trajectory_key, None), td.get(done_key, None)
     starts = torch.zeros(lanes, steps, dtype=torch.bool)
     starts[:, 0] = True
+    for key, marks in ((trajectory_key, ids), (done_key, done)):
+        if marks is not None and marks.numel() != lanes * steps:
+            raise ArgumentError(
+                "a trajectory is cut where all of it ends, so there is one id or flag a step",
+                where=show(key),
+                why=f"its steps have the shape {list(marks.shape[2:])}",
+                fix='Give a key with one: done_key=("next", "done"), or reduce it (flags.any(-2)).',
+            )
     if ids is not None:
         ids = ids.reshape(lanes, steps).cpu()
         starts[:, 1:] |= ids[:, 1:] != ids[:, :-1]
@@ -107,24 +115,47 @@ def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = to
         Jagged ones share the memory of `flat` where it is contiguous, and one tensor of offsets; lazy next observations
         are gathered.
     """
+    for key, leaf in flat.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
+        if not isinstance(leaf, Tensor):
+            raise ArgumentError(
+                "nested tensors are made of tensors", where=show(key), why=f"got {type(leaf).__name__}",
+                fix="Leave the key out (batch.exclude(...)), or pad: as_nested=False.",
+            )  # fmt: skip
     parts, size = lengths.tolist(), torch.Size((len(lengths), -1))
     offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
     shortest, longest = min(parts), max(parts)
 
-    def nest(column: Tensor) -> Tensor:
+    def nest(name: str, column: Tensor) -> Tensor:
         if layout is torch.strided:
-            return torch.nested.as_nested_tensor(list(column.split(parts)), layout=torch.strided)
+            try:
+                return torch.nested.as_nested_tensor(list(column.split(parts)), layout=torch.strided)
+            except NotImplementedError as error:
+                raise ArgumentError(
+                    f"torch has no strided nested tensors of {column.dtype}",
+                    where=name,
+                    fix="Use as_nested=True (torch.jagged), or leave the key out (batch.exclude(...)).",
+                ) from error
         on = offsets if offsets.device == column.device else offsets.to(column.device)
         return torch.nested.nested_tensor_from_jagged(column, on, min_seqlen=shortest, max_seqlen=longest)
 
     def build(td: TensorDictBase) -> TensorDictBase:
         leaves: dict[str, Any] = {
-            key: build(x) if isinstance(x, TensorDictBase) else nest(x.contiguous()) for key, x in td.items()
+            key: build(x) if isinstance(x, TensorDictBase) else nest(key, x.contiguous()) for key, x in td.items()
         }
         # the public constructor compares sizes, and the ragged one is a symbol in jagged tensors, -1 in a batch size
         return TensorDict._new_unsafe(leaves, batch_size=size, names=None, device=td.device)
 
     return build(full_next_obs(flat))
+
+
+def _blank(x: Tensor, where: Tensor) -> Tensor:
+    """Zeros in the rows of `x` ``[N, T, *F]`` that bool ``[N, T]`` says."""
+    try:
+        return x.masked_fill(where.reshape(*where.shape, *[1] * (x.ndim - 2)), 0)
+    except NotImplementedError:  # of uint16, uint32, uint64 and eight-bit floats, whose zero is that of their bytes
+        x = x.clone(memory_format=torch.contiguous_format)
+        x.unsqueeze(-1).flatten(2).view(torch.uint8)[where] = 0
+        return x
 
 
 def padded(flat: TensorDictBase, lengths: Tensor, mask_key: Key) -> TensorDictBase:
@@ -150,6 +181,6 @@ def padded(flat: TensorDictBase, lengths: Tensor, mask_key: Key) -> TensorDictBa
     device = next(iter(flat.values(True, True))).device
     mask, source = mask.to(device), source.to(device)
     out = flat[source.reshape(-1)].reshape(*mask.shape)
-    out = out.apply(lambda x: x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.ndim - 2)), 0))
+    out = out.apply(lambda x: _blank(x, ~mask))
     out.names = [None, "time"]
     return out.set(mask_key, mask)

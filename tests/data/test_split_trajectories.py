@@ -145,3 +145,31 @@ def test_one_dim_of_time_is_enough_and_bad_calls_say_so():
 def test_only_padding_is_discouraged():
     with pytest.warns(UserWarning, match="prefer the flat layout"):
         split_trajectories(lanes_of([[0, 0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+def test_padding_is_zero_in_every_dtype(dtype, shape):
+    column = torch.ones(2, 4, *shape).to(dtype)
+    ids = torch.tensor([[0, 0, 0, 1], [2, 2, 3, 3]])
+    batch = TensorDict({"x": column, "collector": {"traj_ids": ids}}, [2, 4])
+    with pytest.warns(UserWarning, match="pads"):
+        out = split_trajectories(batch)
+    mask = out["mask"]
+    assert out["x"].dtype is dtype and out["x"].shape == (4, 3, *shape)
+    found = out["x"].to(torch.complex128).reshape(4, 3, -1)
+    assert (found[mask] == 1).all() and (found[~mask] == 0).all()
+
+
+@pytest.mark.parametrize(("key", "value", "options", "said"), [
+    ("text", "hello", {"as_nested": True}, r"text.*got NonTensorData"),
+    ("small", torch.ones(2, 4, dtype=torch.uint16), {"as_nested": torch.strided}, r"uint16 \(small\).*as_nested=True"),
+    (("next", "done"), torch.zeros(2, 4, 3, 1).bool(), {}, r"next.*done.*shape \[3, 1\].*done_key"),
+    (("collector", "traj_ids"), torch.zeros(2, 4, 3), {"as_nested": True}, r"traj_ids.*shape \[3\]"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:split_trajectories pads")
+def test_what_cannot_be_split_is_named(key, value, options, said):
+    batch = TensorDict({"x": torch.ones(2, 4), "collector": {"traj_ids": torch.zeros(2, 4)}}, [2, 4])
+    batch[key] = value
+    with pytest.raises(ArgumentError, match=said):
+        split_trajectories(batch, **options)
