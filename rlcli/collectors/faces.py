@@ -108,7 +108,9 @@ def _policy(engine: Engine) -> Iterator[Face]:
             elif stage.scale is not None:
                 yield Face("policy", _stage(stage), "columns, once a batch", "it is the same at every step")
             else:
-                yield Face("policy", _stage(stage), "columns, called", f"{_class(stage.module)} is no stack of layers")
+                why = "another that is called reads what it reads" if stage.layers else ""
+                why = why or f"{_class(stage.module)} is no stack of layers"
+                yield Face("policy", _stage(stage), "columns, called", why)
         family = type(program.draw.family).__name__.removesuffix("Family")
         keys = ", ".join(map(show, program.draw.param_keys))
         drawn = "the mode is taken" if program.draw.mode else "drawn in numpy"

@@ -67,6 +67,14 @@ class LoweredProgram(Program):
         self.actions = actions = setting.actions
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
+        self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
+        self.lent: set[Key] = set()  # what called stages read, and may write to
+        for i, stage in enumerate(stages):
+            known = self.layers[i] is not None or _splits(stage.module)
+            self.called.append(stage.scale is None and not (known and self.lent.isdisjoint(stage.in_keys)))
+            if self.called[i]:
+                self.layers[i] = None
+                self.lent.update(stage.in_keys)
         self.reads = {key for stage in stages for key in stage.in_keys} - set(written)
         self.live: Schema = {}
         self.once: Schema = {**written, ACTION: actions.stored}
@@ -82,8 +90,7 @@ class LoweredProgram(Program):
     @property
     def calls(self) -> bool:  # type: ignore[override]
         """Modules that are replayed, and ours that split parameters, draw nothing and keep nothing."""
-        stages = zip(self.stages, self.layers, strict=True)
-        return any(layers is None and stage.scale is None and not _splits(stage.module) for stage, layers in stages)
+        return any(self.called)
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundLowered(self, columns, lanes)
@@ -115,6 +122,7 @@ class LoweredProgram(Program):
                 fix="Make a new collector after such changes.",
             )
         self.stages, self.layers, self.draw = new.stages, new.layers, new.draw
+        self.called, self.lent = new.called, new.lent
         self._policy, self._structure = policy, new._structure
         self.version += 1
 
@@ -156,23 +164,19 @@ class _BoundLowered(Bound):
         or write to, and which the stages that are called after it see as it left them.
         """
         values: dict[Key, Tensor] = {}  # of the step, what called stages read and write
-        left: set[Key] = set()  # what they read
         runs: list[Callable[[int], None]] = []
-        for stage, layers in zip(self.program.stages, self.program.layers, strict=True):
-            if stage.scale is not None:
-                continue
-            on_its_own = left.isdisjoint(stage.in_keys)
-            if on_its_own and layers is not None:
-                runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
-            elif on_its_own and _splits(stage.module):
-                runs.append(_splitter(stage, self.rows))
-            else:
+        program = self.program
+        for stage, layers, called in zip(program.stages, program.layers, program.called, strict=True):
+            if called:
                 runs.append(self._call(stage, values))
-                left.update(stage.in_keys)
-        if not left:
+            elif layers is not None:
+                runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
+            elif stage.scale is None:
+                runs.append(_splitter(stage, self.rows))
+        if not any(program.called):
             return runs[0] if len(runs) == 1 else _all(runs)
-        choosing = set_interaction_type(self.program.setting.exploration)
-        passed = [(key, self._as_shown(key)) for key in left & self.kept.keys()]  # from stage to stage
+        choosing = set_interaction_type(program.setting.exploration)
+        passed = [(key, self._as_shown(key)) for key in program.lent & self.kept.keys()]  # from stage to stage
 
         def forward(t: int) -> None:
             values.clear()
