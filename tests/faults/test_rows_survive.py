@@ -419,7 +419,7 @@ def test_a_file_that_cannot_be_mapped_is_taken_away_and_the_ring_goes_on(tmp_pat
     ring = begin(tmp_path / "rows")
     ring.extend(batch(0))
     with monkeypatch.context() as patch:
-        patch.setattr("rlcli.data.storages.segment.map_file", no_more_maps)
+        patch.setattr(torch, "from_file", no_more_maps)
         for refused in (lambda: [ring.extend(batch(i)) for i in range(1, 9)], lambda: overwrite(ring)):
             with pytest.raises(ResourceError, match="cannot map"):
                 refused()
@@ -446,7 +446,7 @@ def overwrite(ring):
     ring.overwrite(rows, ring.read(rows))
 
 
-def no_more_maps(path, size):
+def no_more_maps(*_, **__):
     raise RuntimeError("unable to mmap: Cannot allocate memory")
 
 

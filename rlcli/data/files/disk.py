@@ -79,7 +79,7 @@ class Disk:
         """Does nothing. A test overrides it to crash, fail or take notes before the call happens."""
 
     def make_folder(self, path: Path) -> None:
-        with _explained(path):
+        with explained(path):
             self.at("mkdir", path)
             path.mkdir(parents=True, exist_ok=True)
 
@@ -110,7 +110,7 @@ class Disk:
     def _new_file(self, path: Path, size: int) -> Iterator[int]:
         """A descriptor of a new file whose every byte is reserved; whatever is raised in here, the file is gone."""
         fd = -1
-        with _explained(path, size):
+        with explained(path, size):
             self.at("create", path)
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -128,9 +128,31 @@ class Disk:
                 if fd >= 0:
                     os.close(fd)
 
+    def stretch_file(self, path: Path, size: int) -> None:
+        """A file of so many bytes, none of which need have its place on the disk yet: see `reserve`."""
+        with explained(path):
+            self.at("create", path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(fd, size)
+            finally:
+                os.close(fd)
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Have a place on the disk for so many bytes of a file that is there."""
+        if not size:
+            return
+        with explained(path, size):
+            self.at("reserve", path)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            finally:
+                os.close(fd)
+
     def link(self, old: Path, new: Path) -> bool:
         """A second name for a finished file; False where the file system gives none (another disk, no links)."""
-        with _explained(new):
+        with explained(new):
             self.at("link", new)
             try:
                 os.link(old, new)
@@ -142,13 +164,13 @@ class Disk:
 
     def open_to_append(self, path: Path) -> int:
         """A descriptor at the end of a file, which is made if it is not there."""
-        with _explained(path):
+        with explained(path):
             self.at("open", path)
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, fd: int, path: Path, data: bytes) -> None:
         """Add `data` to the end of an open file and sync it; all of it or, whatever is raised, nothing."""
-        with _explained(path, len(data)):
+        with explained(path, len(data)):
             end = os.lseek(fd, 0, os.SEEK_END)
             try:
                 self._write(fd, path, data)
@@ -161,7 +183,7 @@ class Disk:
 
     def cut(self, fd: int, path: Path, size: int) -> None:
         """Shorten an open file, durably."""
-        with _explained(path):
+        with explained(path):
             self.at("cut", path)
             os.ftruncate(fd, size)
             self.at("sync", path)
@@ -177,7 +199,7 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         """Give a finished file or folder its name, durably."""
-        with _explained(new):
+        with explained(new):
             self.at("rename", new)
             os.rename(old, new)
         self.sync_folder(new.parent)
@@ -196,7 +218,7 @@ class Disk:
         aside = folder / f"{ASIDE}{max(taken, default=0) + 1:04d}"
         self.make_folder(aside)
         for path in paths:
-            with _explained(path):
+            with explained(path):
                 self.at("rename", aside / path.name)
                 os.rename(path, aside / path.name)
         self.sync_folder(aside)
@@ -205,7 +227,7 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         """Take a file, or a folder with all that is in it, away; of a link the link, never what it leads to."""
-        with _explained(path):
+        with explained(path):
             self.at("remove", path)
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -214,13 +236,13 @@ class Disk:
 
     def require(self, folder: Path, needed: int) -> None:
         """Refuse now what would not fit later."""
-        with _explained(folder):
+        with explained(folder):
             free = shutil.disk_usage(folder).free
         if free < needed:
             raise _sentence(folder, needed, OSError(errno.ENOSPC, ""))
 
     def _sync(self, call: str, path: Path, flags: int) -> None:
-        with _explained(path):
+        with explained(path):
             self.at(call, path)
             fd = os.open(path, flags | os.O_CLOEXEC)
             try:
@@ -271,17 +293,27 @@ def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
     free = _free(path)
     if free is not None and free.files == 0:
         why = f"it holds as many files as it can: 0 of {free.all_files:,} inodes are free, and {free.bytes:,} bytes"
-        return why, f"Delete files that you do not need (df -i {_there(path)} counts them), or {_ELSEWHERE}."
+        return why, f"Delete files that you do not need (df -i {_there(path)} counts them), or {_elsewhere(path)}."
     counted = "" if free is None else f"{free.bytes:,} are free"
     if not needed:
-        return counted.replace(" are", " bytes are") or "no more fits", f"Free some space, or {_ELSEWHERE}."
+        return counted.replace(" are", " bytes are") or "no more fits", f"Free some space, or {_elsewhere(path)}."
     if free is not None and free.bytes >= needed:
         counted = f"{counted}, but the file system does not give them"
     why = f"{needed:,} bytes are needed" + (f" and {counted}" if counted else "")
-    return why, f"Free some space, or {_ELSEWHERE}."
+    return why, f"Free some space, or {_elsewhere(path)}."
 
 
 _ELSEWHERE = "choose a folder on another disk, for a run with run.dir=FOLDER"
+SCRATCH = "rlcli-rows-"  # what folders of rows are called that end with their process
+
+
+def _elsewhere(path: Path) -> str:
+    """Where else a file could lie that does not fit."""
+    if not any(part.startswith(SCRATCH) for part in path.parts):
+        return _ELSEWHERE
+    if path.is_relative_to("/dev/shm"):
+        return "lower storage.max_size, or use LazyMemmapStorage(max_size), whose files lie among temporary ones"
+    return "name a folder on another disk: TMPDIR=FOLDER in the environment, or scratch_dir=FOLDER"
 
 
 class _Free(NamedTuple):
@@ -291,7 +323,21 @@ class _Free(NamedTuple):
 
 
 @contextlib.contextmanager
-def _explained(path: Path, needed: int = 0) -> Iterator[None]:
+def explained(path: Path, needed: int = 0) -> Iterator[None]:
+    """What the system refuses in here, said in a sentence.
+
+    Parameters
+    ----------
+    path : Path
+        What is made or written.
+    needed : int
+        Bytes that it takes, where they are known.
+
+    Raises
+    ------
+    ResourceError
+        Instead of OSError.
+    """
     try:
         yield
     except OSError as error:
@@ -305,11 +351,11 @@ def _sentence(path: Path, needed: int, error: OSError) -> ResourceError:
         return ResourceError("the disk is full", where=where, why=why, fix=fix)
     if error.errno == errno.EDQUOT:
         why = f"{needed:,} bytes are needed, and your quota there is used up" if needed else "your quota is used up"
-        return ResourceError("the disk is full", where=where, why=why, fix=f"Free some of it, or {_ELSEWHERE}.")
+        return ResourceError("the disk is full", where=where, why=why, fix=f"Free some of it, or {_elsewhere(path)}.")
     if error.errno == errno.EFBIG:
         why = f"{needed:,} bytes are needed, which is more than a file may hold here"
         return ResourceError("the disk is full", where=where, why=why, fix="Raise the limit (ulimit -f unlimited).")
-    why, fix = _REFUSALS.get(error.errno or 0, (error.strerror or str(error), f"Mend that, or {_ELSEWHERE}."))
+    why, fix = _REFUSALS.get(error.errno or 0, (error.strerror or str(error), f"Mend that, or {_elsewhere(path)}."))
     return ResourceError("cannot write", where=where, why=why, fix=fix)
 
 

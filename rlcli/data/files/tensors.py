@@ -22,7 +22,7 @@ from safetensors.torch import load
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.typed import Check, Misfit, choice, listed, mapping, parsed, record, row, whole
 
 _NAMES = {
@@ -156,12 +156,19 @@ def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
     ------
     FileNotFoundError
         There is no such file, perhaps since a moment ago.
-    RuntimeError
-        It cannot be mapped.
+    ResourceError
+        It cannot be mapped, or opened.
     """
-    fd = os.open(path, (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ResourceError("cannot open a file", where=str(path), why=error.strerror or str(error)) from error
     try:  # by descriptor: whatever happens to the name now, it is this file that is mapped
         return torch.from_file(f"/dev/fd/{fd}", shared=shared, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise ResourceError("cannot map a file", where=str(path), why=str(error)) from error
     finally:
         os.close(fd)
 

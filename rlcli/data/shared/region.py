@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from rlcli.data.fields import listed_fields, read_fields
+from rlcli.data.files.disk import SCRATCH, Disk, explained
 from rlcli.data.files.lock import ProcessLock
 from rlcli.data.files.tensors import map_file
 from rlcli.data.ring.layout import Layout
@@ -36,7 +37,7 @@ from rlcli.data.ring.ring import Ring
 from rlcli.errors import ResourceError
 
 _RUN, _counted = secrets.token_hex(4), itertools.count()
-_NAME = re.compile(r"rlcli-rows-[0-9a-f]{8}-(\d+)-\d+")
+_NAME = re.compile(rf"{SCRATCH}[0-9a-f]{{8}}-(\d+)-\d+")
 OWNER = "owner"
 
 
@@ -56,9 +57,10 @@ class ScratchFolder:
     def __init__(self, in_memory: bool = True) -> None:
         above = place(in_memory)
         sweep(above)
-        self.path = above / f"rlcli-rows-{_RUN}-{os.getpid()}-{next(_counted)}"
-        self.path.mkdir(mode=0o700)
-        lock = hold(self.path / OWNER)
+        self.path = above / f"{SCRATCH}{_RUN}-{os.getpid()}-{next(_counted)}"
+        with explained(self.path):
+            self.path.mkdir(mode=0o700)
+            lock = hold(self.path / OWNER)
         self.remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
 
@@ -179,7 +181,7 @@ class Region:
     def __init__(self, folder: Path, *, make: bool = False) -> None:
         self.folder = folder
         if make:
-            (folder / WORDS).write_bytes(bytes(128))
+            Disk().write_file(folder / WORDS, [bytes(128)], sync=False)
         try:
             self._words = map_file(folder / WORDS, 128)
         except FileNotFoundError as error:
@@ -209,8 +211,9 @@ class Region:
         """Write down how a ring's rows are laid out; whole or not at all."""
         layout = {"fields": listed_fields(ring.fields), "lane_shape": list(ring.lane_shape), "exact": ring.exact}
         beside = self.folder / f"{LAYOUT}.tmp"
-        beside.write_text(json.dumps(layout))
-        os.replace(beside, self.folder / LAYOUT)
+        with explained(self.folder):
+            beside.write_text(json.dumps(layout))
+            os.replace(beside, self.folder / LAYOUT)
 
     def lay_out(self, ring: Ring) -> bool:
         """Lay another ring out alike; False where nothing is written down yet."""

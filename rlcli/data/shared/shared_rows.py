@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
-from rlcli.data.files.disk import Disk, shortage
+from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages import Storage
 from rlcli.data.storages.segment import Segment, SegmentTable, name_of, numbers_of
@@ -168,8 +168,9 @@ class SharedRows(Storage):
             if number not in self._sides:
                 above = number * self._table.rows
                 used = int(np.count_nonzero(self.marks(above, start) & APART))
-                path, make = side_path(self.folder, number), self.disk is not None
-                self._sides[number] = SideFile(path, self._table.rows, width, used, make=make)
+                self._sides[number] = SideFile(
+                    side_path(self.folder, number), self._table.rows, width, used, disk=self.disk
+                )
             yield self._sides[number], slice(taken, taken + count)
             taken += count
 
@@ -216,17 +217,16 @@ class SideFile:
         Rows of the segment, and bytes of a slot.
     used : int
         Slots that hold something; the next ones come after them.
-    make : bool
-        Make the file if it is not there.
+    disk : Disk, optional
+        The writer's: the file is made if it is not there.
     """
 
-    def __init__(self, path: Path, slots: int, width: int, used: int, *, make: bool) -> None:
+    def __init__(self, path: Path, slots: int, width: int, used: int, *, disk: Disk | None) -> None:
         self.path, self.used, self._slots, self._width, self._room = path, used, slots, width, 0
-        if make:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.ftruncate(fd, slots * width)
-            os.close(fd)
-        self._memory = map_file(path, slots * width).numpy().reshape(slots, width)
+        self._disk, size = disk, slots * width
+        if disk is not None:
+            disk.stretch_file(path, max(size, 1))
+        self._memory = map_file(path, max(size, 1)).numpy()[:size].reshape(slots, width)
 
     def write(self, rows: np.ndarray) -> None:
         """The next slots, uint8 ``[N, width]``.
@@ -238,7 +238,10 @@ class SideFile:
         """
         stop = self.used + len(rows)
         if stop > self._room:
-            self._reserve(min(self._slots, max(2 * stop, 64)))
+            assert self._disk is not None
+            room = min(self._slots, max(2 * stop, 64))
+            self._disk.reserve(self.path, room * self._width)
+            self._room = room
         self._memory[self.used : stop] = rows
         self.used = stop
 
@@ -246,17 +249,6 @@ class SideFile:
         """The next slots, ``[count, width]``, not a copy."""
         self.used += count
         return self._memory[self.used - count : self.used]
-
-    def _reserve(self, slots: int) -> None:
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.posix_fallocate(fd, 0, slots * self._width)
-        except OSError as error:
-            why, fix = shortage(self.path, slots * self._width)
-            raise ResourceError("the disk is full", where=str(self.path), why=why, fix=fix) from error
-        finally:
-            os.close(fd)
-        self._room = slots
 
 
 def side_path(folder: Path, number: int) -> Path:

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
+from rlcli.data.files.disk import MISSING
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.segment import numbers_of
 from rlcli.data.storages.storage import Saved, Storage
-from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
+from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import Key, show
 
 
@@ -231,10 +232,8 @@ class MappedStorage(Storage):
                 raise damaged_rows(part.path, f"it has {size} bytes, {part.size} were written")
             self._maps[number] = map_file(part.path, size, shared=False)  # of a folder that may not be written too
         except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            raise damaged_rows(part.path, "it is missing" if missing else error.strerror or str(error)) from error
-        except RuntimeError as error:
-            raise ResourceError("cannot map a file of rows", where=str(part.path), why=str(error)) from error
+            why = MISSING if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+            raise damaged_rows(part.path, why) from error
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def write(self, number: int, columns: Mapping[Key, Tensor]) -> None:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.fields import Field
-from rlcli.data.files.disk import Disk
+from rlcli.data.files.disk import SCRATCH, Disk
 from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
     JOURNAL,
@@ -109,7 +109,7 @@ class LazyMemmapStorage(Storage):
             self._open()
 
     def _use_folder(self, folder: Path | str | None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rlcli-rows-")) if folder is None else Path(folder)
+        self.folder = Path(tempfile.mkdtemp(prefix=SCRATCH)) if folder is None else Path(folder)
         self.where = str(self.folder)
         if folder is None:
             self._folder_goes = weakref.finalize(self, _remove_empty, self.folder, os.getpid())
@@ -163,7 +163,7 @@ class LazyMemmapStorage(Storage):
                 "the storage holds rows that this buffer does not know",
                 where=self.where,
                 why=f"{self.total - self.first} rows of an earlier process",
-                fix="Go on with them (resume(buffer.ring)), or empty the buffer.",
+                fix="Give the storage to a new buffer (ReplayBuffer(storage=...)), or call storage.clear().",
             )
         if self._forked:
             self.clear()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
-from rlcli.data.files.disk import STAMP, Disk, Stamp, stamp_of
+from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
 from rlcli.data.files.journal import End, Journal, Record, records, scan
 from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -397,19 +397,15 @@ def named_files(
         try:
             segment = Segment(folder, number, version, layout)
         except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            yield path, None, "it is missing" if missing else error.strerror or str(error)
-        except DamagedDataError as error:
+            yield path, None, MISSING if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        except (DamagedDataError, ResourceError) as error:
             yield path, None, error.why
         else:
             yield path, segment, segment.damaged(pieces)
     if said.state:
         number, stamp = said.state
         path = folder / state_name(number)
-        if not path.is_file():
-            yield path, None, "it is missing"
-        else:
-            yield path, None, None if stamp_of(path) == stamp else "its bytes were altered"
+        yield path, None, stamp.altered(path)
 
 
 def unfinished(folder: Path | str) -> list[str]:

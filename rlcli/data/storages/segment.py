@@ -114,10 +114,7 @@ class Segment:
                 why=f"it has {size} bytes, {layout.size} were reserved",
                 fix="Restore it from a copy.",
             )
-        try:
-            self._memory = map_file(self.path, size)
-        except RuntimeError as error:
-            raise ResourceError("cannot map a file of rows", where=str(self.path), why=str(error)) from error
+        self._memory = map_file(self.path, size)
         self.bytes = self._memory.numpy()
         self.address = self._memory.data_ptr()
 

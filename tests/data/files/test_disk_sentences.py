@@ -3,9 +3,12 @@
 import errno
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from rlcli.data.files import disk as disks
 from rlcli.data.files.disk import Disk, shortage
@@ -112,3 +115,23 @@ def test_on_a_real_file_system_of_a_few_files(tmp_path):
             Disk().make_folder(small / "folder")
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_files_that_end_with_their_process_are_not_said_to_be_of_a_run():
+    here = shortage(Path("/dev/shm/rlcli-rows-3f09c1aa-4711-0/rows-00000000.0.bin"), 1 << 60)[1]
+    assert "LazyMemmapStorage(max_size)" in here and "run.dir" not in here
+    there = shortage(Path("/tmp/rlcli-rows-x1/rows-00000000.0.bin"), 1 << 60)[1]
+    assert "TMPDIR=FOLDER" in there and "run.dir" not in there
+
+
+@pytest.mark.parametrize("call", ["mkdir", "pwrite", "posix_fallocate", "replace"])
+def test_what_the_system_refuses_a_shared_buffer_is_said_in_a_sentence(monkeypatch, call):
+    def refuse(*args, **options):
+        raise OSError(errno.ENOSPC, "full")
+
+    from rlcli.data import LazyTensorStorage, ReplayBuffer
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match=r"the disk is full \(.*rlcli-rows-"):
+        patch.setattr(os, call, refuse)
+        rb = ReplayBuffer(storage=LazyTensorStorage(10), shared=True)
+        rb.extend(TensorDict({"x": torch.zeros(3)}, [3]))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from shared_worlds import batch, buffer, check_rows, check_slices, forked, write_on
+from tensordict import TensorDict
 
 from rlcli.data import (
     CompressedStorage,
@@ -260,3 +261,15 @@ def overwritten():
     rb = shared()
     rb.extend(batch(0, 0, 0, 1, 5)[0])
     rb[2] = batch(0, 0, 0, 1, 1)[0, 0]
+
+
+@pytest.mark.parametrize("next_obs", ["exact", "full"])
+def test_observations_without_numbers_need_no_place(next_obs):
+    nothing = torch.zeros(10, 0)
+    done = (torch.arange(10) % 4 == 3)[:, None]
+    batch = {"observation": nothing, "action": torch.arange(10), "next": {"observation": nothing, "done": done}}
+    rb = ReplayBuffer(storage=LazyTensorStorage(15), shared=True, next_obs=next_obs)
+    for _ in range(3):
+        rb.extend(TensorDict(batch, [10]))
+    assert rb[:]["next", "observation"].shape == (15, 0) and rb[:]["action"].sum() == 45 + 35
+    rb.close()
