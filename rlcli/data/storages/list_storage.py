@@ -6,6 +6,7 @@ face that samplers of single rows use.
 
 from __future__ import annotations
 
+import sys
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -37,6 +38,8 @@ class ListStorage(Storage):
     ----------
     items : list
     """
+
+    _most = sys.maxsize
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)

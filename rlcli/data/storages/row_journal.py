@@ -23,12 +23,13 @@ from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
 from rlcli.data.files.journal import End, Journal, Record, records, scan
 from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
+from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.typed import Misfit, anything, kinds, listed, optional, parsed, record, row, text, whole
 
 JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 3
-SIZE = whole(1, 1 << 40)  # of a storage, in rows
+SIZE = whole(1, MOST_ROWS)  # of a storage, in rows
 RECORDS = kinds(
     header=record(
         {"storage": text()},

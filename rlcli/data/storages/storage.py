@@ -33,6 +33,9 @@ Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
 """From the numbers of rows, int64 ``[N]``, and their columns to other columns of theirs."""
 
 
+MOST_ROWS = 1 << 40
+
+
 class Memory(NamedTuple):
     """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
 
@@ -103,6 +106,7 @@ class Storage(ABC):
     kept = False
     where = ""
     commits = 0
+    _most = MOST_ROWS
     _taken_over = False
     _bound: weakref.ref[Any] | None = None
 
@@ -111,6 +115,11 @@ class Storage(ABC):
             raise ArgumentError("a storage holds a whole number of rows", where="max_size", why=f"got {max_size!r}")
         if max_size < 1:
             raise ArgumentError("a storage holds at least one row", where="max_size", why=f"got {max_size!r}")
+        if max_size > self._most:
+            raise ArgumentError(
+                f"a storage holds at most {self._most:,} rows", where="max_size", why=f"got {max_size:,}",
+                fix="Give as many as memory or the disk has room for.",
+            )  # fmt: skip
         max_size = int(max_size)
         if ndim not in (1, 2, 3):
             raise ArgumentError("a storage keeps 1, 2 or 3 batch dims", where="ndim", why=f"got {ndim!r}")

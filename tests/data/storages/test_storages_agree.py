@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from rows_of import columns, fields, same
 
 from rlcli.data.fields import Field
-from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage
+from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage
 from rlcli.errors import ArgumentError
 
 CAPACITY = 90
@@ -158,3 +160,11 @@ def test_rows_on_a_device_keep_no_graph():
     ):
         write(torch.zeros(3, 1, requires_grad=True) * 2)
         assert not storage.column("x").requires_grad and not storage.gather(np.arange(2))["x"].requires_grad
+
+
+@pytest.mark.parametrize("rows", [1 << 70, (1 << 40) + 1])
+def test_more_rows_than_any_file_can_speak_of_are_refused(rows):
+    for kind in (LazyTensorStorage, LazyMemmapStorage, CompressedStorage):
+        with pytest.raises(ArgumentError, match="at most 1,099,511,627,776 rows"):
+            kind(rows)
+    assert ListStorage(sys.maxsize).max_size == sys.maxsize  # of objects there are no files
