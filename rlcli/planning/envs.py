@@ -20,7 +20,7 @@ from rlcli.processes.memory import process_memory
 
 EVALUATION = "envs of the evaluation"
 # while the memory of an env is measured: how many are made at most, in how many seconds and bytes, where one is small
-MANY, MOMENT, SPARE, SMALL = 512, 0.5, 64 << 20, 1 << 20
+MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def one_more(cfg: CollectConfig) -> Envs:
     A small env takes less than a page of memory: as many are made as are quickly there.
     """
     count, found = 1, Envs(0)
-    for _ in range(2):
+    for _ in range(3):  # the first is slower and larger than the others
         began, before = time.monotonic(), process_memory()[0]
         another = build_env(lanes_of(cfg, count))
         try:
@@ -73,9 +73,10 @@ def one_more(cfg: CollectConfig) -> Envs:
         finally:
             another.close()
         found = Envs(grown // count, min(at_reset, grown) // count)
-        count = int(min(MANY, cfg.env.num - 1, MOMENT / spent, SPARE / max(grown, 1)))
-        if count <= 1 or grown > SMALL:
+        more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(grown, 1)))
+        if more <= count or found.each > SMALL:
             break
+        count = more
     return found
 
 
