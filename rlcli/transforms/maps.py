@@ -272,7 +272,8 @@ class RewardClipping(RewardMap):
 
 def _bound(value: float) -> float:
     """A bound of rewards, which are float32: one that none of them reaches is infinite."""
-    return float(value) if abs(value) <= torch.finfo(torch.float32).max else math.copysign(math.inf, value)
+    bound = float(value)
+    return math.copysign(math.inf, bound) if abs(bound) > torch.finfo(torch.float32).max else bound
 
 
 class SignTransform(RewardMap):
