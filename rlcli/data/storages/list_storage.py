@@ -6,8 +6,8 @@ face that samplers of single rows use.
 
 from __future__ import annotations
 
-import sys
 import contextlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
