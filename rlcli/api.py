@@ -300,8 +300,14 @@ def _check_whole(**given: Any) -> None:
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
     """Threads and random streams are put back."""
-    from rlcli.learning.threads import kept as kept_threads
+    import torch
+
     from rlcli.runs import random_streams
 
-    with random_streams.kept(), kept_threads():
-        yield
+    threads = torch.get_num_threads()
+    try:
+        with random_streams.kept():
+            yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)

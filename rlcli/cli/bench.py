@@ -35,7 +35,7 @@ def _page_of(name: str) -> Iterator[str]:
     from rlcli.bench import NAMES
     from rlcli.bench.settings import SETTINGS, allowed
     from rlcli.cli.help import entry, page_width
-    from rlcli.config.spelling import spell
+    from rlcli.config.problem import spell
 
     yield f"usage: rlcli bench {name} [key=value ...]"
     yield ""

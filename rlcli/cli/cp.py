@@ -13,9 +13,8 @@ from pathlib import Path
 
 from rlcli.cli.flags import read
 from rlcli.config import guard, registry
-from rlcli.config.problem import raise_all
+from rlcli.config.problem import raise_all, spell
 from rlcli.config.recipes import Recipe, find_recipes, unknown_recipe
-from rlcli.config.spelling import spell
 from rlcli.errors import ConfigError, ResourceError
 
 USAGE = """\

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlcli.config.option import Leaf, choices, doc, groups, leaves
-from rlcli.config.problem import raise_all, unknown
+from rlcli.config.problem import raise_all, spell, unknown
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
-from rlcli.config.spelling import spell
 from rlcli.config.unread import read_with
 
 PAGES = Path(__file__).parents[1] / "help"

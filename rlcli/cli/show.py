@@ -56,7 +56,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 def _print_why(ready: Any) -> None:
     from rlcli.config.compose import holds
     from rlcli.config.option import leaves, value_at
-    from rlcli.config.spelling import spell
+    from rlcli.config.problem import spell
     from rlcli.config.unread import unread
 
     cfg, sources = ready.job.cfg, list(_sources(ready))

@@ -1,18 +1,22 @@
-"""A mistake in a configuration, and what was probably meant: the nearest legal names to one that is not.
+"""A mistake in a configuration, and what was probably meant: the nearest legal names to one that is not,
+and values spelled as they are typed.
 
 Checks return lists of mistakes, so that a user sees all of them at once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
-from typing import NamedTuple
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError
 
 _NEAR = 0.6  # below this likeness a hint misleads more than it helps
 _CLOSE_CALL = 0.06  # names this much less like than the best one are named too
+_READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
 
 
 class Problem(NamedTuple):
@@ -80,3 +84,24 @@ def _likeness(word: str, name: str) -> float:
     # the right key of the wrong group, or of none: a little less sure than the same likeness as a whole
     tail = SequenceMatcher(None, word.rsplit(".", 1)[-1], name.rsplit(".", 1)[-1]).ratio()
     return max(whole, tail - 0.1)
+
+
+# ---- values in the grammar of overrides -----------------------------------------------------------------------------
+def quoted(text: str) -> str:
+    """A text in quotes, whatever it holds."""
+    inner = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
+    return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
+
+
+def spell(value: Any) -> str:
+    """A value in the grammar of overrides; a text stays a text."""
+    if isinstance(value, str):
+        bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in _READ_AS_OTHER
+        return value if bare else quoted(value)
+    if isinstance(value, PurePath):
+        return spell(str(value))
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(spell, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{spell(entry)}" for key, entry in value.items()) + "}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

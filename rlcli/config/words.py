@@ -13,9 +13,8 @@ from hydra.errors import HydraException
 
 from rlcli.config import guard
 from rlcli.config.option import branches, find, leaves
-from rlcli.config.problem import Problem
-from rlcli.config.spelling import quoted
-from rlcli.config.spelling import spell as spell
+from rlcli.config.problem import Problem, quoted
+from rlcli.config.problem import spell as spell
 
 _SHOWN = 200  # characters of an override that cannot be read
 

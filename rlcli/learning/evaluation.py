@@ -22,7 +22,6 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD, TERMINATED
 from rlcli.lanes.bounds import Bounds
-from rlcli.learning.threads import one_thread
 from rlcli.runs.session import due as reached
 
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
@@ -161,6 +160,20 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
             say(f"evaluating: {len(returns)} of {episodes} episodes ended, {frames:,} frames played{so_far} ...")
 
     return progress
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Single-threaded torch inside: small products are faster so, and their bits do not depend on the machine."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

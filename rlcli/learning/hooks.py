@@ -11,8 +11,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors import Collector, Delivered
 from rlcli.keys import show
-from rlcli.learning.evaluation import PeriodicEvaluation
-from rlcli.learning.threads import one_thread
+from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.clock import Clock
 from rlcli.report.ledger import Entry
 from rlcli.report.reporter import Reporter
