@@ -21,6 +21,7 @@ from rlcli.algorithms.policy import build_policy
 from rlcli.collectors.build import build_collector, devices, keys_of
 from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
+from rlcli.config.problem import spell
 from rlcli.config.resolved import to_dict
 from rlcli.config.run_files import SEGMENTS
 from rlcli.config.schemas import CollectConfig
@@ -406,9 +407,19 @@ def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
 
 
 def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) -> ActorCritic:
+    if cfg.policy.kind == "checkpoint":
+        learned = config_of(found.manifest["config"])
+        try:
+            with loading_state(found.path):
+                return restored_policy(learned, env, found.state)
+        except (ConfigError, DamagedDataError) as error:
+            if learned.env.id == cfg.env.id:
+                raise
+            raise ConfigError(
+                f"the policy was trained in {learned.env.id}, and does not fit {cfg.env.id}",
+                where=f"policy.path={cfg.policy.path}", why=error.why, fix=f"Use env.id={spell(learned.env.id)}.",
+            ) from error  # fmt: skip
     with loading_state(found.path):
-        if cfg.policy.kind == "checkpoint":
-            return restored_policy(config_of(found.manifest["config"]), env, found.state)
         policy = build_policy(cfg, env)
         assert policy is not None
         policy.load_state_dict(found.state[KEPT])

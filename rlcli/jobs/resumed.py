@@ -6,6 +6,7 @@ sealed with the last state, and those that are in force now.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import warnings
@@ -22,7 +23,7 @@ from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import CollectConfig, Config, is_off_policy
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.trained_run import TrainingRun, check_imports
 from rlcli.report.reporter import Reporter
 from rlcli.runs.checkpoint import gone_before, newest
@@ -100,7 +101,8 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     with stop.at_once(f"Go on with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         learner = Learner(cfg, run, stop, resume_at=frames)
     with learner.reporter:
-        learner.load(found)
+        with different.taking_over(run):
+            learner.load(found)
         run = learner.run = different.note(run, cfg, force=force)
         if (why := gone_before(found)) is not None:
             learner.reporter.say(f"{why}; goes on from there")
@@ -123,7 +125,8 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     with stop.at_once(f"Go on with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         collection = Collection(cfg, run, stop, resume_at=found.frames)
     with collection.reporter:
-        collection.load(found)
+        with different.taking_over(run):
+            collection.load(found)
         run = collection.run = different.note(run, cfg, force=force)
         _tell(collection.reporter, different)
         fill(collection)
@@ -218,6 +221,25 @@ class Changes:
                 f"{_spelled(late)} would change nothing", where=str(run.path),
                 why="it is read when a run begins, and this one has begun", fix=fix,
             )  # fmt: skip
+
+    @contextlib.contextmanager
+    def taking_over(self, run: Run) -> Iterator[None]:
+        """Inside, what the run saved is loaded, which a change that was forced may not fit.
+
+        Raises
+        ------
+        ConfigError
+            The changes are named.
+        """
+        try:
+            yield
+        except DamagedDataError as error:
+            if not self.breaking:
+                raise
+            raise ConfigError(
+                f"what the run saved does not fit {_spelled(self.breaking)}", where=str(run.path),
+                why=error.why or error.what, fix="Leave out what does not fit it, or start a new run.",
+            ) from error  # fmt: skip
 
     def command(self, run: Run, *, force: bool, without: Collection[str] = (), moved: str | None = None) -> str:
         """What resumes the run, once it was `moved`, with the same overrides, but for those of some keys."""

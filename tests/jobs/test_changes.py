@@ -125,6 +125,15 @@ def test_a_typed_change(copied, override):
         is_refused_until_forced("train", TYPED[override], [override])
 
 
+@pytest.mark.parametrize("override", ["env.id=Acrobot-v1", "policy.hidden=[16]", "env.num=4"])
+def test_a_forced_change_that_fits_nothing_saved_is_named(copied, override):
+    with pytest.raises(ConfigError) as refused:
+        resume("train", [override, "total_frames=384"], force=True)
+    assert f"what the run saved does not fit {TYPED[override]}" in str(refused.value)
+    assert not open_run(Path("train")).info.get("resumed")
+    assert resume("train", ["total_frames=384"]).summary["frames"] == 384
+
+
 def test_the_help_lists_what_may_change():
     text = (Path(resumed.__file__).parents[1] / "help" / "runs.md").read_text()
     (told,) = re.findall(r"`total_frames`,.*?may change on resume", text, re.DOTALL)

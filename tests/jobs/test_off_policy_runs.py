@@ -239,6 +239,12 @@ def test_frames_can_be_collected_with_a_trained_policy(run, task):
     frames = collect(configure("collect", words), words)
     assert frames.summary["frames"] == 64
 
+    words += ["env.id=MountainCar-v0", "run.dir=c"]
+    with pytest.raises(
+        ConfigError, match=f"was trained in {trained.config['env']['id']}, and does not fit MountainCar"
+    ):
+        collect(configure("collect", words), words)
+
 
 def test_a_users_own_network_of_action_values_is_trained(run):
     @register_policy("OwnValues")
