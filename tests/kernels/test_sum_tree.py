@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.kernels.sum_tree.tree import SumTree
+from rlcli.kernels.sum_tree import SumTree
 
 
 def drawn_by_cumulative_sum(priorities, uniform):

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, need_size, uniform
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
-from rlcli.kernels.sum_tree.tree import SumTree
+from rlcli.kernels.sum_tree import SumTree
 from rlcli.keys import Key
 
 if TYPE_CHECKING:

@@ -1,6 +1,85 @@
 """Rows drawn in proportion to their priority: a tree of sums (Schaul et al., 2016, arXiv:1511.05952, appendix B.2.1).
 
-`tree.SumTree` is what is used, over the compiled passes of `cpu`.
+`cpu.py` has the compiled passes over its arrays.
 """
 
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
 FAN = 8  # children of a node: eight sums are one cache line
+
+
+class SumTree:
+    """Priorities of `size` rows, float64; 0 is never drawn.
+
+    ```
+    sums   [  10   ]            a node is the sum of its 8 children, added up in order whenever one changes,
+           [ 3 | 7 ]            so the tree is a function of its leaves and never drifts
+    leaves [1 2|4 3]
+    ```
+
+    Parameters
+    ----------
+    size : int
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        counts = [-(-size // FAN) * FAN]
+        while counts[-1] > FAN:
+            counts.append(-(-counts[-1] // FAN // FAN) * FAN)
+        self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)  # of every level, leaves first
+        self._sums = _aligned(int(self._offsets[-1]), 0.0)
+        self._least = _aligned(len(self._sums), np.inf)  # the same tree of minima, over rows that can be drawn
+
+    def set(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """New priorities `[N]` of rows int64 `[N]`; of a row given twice the last counts."""
+        _kernels().write(self._sums, self._least, self._offsets, rows, values)
+
+    def fill(self, start: int, stop: int, value: float) -> None:
+        """One priority for rows `[start, stop)`."""
+        if stop > start:
+            _kernels().fill(self._sums, self._least, self._offsets, start, stop, value)
+
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """A row for each number of [0, 1), int64 `[N]`: P(row) = priority / total; -1 if that is 0."""
+        return _kernels().draw(self._sums, self._offsets, uniform)
+
+    @property
+    def priorities(self) -> np.ndarray:
+        """Of all rows `[size]`. Not a copy."""
+        return self._sums[: self.size]
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[self._offsets[-2] :].sum())
+
+    @property
+    def least(self) -> float:
+        """The smallest priority above 0; inf where there is none."""
+        return float(self._least[self._offsets[-2] :].min())
+
+    @property
+    def largest(self) -> float:
+        """The largest priority (one pass over all rows)."""
+        return float(self.priorities.max())
+
+
+def _aligned(count: int, value: float) -> np.ndarray:
+    """float64 `[count]` that begins where a cache line does."""
+    memory = np.empty(count + FAN)
+    start = -memory.ctypes.data % (8 * FAN) // 8
+    memory = memory[start : start + count]
+    memory[:] = value
+    return memory
+
+
+@cache
+def _kernels() -> Any:
+    from rlcli.kernels.sum_tree import cpu  # loads the compiler, which takes half a second
+
+    return cpu
