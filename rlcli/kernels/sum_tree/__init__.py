@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-FAN = 8  # children of a node: eight sums are one cache line
+LINE = 64  # bytes of a line of cache
 
 
 class SumTree:
@@ -29,9 +29,10 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        counts = [-(-size // FAN) * FAN]
-        while counts[-1] > FAN:
-            counts.append(-(-counts[-1] // FAN // FAN) * FAN)
+        fan = _kernels().FAN
+        counts = [-(-size // fan) * fan]
+        while counts[-1] > fan:
+            counts.append(-(-counts[-1] // fan // fan) * fan)
         self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)  # of every level, leaves first
         self._sums = _aligned(int(self._offsets[-1]), 0.0)
         self._least = _aligned(len(self._sums), np.inf)  # the same tree of minima, over rows that can be drawn
@@ -71,8 +72,8 @@ class SumTree:
 
 def _aligned(count: int, value: float) -> np.ndarray:
     """float64 `[count]` that begins where a cache line does."""
-    memory = np.empty(count + FAN)
-    start = -memory.ctypes.data % (8 * FAN) // 8
+    memory = np.empty(count + LINE // 8)
+    start = -memory.ctypes.data % LINE // 8
     memory = memory[start : start + count]
     memory[:] = value
     return memory

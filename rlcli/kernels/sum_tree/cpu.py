@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.sum_tree import FAN
+
+FAN = 8  # children of a node: eight sums are one cache line
 
 
 @compiled()
