@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict.nn import NormalParamExtractor, set_interaction_type
 from tensordict.nn.utils import biased_softplus
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, take
@@ -27,7 +27,9 @@ from rlcli.kernels.mlp import hooked, on_rows
 from rlcli.keys import ACTION, Key, show
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
 from rlcli.modules.head import LogScaleExtractor
+from rlcli.modules.nets import MLP, NatureCNN
 from rlcli.modules.stages import Stage, Structure
 
 Rows = dict[Key, list[Tensor]]
@@ -70,7 +72,7 @@ class LoweredProgram(Program):
         self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
         self.lent: set[Key] = set()  # what called stages read, and may write to
         for i, stage in enumerate(stages):
-            known = self.layers[i] is not None or _splits(stage.module)
+            known = self.layers[i] is not None or _only_reads(stage.module)
             self.called.append(stage.scale is None and not (known and self.lent.isdisjoint(stage.in_keys)))
             if self.called[i]:
                 self.layers[i] = None
@@ -172,7 +174,7 @@ class _BoundLowered(Bound):
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
             elif stage.scale is None:
-                runs.append(_splitter(stage, self.rows))
+                runs.append(_on_the_rows(stage, self.rows))
         if not any(program.called):
             return runs[0] if len(runs) == 1 else _all(runs)
         choosing = set_interaction_type(program.setting.exploration)
@@ -335,21 +337,31 @@ def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: 
     return family.noise(generator, steps, 1, width)[:, 0]
 
 
-def _splits(module: Any) -> bool:
-    """Whether a module makes several parameters of one tensor, and neither keeps that tensor nor writes to it."""
-    if type(module) is NormalParamExtractor:
-        mapping = module.scale_mapping  # others may be a user's
-        return type(mapping) is biased_softplus and not hooked(mapping) and not hooked(module)
-    return type(module) is LogScaleExtractor and not hooked(module)
+# modules that neither keep what they are given nor write to it, and look at nothing else
+_READERS = (
+    DictNet, DictEncoder, Flat, OneHotIndex, NatureCNN, MLP, LogScaleExtractor, NormalParamExtractor, biased_softplus,
+    *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
+    *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
+)  # fmt: skip
 
 
-def _splitter(stage: Stage, rows: Rows) -> Callable[[int], None]:
+def _only_reads(module: Any) -> bool:
+    """Whether a module may be shown the rows themselves."""
+    if not isinstance(module, nn.Module):
+        return False
+    parts = list(module.modules())
+    if type(module) is NormalParamExtractor and not isinstance(module.scale_mapping, nn.Module):
+        return False  # a function of a user's
+    return all(type(x) in _READERS and not hooked(x) and not getattr(x, "inplace", False) for x in parts)
+
+
+def _on_the_rows(stage: Stage, rows: Rows) -> Callable[[int], None]:
     """`run(t)`: the outputs of a stage that may be shown the rows themselves."""
-    given, taken = ([rows[key] for key in keys] for keys in (stage.in_keys, stage.out_keys))
+    given, taken = [rows[key] for key in stage.in_keys], [(key, rows[key]) for key in stage.out_keys]
 
     def run(t: int) -> None:
-        for target, value in zip(taken, stage(*[source[t] for source in given]), strict=True):
-            target[t].copy_(value)
+        for (key, target), value in zip(taken, stage(*[source[t] for source in given]), strict=True):
+            take(key, value, target[t], torch.float32, t)
 
     return run
 
