@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from operator import contains
 from typing import Any, NamedTuple
 
+from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -43,7 +44,7 @@ class Stage(NamedTuple):
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs in the order of `out_keys`."""
         out = self.module(*inputs)
-        if isinstance(out, dict):
+        if isinstance(out, dict | TensorDictBase):
             return tuple(out[k] for k in self.out_keys)
         return out if isinstance(out, tuple) else (out,)
 

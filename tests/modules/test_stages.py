@@ -131,6 +131,13 @@ def test_a_key_that_is_not_there_is_none_as_in_a_tensordict():
         Lowered(net)({"hint": obs})
 
 
+def test_a_module_may_return_its_outputs_in_a_tensordict():
+    inner = nn.Linear(4, 4)
+    net = TensorDictModule(lambda x: TensorDict({"logits": inner(x), "more": x}), ["observation"], ["logits"])
+    obs = torch.randn(5, 4)
+    assert torch.equal(Lowered(net)({"observation": obs})["logits"], inner(obs))
+
+
 def test_outputs_are_as_many_as_their_keys():
     net = TensorDictModule(lambda x: (x, x), ["observation"], ["logits"])
     with pytest.raises(ArgumentError, match="returns 2, for logits"):
