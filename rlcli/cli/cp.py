@@ -24,6 +24,8 @@ Copy a recipe to FILE, or into a folder. Recipes in ./recipes are found by name;
 --recipe-dir.
 """
 
+_FLAG = r" (--import|--recipe-dir) ('[^']*'|\S+)"
+
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
@@ -65,13 +67,17 @@ def _target(text: str, name: str) -> Path:
 
 def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
     """What runs the copy: the command of the original's header, with the copy's name, where its parts are found."""
-    commands = [line.removeprefix("command:").split() for line in recipe.header if line.startswith("command:")]
+    commands = [line.removeprefix("command:").strip() for line in recipe.header if line.startswith("command:")]
     own = f"recipe={recipe.name}"
-    words = commands[0] if commands and own in commands[0] else ["rlcli", recipe.verb, own]
-    words = [f"recipe={target.stem}" if word == own else word for word in words]
+    command = commands[0] if commands and own in commands[0].split() else f"rlcli {recipe.verb} {own}"
+    flagged: dict[str, list[str]] = {"--import": [], "--recipe-dir": []}  # by a copy's command
+    for flag, value in re.findall(_FLAG, command):
+        flagged[flag].append(value.strip("'"))
+    words = [f"recipe={target.stem}" if word == own else word for word in re.sub(_FLAG, "", command).split()]
     found = target.parent.resolve() == Path("recipes").resolve() and not recipe_dirs  # given ones come before it
-    folders = recipe_dirs if found else [str(target.parent), *recipe_dirs]
-    return " ".join([*words, *map(shlex.quote, registry.flags(registry.imported, folders))])
+    folders = [*([] if found else [str(target.parent)]), *recipe_dirs, *flagged["--recipe-dir"]]
+    packages = [*flagged["--import"], *registry.imported]
+    return " ".join([*words, *map(shlex.quote, registry.flags(packages, folders))])
 
 
 def copied(recipe: Recipe, command: str) -> str:

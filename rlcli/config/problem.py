@@ -6,10 +6,10 @@ Checks return lists of mistakes, so that a user sees all of them at once.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError
@@ -98,8 +98,8 @@ def spell(value: Any) -> str:
     if isinstance(value, str):
         bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in _READ_AS_OTHER
         return value if bare else quoted(value)
-    if isinstance(value, PurePath):
-        return spell(str(value))
+    if isinstance(value, os.PathLike):  # workers do without `pathlib`
+        return spell(os.fspath(value))
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(spell, value)) + "]"
     if isinstance(value, dict):

@@ -174,7 +174,10 @@ def test_a_copy_says_where_it_is_from_and_claims_no_figures(rlcli, tmp_path, sta
     assert f"recipes/{name}" not in rlcli("ls recipes --recipe-dir own")[1]
 
 
-def test_a_copy_of_a_copy_and_of_a_recipe_without_a_header(rlcli, tmp_path, started):
+@pytest.mark.parametrize("packages", [[], ["one", "two"]])
+def test_a_copy_of_a_copy_and_of_a_recipe_without_a_header(rlcli, tmp_path, started, monkeypatch, packages):
+    monkeypatch.setattr("rlcli.config.registry.imported", packages)
+    flags = "".join(f" --import {name}" for name in packages)
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "bare.yaml").write_text("seed: 3")
     assert rlcli("cp ppo_full recipes/first")[0] == rlcli("cp first recipes/second")[0] == 0
@@ -183,7 +186,9 @@ def test_a_copy_of_a_copy_and_of_a_recipe_without_a_header(rlcli, tmp_path, star
         (tmp_path / "recipes" / f"{name}.yaml").read_text() for name in ("first", "second", "third")
     )
     assert second == first.replace("Copied from ppo_full", "Copied from first").replace("recipe=first", "recipe=second")
-    assert third == "# Copied from bare.\n#\n# command: rlcli train recipe=third\n# figures: not measured\nseed: 3\n"
+    command = f"rlcli train recipe=third{flags}"
+    assert third == f"# Copied from bare.\n#\n# command: {command}\n# figures: not measured\nseed: 3\n"
+    monkeypatch.setattr("rlcli.config.registry.imported", [])
     assert rlcli("train recipe=third")[0] == 0 and started[0][1][0].seed == 3
 
 

@@ -262,7 +262,8 @@ def test_what_a_recipe_sweeps_over_may_be_nested_and_any_value(rlcli, started, t
     assert made == [(1, {"a": 3}, [8], None), (2, {"a": 3}, [8], None)]
 
 
-def test_the_rest_of_a_sweep_goes_into_a_folder_that_can_be_typed():
+def test_the_rest_of_a_sweep_goes_into_a_folder_that_can_be_typed(monkeypatch):
+    monkeypatch.setattr("rlcli.config.registry.imported", [])
     (line,) = list(left_over("train", checked_of(["seed=1,2", "hydra.sweep.dir='my sweeps/'"]), 1))[-1:]
     assert shlex.split(line)[4:] == ["hydra.sweep.dir='my sweeps/rest_1_0'"]
     assert checked_of(shlex.split(line)[4:])[0].values == ("my sweeps/rest_1_0",)

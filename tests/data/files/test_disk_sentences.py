@@ -131,6 +131,8 @@ def test_what_the_system_refuses_a_shared_buffer_is_said_in_a_sentence(monkeypat
 
     from rlcli.data import LazyTensorStorage, ReplayBuffer
 
+    with ReplayBuffer(storage=LazyTensorStorage(10), shared=True) as rb:  # its kernels are compiled, and kept on disk
+        rb.extend(TensorDict({"x": torch.zeros(3)}, [3]))
     with monkeypatch.context() as patch, pytest.raises(ResourceError, match=r"the disk is full \(.*rlcli-rows-"):
         patch.setattr(os, call, refuse)
         rb = ReplayBuffer(storage=LazyTensorStorage(10), shared=True)
