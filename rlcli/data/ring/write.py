@@ -7,8 +7,8 @@ before anything is written over.
 
 from __future__ import annotations
 
+import _signal  # of CPython: what `signal` wraps, without an enum made at each call
 import contextlib
-import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -193,16 +193,16 @@ def room_for(rows: int) -> Iterator[None]:
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C comes after this: rows, their index and what lies beside them are those of the same writes."""
-    told: list[tuple[Any, ...]] = []
-    handler = signal.getsignal(signal.SIGINT)
+    handler = _signal.getsignal(_signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    signal.signal(signal.SIGINT, lambda *args: told.append(args))
+    told: list[tuple[Any, ...]] = []
+    _signal.signal(_signal.SIGINT, lambda *args: told.append(args))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        _signal.signal(_signal.SIGINT, handler)
         if told:
             handler(*told[0])
 
