@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -111,8 +112,8 @@ def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:
         if key in data:
             data[key].fill(False)
     if outcome.ends:
-        columns = zip(*outcome.ends, strict=True)
-        t, lane, terminated, truncated = (np.fromiter(column, np.intp, len(outcome.ends)) for column in columns)
+        numbers = np.fromiter(chain.from_iterable(outcome.ends), np.intp, 4 * len(outcome.ends))
+        t, lane, terminated, truncated = numbers.reshape(-1, 4).T
         for key, values in ((TERMINATED, terminated), (TRUNCATED, truncated), (DONE, True)):
             if key in data:
                 data[key][lane, t, 0] = values
