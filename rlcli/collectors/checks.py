@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlcli.collectors.batch import Finals
-from rlcli.errors import EnvError
-from rlcli.keys import Key, show
-from rlcli.lanes.contract import BatchStart, broken
+from rlcli.keys import Key
+from rlcli.lanes.contract import BatchStart, not_finite
 from rlcli.lanes.lanes import Lanes, Outcome
 from rlcli.transforms import RowOp
 
@@ -43,7 +42,7 @@ def check_finite(
         found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
         found += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
         t, lane = min(found)
-        raise _not_finite(lanes, key, lane, (max(t, 0), outcome.ends))
+        raise not_finite(lanes, key, lane, (max(t, 0), outcome.ends))
 
 
 def check_bounds(
@@ -104,7 +103,7 @@ class FiniteRows(RowOp):
         for key, rows in self.rows:
             if not np.isfinite(rows[t]).all():
                 lane = int(np.argwhere(~np.isfinite(rows[t]))[0][0])
-                raise _not_finite(self.lanes, key, lane)
+                raise not_finite(self.lanes, key, lane)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         self.step(t)
@@ -170,11 +169,3 @@ class _Aside:
         self.key, self.rows = key, rows
         self.kept = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
         self.resets: list[tuple[int, int, np.ndarray]] = []
-
-
-def _not_finite(lanes: Lanes, key: Key, lane: int, at: tuple[int, Sequence[tuple]] | None = None) -> EnvError:
-    return broken(
-        lanes, f"the env's {show(key)} is not finite", lane=lane, at=at,
-        expected="finite numbers", got="NaN or infinity",
-        fix="Show a number: 0 where there is nothing to say, and a flag beside it.",
-    )  # fmt: skip
