@@ -26,24 +26,10 @@ if TYPE_CHECKING:  # what type checkers see; below is what happens
 __version__ = "0.1.0"
 
 # what `import rlcli` offers, fetched when it is first used
+_PARTS = ("algorithm", "env", "estimator", "logger", "policy", "sampler", "storage", "transform", "wrapper")
 _LAZY = {
-    "train": "rlcli.api",
-    "collect": "rlcli.api",
-    "resume": "rlcli.api",
-    "plan": "rlcli.api",
-    "inspect": "rlcli.api",
-    "evaluate": "rlcli.api",
-    "load": "rlcli.api",
-    "verify": "rlcli.api",
-    "register_algorithm": "rlcli.config.registry",
-    "register_env": "rlcli.config.registry",
-    "register_estimator": "rlcli.config.registry",
-    "register_logger": "rlcli.config.registry",
-    "register_policy": "rlcli.config.registry",
-    "register_sampler": "rlcli.config.registry",
-    "register_storage": "rlcli.config.registry",
-    "register_transform": "rlcli.config.registry",
-    "register_wrapper": "rlcli.config.registry",
+    **dict.fromkeys(["train", "collect", "resume", "plan", "inspect", "evaluate", "load", "verify"], "rlcli.api"),
+    **{f"register_{part}": "rlcli.config.registry" for part in _PARTS},
 }
 __all__ = ["__version__", *_LAZY]
 

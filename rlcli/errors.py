@@ -5,6 +5,7 @@ The command line prints `str(error)` and exits with `error.exit_code`; a traceba
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -75,6 +76,12 @@ class ArgumentError(RlcliError, ValueError):
     """A Python caller gave an argument that cannot be used."""
 
     exit_code = 2
+
+
+def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
+    """Refuse an argument that is not among the words allowed."""
+    if given not in allowed:
+        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
 
 
 class MissingKeyError(RlcliError, KeyError):

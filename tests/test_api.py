@@ -39,25 +39,6 @@ def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch):
     assert runner.failures == 0
 
 
-def test_no_module_takes_the_place_of_a_function():
-    """Nor of a class, in any package that says what it offers.
-
-    In a process of its own: kernels of a GPU are loaded once, as the first to ask wants them.
-    """
-    program = f"""
-import importlib, pkgutil, sys, types, rlcli
-for module in pkgutil.walk_packages(rlcli.__path__, "rlcli."):
-    if not module.name.startswith(("rlcli.bench.peers", "rlcli.__main__")):
-        importlib.import_module(module.name)
-assert all(isinstance(getattr(rlcli, name), types.FunctionType) for name in {list(FUNCTIONS)!r})
-packages = [m for name, m in sys.modules.items() if name.startswith("rlcli.") and hasattr(m, "__all__")]
-replaced = [f"{{m.__name__}}.{{name}}" for m in packages for name in m.__all__
-            if isinstance(getattr(m, name), types.ModuleType)]
-assert len(packages) > 9 and not replaced, replaced
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_types_are_said_and_are_not_any(name):
     said = inspect.signature(getattr(rlcli, name)).return_annotation
@@ -164,17 +145,3 @@ def test_verify_tells_what_is_damaged(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="nothing with checksums"):
         rlcli.verify("empty")
-
-
-def test_training_loads_nothing_that_only_other_jobs_need(tmp_path):
-    program = """
-import sys
-import rlcli
-rlcli.train(recipe="ppo_exact", total_frames=1024, console="off", logger="none", run={"dir": "r", "eval_episodes": 1})
-foreign = ["jobs." + name for name in ("collection", "resumed", "init_rows", "plan", "trained_policy")]
-foreign += ["collectors.trajectories", "collectors.faces"]
-foreign += ["data." + name for name in ("buffer", "ring", "index", "samplers", "shared", "collected", "stored")]
-print(sorted(name for name in sys.modules if name.startswith(tuple("rlcli." + part for part in foreign))))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr

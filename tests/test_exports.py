@@ -1,11 +1,10 @@
 """Packages that fetch their names when they are used offer all of them, and load no more than was asked for."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_programs import run_forked
 
 import rlcli
 
@@ -35,31 +34,90 @@ def test_every_name_is_there_in_dir_and_in_a_star_import(package):
         exec(f"from {package} import nothing", {})
 
 
-def loaded(source):
-    """Modules of rlcli that a fresh process has after it ran this."""
-    said = f"{source}\nimport sys; print(*(name for name in sys.modules if name.startswith('rlcli.')))"
-    return {*subprocess.run([sys.executable, "-c", said], check=True, stdout=subprocess.PIPE, text=True).stdout.split()}
-
-
-def test_one_file_of_the_data_room_loads_no_other_rooms_of_it():
-    found = loaded("import rlcli.data.next_obs.rows")
-    rooms = ("buffer", "samplers", "storages", "shared", "collected", "stored", "index", "ring")
-    assert "rlcli.data.next_obs.rows" in found and not [
-        name for name in found if name.startswith(tuple(f"rlcli.data.{room}" for room in rooms))
-    ]
-
-
-def test_a_file_that_nobody_imported_is_found_as_an_attribute():
-    found = loaded(
+PROGRAMS = {
+    "a file of the data room": "import rlcli.data.next_obs.rows",
+    "an attribute": (
         "import rlcli.data\nassert rlcli.data.storages.memmap.LazyMemmapStorage is rlcli.data.LazyMemmapStorage"
-    )
+    ),
+    "training": """
+import rlcli
+rlcli.train(
+    recipe="ppo_exact", total_frames=512, console="off", logger="none",
+    collector={"frames_per_batch": 256}, run={"dir": "run", "eval_episodes": 1},
+)
+""",
+    "everything": f"""
+import importlib, pkgutil, types, rlcli
+for module in pkgutil.walk_packages(rlcli.__path__, "rlcli."):
+    if not module.name.startswith(("rlcli.bench.peers", "rlcli.__main__")):
+        importlib.import_module(module.name)
+for name in {[name for name in rlcli.__all__ if not name.startswith("_")]!r}:
+    assert isinstance(getattr(rlcli, name), types.FunctionType), name
+packages = [m for name, m in sys.modules.items() if name.startswith("rlcli.") and hasattr(m, "__all__")]
+replaced = [f"{{m.__name__}}.{{name}}" for m in packages for name in m.__all__
+            if isinstance(getattr(m, name), types.ModuleType)]
+assert len(packages) > 9 and not replaced, replaced
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """What gives the modules of rlcli that a fresh process has after it ran a program."""
+    programs = {
+        name: (f"import sys\n{program}\nprint(*(m for m in sys.modules if m.startswith('rlcli.')))", folder)
+        for name, program in PROGRAMS.items()
+        if (folder := tmp_path_factory.mktemp("folder"))
+    }
+    ran = run_forked(programs, tmp_path_factory.mktemp("ran"))
+
+    def of(name):
+        assert ran[name].returncode == 0, ran[name].stderr
+        return {*ran[name].stdout.split()}
+
+    return of
+
+
+def below(modules, room, *parts):
+    """Those of the modules that are parts of a room."""
+    return [name for name in modules if name.startswith(tuple(f"rlcli.{room}{part}" for part in parts))]
+
+
+def test_one_file_of_the_data_room_loads_no_other_rooms_of_it(loaded):
+    found = loaded("a file of the data room")
+    rooms = ("buffer", "samplers", "storages", "shared", "collected", "stored", "index", "ring")
+    assert "rlcli.data.next_obs.rows" in found and not below(found, "data.", *rooms)
+
+
+def test_a_file_that_nobody_imported_is_found_as_an_attribute(loaded):
+    found = loaded("an attribute")
     assert "rlcli.data.storages.memmap" in found and "rlcli.data.buffer.ensemble" not in found
 
 
-def test_learning_on_policy_loads_no_buffers(tmp_path):
-    overrides = ["recipe=ppo_exact", "total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=0"]
-    overrides += ["console=off", "logger=none", f"run.dir={tmp_path / 'run'}"]
-    found = loaded(f"import rlcli\nrlcli.train({overrides})")
+def test_learning_on_policy_loads_no_buffers(loaded):
+    found = loaded("training")
     rooms = ("buffer", "samplers", "shared", "collected", "stored", "index", "ring", "storages.mapped")
-    assert "rlcli.data.files.checkpoints" in found
-    assert not [name for name in found if name.startswith(tuple(f"rlcli.data.{room}" for room in rooms))]
+    assert {"rlcli.data.files.checkpoints", "rlcli.learning.gradient_ppo"} <= found
+    assert not below(found, "data.", *rooms)
+
+
+def test_learning_on_policy_loads_nothing_of_what_learns_from_buffers(loaded):
+    found = loaded("training")
+    assert "rlcli.learning.gradient_ppo" in found
+    assert not below(
+        found, "", "learning.gradient_bootstrapped", *(f"objectives.{a}" for a in ("bootstrap", "dqn", "sac"))
+    )
+
+
+def test_training_loads_nothing_that_only_other_jobs_need(loaded):
+    others = ("collection", "resumed", "init_rows", "plan", "trained_policy")
+    assert not below(loaded("training"), "jobs.", *others)
+    assert not below(loaded("training"), "collectors.", "trajectories", "faces")
+
+
+def test_no_module_takes_the_place_of_a_function(loaded):
+    """Nor of a class, in any package that says what it offers.
+
+    In a process of its own: kernels of a GPU are loaded once, as the first to ask wants them.
+    """
+    assert "rlcli.data.buffer.ensemble" in loaded("everything")

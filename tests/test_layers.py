@@ -1,7 +1,8 @@
 """Imports only go down: from layers below, never from a sibling of the same layer, and never in a circle of files."""
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,16 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Everything that a file says."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imported(path: Path, module: str) -> Iterator[str]:
     """Every module that a file imports, inside functions and for type checkers too."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,6 +70,7 @@ def imported(path: Path, module: str) -> Iterator[str]:
             yield from (name if _is_module(name) else source for name in names)
 
 
+@functools.cache
 def _is_module(name: str) -> bool:
     place = PACKAGE.parent.joinpath(*name.split("."))
     return place.is_dir() or place.with_suffix(".py").exists()
@@ -161,11 +169,11 @@ def test_a_breach_is_seen(module, target):
 
 
 # ---- the collector's face ----------------------------------------------------------------------------------------
-def reached_through(source: str, face: set[str]) -> list[str]:
+def reached_through(said: Iterable[ast.AST], face: set[str]) -> list[str]:
     """Attributes of anything called `collector` that are not among its public ones; `cfg.collector` is a group."""
     return [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
+        for node in said
         if isinstance(node, ast.Attribute)
         and node.attr not in face
         and (
@@ -191,11 +199,12 @@ def test_other_rooms_speak_to_a_collector_through_its_face():
         f"{module}: {reach}"
         for module, path in modules()
         if part_of(module) != "collectors"
-        for reach in reached_through(path.read_text(encoding="utf-8"), face)
+        for reach in reached_through(nodes(path), face)
     ]
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("reach", ["collector.engine", "self.collector.lanes.n", "loop.collector._thread"])
 def test_reaching_through_a_collector_is_seen(reach):
-    assert reached_through(f"x = {reach}", {"envs"}) and not reached_through("y = cfg.collector.seed", {"envs"})
+    assert reached_through(ast.walk(ast.parse(f"x = {reach}")), {"envs"})
+    assert not reached_through(ast.walk(ast.parse("y = cfg.collector.seed")), {"envs"})

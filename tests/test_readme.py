@@ -1,17 +1,17 @@
 """The README and the help pages are true: snippets run, commands are accepted, tables agree with the code.
 
-Snippets and commands run in one process of their own, because they register names.
+Snippets and commands run in processes of their own, because they register names.
 """
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_programs import Ran, run_forked
 from test_layers import LAYERS, PACKAGE
 
 README = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
@@ -57,19 +57,47 @@ def bench_of(command: str) -> str | None:
     return match[1] if match else None
 
 
-def in_a_new_process(program: str, folder: Path) -> subprocess.CompletedProcess:
-    for name, text in files().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
+def training_of_a_users_own_env() -> str:
+    (command,) = [line for line in commands() if "--import my_rl" in line]
+    words = [*command.split()[1:], "total_frames=2048", "console=off", "run.dir=run", "run.eval_episodes=2"]
+    words = [word for word in words if word != "total_frames=30_000"]
+    return f"import sys; from rlcli.cli.main import main; sys.exit(main({words}))"
+
+
+def commands_tried() -> dict[str, list[str]]:
+    return {line: words_of(line) for line in commands() if not bench_of(line) and " -m " not in line}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> dict[str, tuple[Ran, Path]]:
+    """What became of each program, and the folder that it ran in, which held the files that are shown."""
+    trying = f"""
+import contextlib, io, json
+from rlcli.cli.main import main
+found = {{}}
+for command, words in {commands_tried()!r}.items():
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        found[command] = [main(words), err.getvalue()]
+print(json.dumps(found))
+"""
+    programs = {
+        "snippets": snippets(),
+        "training": training_of_a_users_own_env(),
+        "recipes": "from rlcli.cli.main import main; main(['ls', 'recipes'])",
+        "commands": trying,
+    }
+    folders = {name: tmp_path_factory.mktemp(name) for name in programs}
+    for folder in folders.values():
+        for name, text in files().items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    done = run_forked(
+        {name: (program, folders[name]) for name, program in programs.items()},
+        tmp_path_factory.mktemp("ran"),
+        first="import rlcli.jobs",
     )
+    return {name: (done[name], folders[name]) for name in programs}
 
 
 def test_it_begins_with_the_two_commands():
@@ -79,45 +107,31 @@ def test_it_begins_with_the_two_commands():
     )
 
 
-def test_the_python_snippets_run(tmp_path):
+def test_the_python_snippets_run(ran):
     assert len(snippets()) > 500
-    done = in_a_new_process(snippets(), tmp_path)
+    done, _ = ran["snippets"]
     assert done.returncode == 0, done.stderr
     assert "torch.Size([8, 2048])" in done.stdout  # a segment that was read back
 
 
-def test_a_users_own_env_and_policy_train(tmp_path):
-    (command,) = [line for line in commands() if "--import my_rl" in line]
-    words = [*command.split()[1:], "total_frames=2048", "console=off", "run.dir=run", "run.eval_episodes=2"]
-    words = [word for word in words if word != "total_frames=30_000"]
-    done = in_a_new_process(f"import sys; from rlcli.cli.main import main; sys.exit(main({words}))", tmp_path)
+def test_a_users_own_env_and_policy_train(ran):
+    done, folder = ran["training"]
     assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["env"] == "Thermostat" and summary["frames"] == 2048
 
 
-def test_the_recipe_shown_is_listed_by_its_title(tmp_path):
-    done = in_a_new_process("from rlcli.cli.main import main; main(['ls', 'recipes'])", tmp_path)
+def test_the_recipe_shown_is_listed_by_its_title(ran):
+    done, _ = ran["recipes"]
     assert re.search(r"^  acrobot +train +PPO on Acrobot\.$", done.stdout, re.M), done.stdout
 
 
-def test_every_command_is_accepted(tmp_path):
-    elsewhere = {command for command in commands() if bench_of(command) or " -m " in command}
-    tried = {command: words_of(command) for command in commands() if command not in elsewhere}
-    assert len(tried) > 15
-    program = f"""
-import contextlib, io, json
-from rlcli.cli.main import main
-found = {{}}
-for command, words in {tried!r}.items():
-    err = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
-        found[command] = [main(words), err.getvalue()]
-print(json.dumps(found))
-"""
-    done = in_a_new_process(program, tmp_path)
+def test_every_command_is_accepted(ran):
+    assert len(commands_tried()) > 15
+    done, _ = ran["commands"]
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == commands_tried().keys()
     refused = {command: text for command, (code, text) in found.items() if code != 0}
     assert not refused
 
@@ -169,7 +183,7 @@ def test_the_bytes_a_frame_are_those_of_the_table(mode, tmp_path, monkeypatch):
     cells = dict(zip(re.findall(r"`(\w+)`", header), row.split("|"), strict=False))
     kept, whole = (float(number) for number in cells[mode].split(" of "))
     words = ["recipe=ppo_exact", "memory=delta"] if mode == "delta" else [f"recipe=ppo_{mode}"]
-    run = rlcli.train([*words, "total_frames=4096", "console=off", "logger=none", "run.eval_episodes=0"])
+    run = rlcli.train([*words, "total_frames=2048", "console=off", "logger=none", "run.eval_episodes=0"])
     memory = run.summary["memory"]
     stored = "next.delta.observation" if mode == "delta" else "next.observation"
     (successors,) = [e for e in memory["entries"] if e["key"] == stored] or [{"per_frame": 0.0}]

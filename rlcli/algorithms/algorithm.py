@@ -12,7 +12,7 @@ from rlcli.config import registry
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
-from rlcli.learning.buffer import build_buffer
+from rlcli.learning.buffer import build_buffer, load_buffer_compiler
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import Loop
 from rlcli.learning.update import Update
@@ -102,9 +102,10 @@ class Algorithm(ABC):
     def loop(self, parts: Parts, policy: ActorCritic, hooks: Hooks) -> Loop:
         """The loop over these parts."""
 
-    @abstractmethod
     def load_kernels(self) -> None:
         """Compile or load what would otherwise be inside the first batch's timing."""
+        if self.stores:
+            load_buffer_compiler(self.cfg)
 
     def parts(self, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:
         """All parts of a run; rows of a buffer on a disk go into the folder of `run`."""

@@ -12,7 +12,6 @@ from rlcli.collectors.build import devices, keys_of
 from rlcli.config.parts import BOOTSTRAPPED
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
-from rlcli.learning.buffer import load_buffer_compiler
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import Loop, OffPolicy
 from rlcli.learning.optimizer import Linear, optimizer_options
@@ -79,6 +78,3 @@ class Bootstrapped(Algorithm):
             learning_starts=cfg.collector.init_random_frames, explore=exploring[0].step if exploring else None,
             beta=Linear(cfg.sampler.beta, 1.0).at if cfg.sampler.kind == "prioritized" else None,
         )  # fmt: skip
-
-    def load_kernels(self) -> None:
-        load_buffer_compiler(self.cfg)

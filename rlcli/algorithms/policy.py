@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,10 +18,16 @@ from rlcli.modules import ActorCritic, build_actor_critic
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
 
 
+@overload
+def build_policy(cfg: Config, env: EnvBase) -> ActorCritic: ...
+@overload
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None: ...
 def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
-    """Actor and critic for the env; None for random actions."""
+    """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
     p = cfg.policy
     if p.kind == "random":
+        if isinstance(cfg, Config):
+            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
         return None
     if p.kind in registry.users_names("policy"):
         return _users_policy(p, env)

@@ -32,7 +32,7 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.learning.buffer import load_buffer_compiler, slices_of
+from rlcli.learning.buffer import slices_of
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import BufferedOnPolicy, Loop, OnPolicy
 from rlcli.learning.optimizer import Linear, optimizer_options
@@ -148,5 +148,4 @@ class PolicyGradient(Algorithm):
         importlib.import_module("rlcli.kernels.ppo")
         one, no = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.bool)
         scan(one, no, no, one, one, 0.0, 0.0)
-        if self.stores:
-            load_buffer_compiler(self.cfg)
+        super().load_kernels()

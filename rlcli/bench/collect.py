@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -20,12 +19,12 @@ from rlcli.bench import peers
 from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
-from rlcli.config.installed import install
+from rlcli.config.installed import has, install
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ConfigError, NumericsError
 from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, under_next
 from rlcli.lanes.envpool import EnvpoolEngine
-from rlcli.lanes.make import make_gym
+from rlcli.lanes.make import GymRecipe
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
@@ -68,7 +67,7 @@ def _ours(env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any =
 
 def _check_env(key: str, env_id: str, action: type[gym.Space]) -> None:
     """The hand-written loops are for vectors and one kind of action."""
-    env = make_gym(env_id)
+    env = GymRecipe(env_id).make()
     env.close()
     _check_spaces(key, env_id, env.observation_space, env.action_space, action)
 
@@ -92,7 +91,7 @@ def _pair(env: EnvBase) -> ActorCritic:
 
 # ---- comparisons -----------------------------------------------------------------------------------------------
 def _against_hand(report: Report, settings: dict[str, Any], env_id: str, lanes: int, bar: str) -> None:
-    make = lambda: make_gym(env_id)  # noqa: E731
+    make = GymRecipe(env_id).make
     steps = settings["frames_per_batch"] // lanes
     env = _envs(make, lanes)
     pair = _pair(env)
@@ -118,7 +117,7 @@ def _hand(make, lanes: int, steps: int, pair: ActorCritic, env: EnvBase):
 def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
     """A frame is a step that an action took: the rows that envpool's own face spends on resets are not counted."""
     env_id = settings["envpool"]
-    if find_spec("envpool") is None:
+    if not has("envpool"):
         report.notes.append(f"envpool={env_id} is left out: it is not installed ({install('envpool')})")
         return
     for lanes in (8, 64, 512):
@@ -147,7 +146,7 @@ def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
 def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     env_id, lanes = settings["env.id"], 8
     steps = settings["frames_per_batch"] // lanes
-    make = lambda: make_gym(env_id)  # noqa: E731
+    make = GymRecipe(env_id).make
     env = _envs(make, lanes)
     pair = _pair(env)
     label = f"{env_id} x{lanes}, CPU time"
@@ -170,7 +169,7 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     sides = {f"{label}: rlcli": alone, f"{label}: rlcli with values and GAE": lambda: advantage(with_values())}
     for name, (side, _) in found.items():
         if side is None:
-            report.notes.append(f"{name.split()[0]} is not installed: left out ({install('peers')})")
+            report.leave_out(name.split()[0])
         else:
             sides[f"{label}: {name}"] = side
     _time(report, settings, sides, lanes * steps)
@@ -183,7 +182,7 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
 def _faces(report: Report, settings: dict[str, Any]) -> None:
     env_id, lanes = settings["env.id"], 8
     steps = settings["frames_per_batch"] // lanes
-    make = lambda: make_gym(env_id)  # noqa: E731
+    make = GymRecipe(env_id).make
     pair = _pair(_envs(make, lanes))
     net = pair.actor.module[0].module
     label = f"{env_id} x{lanes}"

@@ -40,8 +40,8 @@ def _slices(report: Report, settings: dict[str, Any]) -> None:
     upstream = peers.torchrl_buffer(rows, slices=shape) if settings["peers"] else None
     if upstream is not None:
         sides[f"torchrl, {rows:,} rows"] = _filled(upstream, rows)
-    else:
-        _left_out(report, settings)
+    elif settings["peers"]:
+        report.leave_out("torchrl")
     for name, buffer in sides.items():
         _check_slices(report, name, buffer.sample(), shape)
     _time(
@@ -164,8 +164,3 @@ def _draw(buffer: Any, calls: int) -> Callable[[], None]:
 
 def _time(report: Report, settings: dict[str, Any], sides: dict[str, Callable[[], Any]]) -> None:
     report.sides += interleave(sides, settings["rounds"], per=settings["calls"])
-
-
-def _left_out(report: Report, settings: dict[str, Any]) -> None:
-    if settings["peers"]:
-        report.leave_out("torchrl")

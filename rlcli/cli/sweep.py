@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     """
     import hydra
 
-    from rlcli.config.compose import HYDRA_VERSION_BASE
+    from rlcli.config.compose import HYDRA_VERSION_BASE, JOBS_CHECKED_AHEAD
     from rlcli.config.recipes import shipped
 
     task = _Task(ready.verb, start)
@@ -37,7 +38,8 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     sys.argv = ["rlcli", "--multirun", *listed(ready.sweep)]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
     try:
-        hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()
+        with _composed_once(JOBS_CHECKED_AHEAD):
+            hydra.main(str(shipped("conf")), ready.verb, version_base=HYDRA_VERSION_BASE)(task)()
         task.conclude()
     except (KeyboardInterrupt, SystemExit):
         if task.begun:
@@ -50,6 +52,25 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def _composed_once(checked: int) -> Iterator[None]:
+    """Hydra's sweeper composes every job before the first begins, and each again; not the first few, which we checked.
+
+    Each composition copies the store, only to read from the copy.
+    """
+    from hydra.plugins.sweeper import Sweeper
+
+    from rlcli.config.compose import store_uncopied
+
+    check = Sweeper.validate_batch_is_legal
+    Sweeper.validate_batch_is_legal = lambda sweeper, batch: check(sweeper, batch[checked:])  # type: ignore
+    try:
+        with store_uncopied():
+            yield
+    finally:
+        Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign]
 
 
 class _Task:

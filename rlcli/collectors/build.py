@@ -32,7 +32,7 @@ def build_collector(
     return Collector(
         env, None if policy is None else policy.actor,
         frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs,
-        delta_dtype=delta_of(cfg), on_overflow=m.on_overflow, keep_keys=keep_keys,
+        delta_dtype=delta_dtype_of(cfg), on_overflow=m.on_overflow, keep_keys=keep_keys,
         max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
         reset_at_each_iter=c.reset_at_each_iter, split_trajs=c.split_trajs, set_truncated=c.set_truncated,
         trajs_per_batch=c.trajs_per_batch, traj_format="cat" if c.trajs_per_batch else None,
@@ -72,7 +72,7 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
     return found
 
 
-def delta_of(cfg: CollectConfig) -> torch.dtype:
+def delta_dtype_of(cfg: CollectConfig) -> torch.dtype:
     """What differences are kept in."""
     return getattr(torch, cfg.memory.delta_dtype)
 

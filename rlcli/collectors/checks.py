@@ -125,44 +125,44 @@ class BoundedRows(RowOp):
         self.lanes = lanes
         large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
         self.each = [(key, rows[key]) for key in large]
-        self.aside = [_Aside(key, rows[key]) for key in keys if key not in large]
-        self._copied = [(aside.rows, aside.kept) for aside in self.aside]
+        self.copies = [_Copies(key, rows[key]) for key in keys if key not in large]
+        self._steps = [(copies.rows, copies.kept) for copies in self.copies]
         self.begin()
 
     def begin(self) -> None:
         self.start, self.last = BatchStart.of(self.lanes), 0
-        for aside in self.aside:
-            aside.resets = []
+        for copies in self.copies:
+            copies.resets = []
 
     def step(self, t: int) -> None:
         self.last = t
-        for rows, kept in self._copied:
+        for rows, kept in self._steps:
             kept[t] = rows[t]
         for key, rows in self.each:
             self._look(key, rows[t], [(t, False, lane) for lane in range(self.lanes.n)])
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
-        for aside in self.aside:
-            row = aside.rows[t]
-            aside.resets += [(t, lane, row[lane : lane + 1].copy()) for lane in lanes]
+        for copies in self.copies:
+            row = copies.rows[t]
+            copies.resets += [(t, lane, row[lane : lane + 1].copy()) for lane in lanes]
         for key, rows in self.each:
             self._look(key, rows[t][list(lanes)], [(t, True, lane) for lane in lanes])
 
     def end(self) -> None:
-        for aside in self.aside:
-            shown = aside.kept[1 : self.last + 1]
-            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in aside.resets)])
-            if self.lanes.bounds.intervals[aside.key].holds(values):
+        for copies in self.copies:
+            shown = copies.kept[1 : self.last + 1]
+            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in copies.resets)])
+            if self.lanes.bounds.intervals[copies.key].holds(values):
                 continue
             times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.lanes.n)]
-            self._look(aside.key, values, [*times, *((t, True, lane) for t, lane, _ in aside.resets)])
+            self._look(copies.key, values, [*times, *((t, True, lane) for t, lane, _ in copies.resets)])
 
     def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
         if not self.lanes.bounds.intervals[key].holds(values):
             self.lanes.bounds.found(self.lanes, key, values, times, self.start, self.lanes.outcome.ends)
 
 
-class _Aside:
+class _Copies:
     """One key's copies: what each step gave, and what each reset gave."""
 
     def __init__(self, key: Key, rows: list[np.ndarray]) -> None:

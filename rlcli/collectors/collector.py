@@ -22,17 +22,18 @@ from rlcli.collectors.base import BaseCollector, Collected, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import TrajectoryPool, assemble
-from rlcli.collectors.options import Counted, Device, Stepping, divided, next_steps, steps_of
+from rlcli.collectors.options import Counted, Stepping, divided, next_steps, steps_of
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.weights import FollowedWeights, Source
 from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta, with_transforms
 from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase
-from rlcli.envs.tensordict_lanes import array_face
+from rlcli.envs.array_face import array_face
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.lanes.bounds import Bounds
+from rlcli.specs.base import Device
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
@@ -211,7 +212,6 @@ class Collector(BaseCollector):
         self._raw_reward: np.ndarray | None = None
         self._raw_done: np.ndarray | None = None
         self.update_at_each_batch = s.update_at_each_batch
-        self.first_lane, self.all_lanes = s.first_lane, s.all_lanes
         self._weights = FollowedWeights(s.weights_swap)
         self._trained = self._acting = policy = s.make_policy()  # what acts may become a copy of what was given
 

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
+from rlcli.specs.base import Device
 
-Device = torch.device | None
 NOT_COPIED = (
     TypeError, RuntimeError, ValueError, AttributeError, NotImplementedError, copy.Error, pickle.PickleError,
 )  # what copying a policy may raise  # fmt: skip
@@ -40,7 +40,7 @@ def _cuda_sync_if_initialized() -> None:
         torch.cuda.synchronize()
 
 
-def sync_function(device: Device) -> Callable[[], None]:
+def sync_function(device: torch.device | None) -> Callable[[], None]:
     """What makes a copy to `device` safe to read (the table of the collector's documentation)."""
     if device is None or device.type == "cuda":
         return _do_nothing
@@ -54,7 +54,7 @@ def sync_function(device: Device) -> Callable[[], None]:
     return _do_nothing
 
 
-def resolve(name: str | torch.device | None) -> Device:
+def resolve(name: Device) -> torch.device | None:
     """A device that exists, with its index where there may be several of its kind.
 
     Raises
@@ -92,9 +92,9 @@ def resolve(name: str | torch.device | None) -> Device:
 class Placement:
     """The devices of one collector and what follows from them."""
 
-    env: Device
-    policy: Device
-    storing: Device
+    env: torch.device | None
+    policy: torch.device | None
+    storing: torch.device | None
     sync_policy: Callable[[], None]
     sync_storage: Callable[[], None]
     non_blocking: bool
@@ -110,7 +110,7 @@ class Placement:
         return _is_elsewhere(self.storing)
 
 
-def _is_elsewhere(device: Device) -> bool:
+def _is_elsewhere(device: torch.device | None) -> bool:
     return device is not None and device.type != "cpu"
 
 
@@ -119,7 +119,7 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one == other or one.type == other.type == "cpu"
 
 
-def one_device(device: str | torch.device | None, devices: Any) -> str | torch.device | None:
+def one_device(device: Device, devices: Any) -> Device:
     """`device`, or the one that a list of `devices` names: a single process acts on one.
 
     Raises
@@ -150,8 +150,8 @@ def place(
     env_device=None,
     policy_device=None,
     storing_device=None,
-    env_own: Device = None,
-    policy_own: Device = None,
+    env_own: torch.device | None = None,
+    policy_own: torch.device | None = None,
     no_cuda_sync=False,
 ) -> Placement:
     """Resolve the four device arguments of a collector.
@@ -173,7 +173,7 @@ def place(
     if storing is None and policy == env:
         storing = env
 
-    def wait(target: Device) -> Callable[[], None]:
+    def wait(target: torch.device | None) -> Callable[[], None]:
         return _do_nothing if no_cuda_sync else sync_function(target)
 
     return Placement(env, policy, storing, wait(policy), wait(storing), non_blocking=no_cuda_sync)

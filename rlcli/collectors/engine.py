@@ -25,12 +25,13 @@ from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.wiring import Wired
+from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
-from rlcli.envs.tensordict_lanes import LateColumns, TensorDictLanes
+from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
+from rlcli.lanes.building import same_dtype
 from rlcli.lanes.contract import BatchStart
 from rlcli.lanes.lanes import Lanes, reward_column
-from rlcli.lanes.make import same_dtype
 from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.transforms import RowOp, by_name
 

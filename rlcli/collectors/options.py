@@ -21,11 +21,10 @@ from rlcli.collectors.schema import MODES
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, TRAJ_IDS, Key, show, unravel
 from rlcli.modules.exploration import RandomPolicy
+from rlcli.specs.base import Device
 
 if TYPE_CHECKING:
     from rlcli.collectors.trajectories import CompleteTrajectories
-
-Device = str | torch.device | None
 
 
 def whole(name: str, value: Any) -> int:

@@ -23,6 +23,7 @@ from rlcli.keys import (
     DONE,
     END_FLAGS,
     POLICY_VERSION,
+    RAW,
     REWARD,
     TERMINATED,
     TRAJ_IDS,
@@ -35,12 +36,11 @@ from rlcli.keys import (
 )
 from rlcli.lanes.lanes import Schema
 from rlcli.specs import Categorical
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms import Faces
-from rlcli.transforms.base import RAW
 from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
 
 ROW, BATCH, PASS, LATE = "row", "batch", "pass", "late"
-HOST, POLICY = "host", "policy"
 MODES = ("full", "compact", "exact", "delta")
 
 
@@ -79,8 +79,6 @@ class Entry:
     written : {"row", "batch", "pass", "late"}
         When: by the loop, row by row; once a batch, when its loop is over; by a transform's pass after that, which
         brings its own arrays; or, beside all that was planned, by steps that are taken as they come.
-    rows : {"host", "policy"}
-        Where its rows live while they are written: in arrays of the host, or in a tensor on the policy's device.
     """
 
     key: Key
@@ -89,7 +87,6 @@ class Entry:
     stored: bool
     next_stored: bool = False
     written: str = ROW
-    rows: str = HOST
 
 
 @dataclass(frozen=True)
@@ -357,7 +354,7 @@ def _kinds(env: EnvBase) -> dict[Key, int]:
 
 
 def _field(entry: Entry) -> Field:
-    dtype = entry.dtype if isinstance(entry.dtype, torch.dtype) else torch.from_numpy(np.empty(0, entry.dtype)).dtype
+    dtype = entry.dtype if isinstance(entry.dtype, torch.dtype) else torch_dtype(entry.dtype)
     return Field(dtype, torch.Size(entry.shape))
 
 

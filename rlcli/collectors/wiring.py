@@ -19,6 +19,7 @@ from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
 from rlcli.lanes.bounds import Interval
@@ -122,8 +123,7 @@ def with_delta(
 
 def delta_of(env: EnvBase) -> NextObservationDelta | None:
     """The `NextObservationDelta` among an env's transforms."""
-    transforms = env.transforms if isinstance(env, TransformedEnv) else []
-    return next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
+    return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
 
 
 def wire(
@@ -181,8 +181,7 @@ def wire(
         _kept(env, lanes, shown, program, random, stepping.keep_keys),
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.track_policy_version,
     )  # fmt: skip
-    everything = env.transforms if isinstance(env, TransformedEnv) else []
-    return Wired(env, lanes, everything, faces, used, own, program, random, batches)
+    return Wired(env, lanes, transforms_on(env), faces, used, own, program, random, batches)
 
 
 def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int) -> tuple[Any, Any, Program]:

@@ -42,7 +42,7 @@ from rlcli.errors import ConfigError
 HYDRA_VERSION_BASE = "1.3"
 _OF_HYDRA = re.compile(r"\$\{hydra(?!:job\.num\})")
 _OWN_FOLDER = "hydra.run.dir"  # another name for run.dir, weaker than that
-_JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
+JOBS_CHECKED_AHEAD = 64  # of a sweep; the others are checked when they begin
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def plan(
     undecided = _undecided(schema, overrides, checked) | ({"recipe"} if bad else set())
     own = any(item.key == _OWN_FOLDER for item in checked)
     own = own or any(holds(data, _OWN_FOLDER) for data in contents.values())
-    for number, texts in enumerate(jobs[:_JOBS_CHECKED_AHEAD]):
+    for number, texts in enumerate(jobs[:JOBS_CHECKED_AHEAD]):
         try:
             job = _job(_composed(verb, texts, stored), number if multirun else None, own)
             folders[number] = str(job.cfg.run.dir)
@@ -383,18 +383,28 @@ def _not_composed(error: Exception) -> ConfigError:
 
 @contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Hydra keeps one application per process; a caller that is one itself gets it back afterwards.
-
-    Each composition copies the store, only to read from the copy; that was a sixth of its time.
-    """
-    outer, store = GlobalHydra.instance().hydra, ConfigStore.instance()
+    """Hydra keeps one application per process; a caller that is one itself gets it back afterwards."""
+    outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    vars(store)["__deepcopy__"] = lambda memo: store
     try:
-        yield
+        with store_uncopied():
+            yield
     finally:
-        vars(store).pop("__deepcopy__", None)
         # composing has put another object into the place of the one that was cleared
         GlobalHydra.instance().clear()
         if outer is not None:
             GlobalHydra.instance().initialize(outer)
+
+
+@contextmanager
+def store_uncopied() -> Iterator[None]:
+    """Inside, compositions read Hydra's store: each copies it, only to read, which was a sixth of its time."""
+    store = ConfigStore.instance()
+    outer = vars(store).get("__deepcopy__")
+    vars(store)["__deepcopy__"] = lambda memo: store
+    try:
+        yield
+    finally:
+        vars(store).pop("__deepcopy__")
+        if outer is not None:
+            vars(store)["__deepcopy__"] = outer

@@ -202,7 +202,7 @@ def arguments(kind: str, options: Any) -> dict[str, Any]:
     """
     prefix = f"{GROUPS[kind]}."
     own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]
-    return {name: getattr(options, name) for name in own} | options.kwargs
+    return {name: getattr(options, name) for name in own if name != "kwargs"} | options.kwargs
 
 
 @functools.cache

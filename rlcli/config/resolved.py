@@ -6,6 +6,7 @@ Reading goes through the schema's types and the same guard as a recipe; Hydra co
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -47,15 +48,13 @@ def from_dict(
     ConfigError
         For unknown keys, wrong types, or text that could run code; all at once.
     """
-    from omegaconf import OmegaConf
-
     schema = VERBS[verb]
-    anew, parsed, problems = _parse(schema, overrides)
+    reset, parsed, problems = _parse(schema, overrides)
     problems += guard.check(dict(data), where)
     raise_all(problems)
-    node = OmegaConf.structured(schema)
+    node = _at_defaults(schema)
     for key, value in flat(schema, data):
-        problems += [] if key in anew else assign(node, schema, key, value, where)
+        problems += [] if key in reset else assign(node, schema, key, value, where)
     for key, value in parsed:
         problems += assign(node, schema, key, value, merge=True)
     raise_all(problems)
@@ -128,18 +127,26 @@ def as_whole(leaf: Leaf | None, value: Any) -> Any:
 
 
 def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Problem]:
-    """Whether a value fits its key's type, tried on a tree kept for this; making one takes 20 ms."""
-    from omegaconf import OmegaConf
-
+    """Whether a value fits its key's type, tried on a tree kept for this."""
     leaf = find(schema, key)
     if leaf is not None and leaf.is_free and leaf.key != key:  # any value; another one may stand in the way of its key
         return []
     if schema not in _scratch:
-        _scratch[schema] = OmegaConf.structured(schema)
+        _scratch[schema] = _at_defaults(schema)
     return assign(_scratch[schema], schema, key, value, where)
 
 
 _scratch: dict[type, Any] = {}
+_pickled: dict[type, bytes] = {}
+
+
+def _at_defaults(schema: type) -> Any:
+    """A typed tree; made once, and from then on read back, which takes a hundredth of the time."""
+    from omegaconf import OmegaConf
+
+    if schema not in _pickled:
+        _pickled[schema] = pickle.dumps(OmegaConf.structured(schema))
+    return pickle.loads(_pickled[schema])
 
 
 def as_typed(schema: type, key: str, value: Any) -> Any:
@@ -239,7 +246,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
         return set(), [], []
     from rlcli.config import words  # Hydra's grammar
 
-    anew: set[str] = set()
+    reset: set[str] = set()
     pairs: list[tuple[str, Any]] = []
     problems: list[Problem] = []
     for override in words.each(schema, overrides, lambda text: unknown_flag(schema, text, _FLAGS_OF_RESUME)):
@@ -248,7 +255,7 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
             continue
         key, value = override.key_or_group, (override.input_line or "").partition("=")[2]
         if key in groups(schema) and _is_choice_alone(schema, key):
-            anew.add(f"{key}.kwargs")
+            reset.add(f"{key}.kwargs")
             key = f"{key}.kind"
         if override.is_sweep_override():
             problems.append(words.several(schema, override, "give one value"))
@@ -263,4 +270,4 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
             plain = words.plain(override.value())
             problems += guard.check_override(key, plain)
             pairs.append((key, plain))
-    return anew, pairs, problems
+    return reset, pairs, problems

@@ -27,7 +27,7 @@ from rlcli.typed import (
     whole,
 )
 
-RUN, CONFIG, SUMMARY = "run.json", "config.json", "summary.json"
+RUN, CONFIG, SUMMARY, METRICS = "run.json", "config.json", "summary.json", "metrics.jsonl"
 SEGMENTS, CHECKPOINTS = "data", "checkpoints"  # folders: of a collection's frames, of a training run
 _UNREADABLE = "cannot read a run's file"
 _CHANGE = record(

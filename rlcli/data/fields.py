@@ -64,6 +64,24 @@ def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
     return {key: Field.of(column, lead) for key, column in columns.items()}
 
 
+def column_offsets(
+    fields: Mapping[Key, Field], rows: int, packed: Sequence[int | None] | None = None
+) -> tuple[dict[Key, int], int]:
+    """Where each column begins in memory or a file that holds so many rows column after column, and bytes of all.
+
+    Parameters
+    ----------
+    packed : sequence of (int or None), optional
+        For each column its bytes where they are packed; None for raw rows.
+    """
+    offsets, at = {}, 0
+    sizes = [None] * len(fields) if packed is None else packed
+    for (key, field), size in zip(fields.items(), sizes, strict=True):
+        offsets[key] = at
+        at += field.width * rows if size is None else size
+    return offsets, at
+
+
 def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: torch.Size | None = None) -> None:
     """Refuse columns that are not those that `fields` say.
 

@@ -18,7 +18,7 @@ from rlcli.envs.base import EnvBase
 from rlcli.envs.lanes_env import GymEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
-from rlcli.envs.transformed import TransformedEnv
+from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import Key, unravel
 from rlcli.lanes.engines import auto_prefers_native
@@ -174,21 +174,16 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
     """Have an env's transforms use what those of a saved run had learned."""
-    transforms = _transforms(env)
-    _adopt(transforms, state["collector"]["engine"]["transforms"])
+    _adopt(env, state["collector"]["engine"]["transforms"])
 
 
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:
     """The same from a live env."""
-    _adopt(_transforms(target), {name: t.state_dict() for name, t in by_name(_transforms(source)).items()})
+    _adopt(target, {name: t.state_dict() for name, t in by_name(transforms_on(source)).items()})
 
 
-def _transforms(env: EnvBase) -> list[Transform]:
-    return env.transforms if isinstance(env, TransformedEnv) else []
-
-
-def _adopt(transforms: list[Transform], saved: Mapping[str, Any]) -> None:
-    for name, transform in by_name(transforms).items():
+def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:
+    for name, transform in by_name(transforms_on(env)).items():
         if name in saved:  # a run that collects may scale rewards otherwise than the one that trained
             transform.adopt(saved[name])
 

@@ -26,6 +26,7 @@ from rlcli.lanes.lanes import Lanes, reward_column
 from rlcli.lanes.make import GymRecipe
 from rlcli.lanes.native_lanes import NativeLanes
 from rlcli.specs import Composite
+from rlcli.specs.dtypes import torch_dtype
 
 
 class LanesEnv(EnvBase):
@@ -50,7 +51,7 @@ class LanesEnv(EnvBase):
         if device is not None:
             self.reward_spec = self.reward_spec.to(device)
         self._rows = {key: [np.empty(0), np.empty(0)] for key in lanes.schema}
-        self._bound_step, self._bound_reset = lanes.bind(self._rows)
+        self._bound_step, _ = lanes.bind(self._rows)
 
     @property
     def out_of_bounds(self) -> str:
@@ -136,10 +137,8 @@ def made_specs(lanes: Lanes, observation_space, action_space, batch_size, device
     found = from_gym_space(_as_stored(observation_space), categorical=False)
     observation = found if isinstance(found, Composite) else Composite({"observation": found})
     for key, (_, dtype) in lanes.schema.items():
-        spec = observation[key]
-        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
-        if spec.dtype != wanted:
-            observation.set(key, spec.to(wanted))
+        if observation[key].dtype != torch_dtype(dtype):
+            observation.set(key, observation[key].to(torch_dtype(dtype)))
     action = from_gym_space(action_space, categorical=lanes.actions.categorical)
     if batch_size:
         observation, action = observation.expand(*batch_size), action.expand(*batch_size, *action.shape)

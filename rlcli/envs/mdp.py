@@ -94,8 +94,7 @@ def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDict
         if kept is None:
             out.set(key, fresh)
             continue
-        where = lanes.reshape(lanes.shape + (1,) * (fresh.ndim - lanes.ndim))
-        out.set(key, torch.where(where, fresh, kept))
+        out.set(key, torch.where(lanes.reshape(*lanes.shape, *[1] * (fresh.ndim - lanes.ndim)), fresh, kept))
     return out
 
 

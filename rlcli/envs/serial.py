@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from rlcli.envs.base import SPECS, EnvBase, next_of, root_of, steps_as_ours
 from rlcli.envs.lanes_env import GymEnv, LanesEnv
-from rlcli.envs.transformed import TransformedEnv
+from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
 from rlcli.lanes.bounds import Bounds, strictest
@@ -98,8 +98,7 @@ class SerialEnv(EnvBase):
 
     @property
     def out_of_bounds(self) -> str:
-        """The strictest of the envs'."""
-        return strictest(env.out_of_bounds for env in self.envs)
+        return self.inner.out_of_bounds
 
     @property
     def bounds(self) -> Bounds | None:
@@ -168,7 +167,7 @@ def shown(given: Any) -> str:
 
 def _check_outside(env: EnvBase) -> None:
     """Refuse a transform that belongs on the outside of envs that are stepped together."""
-    for transform in env.transforms if isinstance(env, TransformedEnv) else ():
+    for transform in transforms_on(env):
         if transform.outside_batches:
             name = type(transform).__name__
             raise ArgumentError(

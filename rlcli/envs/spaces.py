@@ -26,6 +26,7 @@ from rlcli.specs import (
     TensorSpec,
     Unbounded,
 )
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms.base import as_kind
 
 
@@ -75,7 +76,7 @@ def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymn
 
 
 def _box(space: spaces.Box) -> TensorSpec:
-    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    dtype = torch_dtype(space.dtype)
     if dtype is torch.bool:
         return Binary(shape=space.shape)
     if dtype.is_floating_point and not (np.isfinite(space.low).any() or np.isfinite(space.high).any()):

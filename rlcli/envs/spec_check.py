@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcli.envs.base import EnvBase
 from rlcli.envs.mdp import step_mdp
 from rlcli.errors import EnvError
-from rlcli.keys import DONE, END_FLAGS, RESET, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import DONE, END_FLAGS, RESET, Key, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec
 
 
@@ -79,7 +79,7 @@ class _Check:
         self.states = _keys(env.full_state_spec)
         self.flags = _keys(env.full_done_spec)
         self.carried: set[Key] = {under_next(key) for key in self.states}  # a step may write its state, or not
-        self.layout = [key for key in _leaves(self.fake) if key not in self.carried]
+        self.layout = [key for key in _keys(self.fake) if key not in self.carried]
         self.specs: dict[Key, TensorSpec] = {}
         for spec in (env.full_observation_spec, env.full_state_spec, env.full_done_spec, env.full_action_spec):
             self.specs |= {unravel(key): leaf for key, leaf in spec.items(True, True)}
@@ -88,7 +88,7 @@ class _Check:
 
     def reset(self, when: str, td: TensorDictBase) -> TensorDictBase:
         """Observations, states and flags at the root, and nothing else; no episode is over."""
-        self._same_keys(when, _leaves(td), {*self.observed, *self.states, *self.flags})
+        self._same_keys(when, _keys(td), {*self.observed, *self.states, *self.flags})
         self._legal(when, td)
         self._not_over(when, td, torch.ones_like(td.get(self.flags[0])))
         return td
@@ -117,7 +117,7 @@ class _Check:
                 raise self._broken(
                     when, f"it changed the {show(key)} that it had given before", "Give a new tensor at every step."
                 )
-        self._same_keys(when, [key for key in _leaves(stepped) if key not in self.carried], self.layout)
+        self._same_keys(when, [key for key in _keys(stepped) if key not in self.carried], self.layout)
         self._legal(when, stepped)
         done = stepped.get(DONE)
         for key in self.observed:
@@ -172,13 +172,8 @@ class _Check:
         )
 
 
-def _keys(spec: Composite) -> list[Key]:
-    return [unravel(key) for key in spec.keys(True, True)]
-
-
-def _leaves(td: TensorDictBase) -> list[Key]:
-    """Keys of the tensors of a step but for the action's own extras."""
-    return [unravel(as_tuple(key)) for key in td.keys(True, True)]  # type: ignore[arg-type]
+def _keys(held: Composite | TensorDictBase) -> list[Key]:
+    return [unravel(key) for key in held.keys(True, True)]  # type: ignore[arg-type]
 
 
 def _equal(a: Tensor, b: Tensor, rows: Tensor) -> bool:

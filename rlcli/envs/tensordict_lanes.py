@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
 from rlcli.envs.base import next_of, root_of, steps_as_ours
+from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
@@ -20,7 +20,7 @@ from rlcli.lanes.contract import broken, env_raised, place_of
 from rlcli.lanes.lanes import NONE, Lanes, Outcome
 from rlcli.lanes.observations import check_name
 from rlcli.specs import Unbounded
-from rlcli.transforms import Compose, RunningNorm, Transform, by_name
+from rlcli.transforms import RunningNorm, Transform, by_name
 from rlcli.transforms.base import as_kind
 
 
@@ -31,70 +31,6 @@ class Acting(Protocol):
     def written(self) -> TensorDictBase | None: ...
 
 
-def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
-    """The array face of an env, and those of its transforms that are still to be run on its rows, innermost first.
-
-    The env's own face speaks for methods of rlcli's alone.  Where a class of the user's overrides one, or a transform
-    has no column face, all of the env is stepped on tensordicts: any part may read what any other wrote.  Only what
-    belongs on the outside of batches, and what lies on that, is run on rows all the same.
-
-    Raises
-    ------
-    ArgumentError
-        What has no column face lies on what belongs on the outside.
-    """
-    if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
-        lanes = getattr(env, "lanes", None)
-        return (lanes if isinstance(lanes, Lanes) and steps_as_ours(env) else TensorDictLanes(env)), []
-    base, transforms = env.base_env, env.transforms
-    if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
-        lanes, _ = array_face(base)
-        if not isinstance(lanes, TensorDictLanes):
-            return lanes, transforms
-    transforms, late = _apart(transforms)
-    inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
-    for transform in transforms[inside:]:
-        if not transform.has_columns:
-            name = type(transforms[inside]).__name__
-            if transform is transforms[inside]:
-                raise ArgumentError(
-                    f"{name} has its own {', '.join(transform.own_methods)}, which a collector never calls",
-                    why="it makes differences of whole columns", fix="Override code for another difference.",
-                )  # fmt: skip
-            raise ArgumentError(
-                f"{name} lies inside {type(transform).__name__}",
-                why="which is stepped on tensordicts, with all that lies below it",
-                fix=f"Append {name} last.",
-            )
-    outside = [*transforms[inside:], *late]
-    lanes = TensorDictLanes(TransformedEnv(base, Compose(*transforms[:inside])))
-    lanes.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
-    return lanes, outside
-
-
-def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-    """Transforms, and apart from them those that work on the rewards of whole batches and can do so in the end.
-
-    They can where what comes after them neither reads nor writes rewards: what it does is known if it has columns.
-    """
-    kept: list[Transform] = list(transforms)
-    late: list[Transform] = []
-    for place in range(len(transforms) - 1, -1, -1):
-        transform = transforms[place]
-        if transform.has_columns and transform.batch_only:
-            late.insert(0, kept.pop(place))
-        elif not transform.has_columns or "reward" in {*transform.in_keys, *transform.out_keys}:
-            break
-    for transform in kept:
-        if transform.batch_only:
-            warnings.warn(
-                f"{type(transform).__name__} is stepped with what may read its rewards: each is scaled by those before "
-                "it; put it on the outside to have it scale whole batches",
-                stacklevel=2,
-            )
-    return kept, late
-
-
 def transforms_within(env: EnvBase, place: str = "") -> Iterator[tuple[str, Transform]]:
     """The transforms of an env and of all envs that it is made of, each under a name of its own."""
     if isinstance(env, TransformedEnv):
@@ -103,78 +39,6 @@ def transforms_within(env: EnvBase, place: str = "") -> Iterator[tuple[str, Tran
     elif isinstance(env, SerialEnv):
         for number, member in enumerate(env.envs):
             yield from transforms_within(member, f"{place}{number}/")
-
-
-class LateColumns:
-    """Columns of what a user's env or policy writes beside what it declares: they show when they are written.
-
-    The first step decides which they are; their memory is a batch's own: torch tensors of the very dtype that was
-    written.
-
-    Parameters
-    ----------
-    lanes : int
-    refuse : callable
-        `(what, why, fix) -> error`, in the writer's words: of a key that comes, goes or changes after the first step.
-    """
-
-    def __init__(self, lanes: int, refuse: Callable[[str, str, str], RlcliError]) -> None:
-        self.lanes, self.refuse = lanes, refuse
-        self.kinds: dict[Key, tuple[tuple[int, ...], torch.dtype]] | None = None  # until the first step
-        self.columns: dict[Key, torch.Tensor] = {}
-        self.marks: dict[Key, torch.Tensor] = {}
-        self._rows: dict[Key, tuple[torch.Tensor, ...]] = {}  # of each column, one a step
-        self.steps = 0
-
-    def begin(self, steps: int) -> None:
-        """A batch of `steps` steps: zeros, until a step says more."""
-        self.steps, self.marks = steps, {}
-        self._allocate()
-
-    def _allocate(self) -> None:
-        self.columns = {key: self._column(*kind) for key, kind in (self.kinds or {}).items()}
-        self._rows = {key: column.unbind(1) for key, column in self.columns.items()}
-
-    def _column(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(self.lanes, self.steps, *shape, dtype=dtype)
-
-    def write(self, t: int, values: Mapping[Key, torch.Tensor]) -> None:
-        """The values `[N, *shape]` of step t.
-
-        Raises
-        ------
-        RlcliError
-            They are not those of the first step, in key, shape or dtype.
-        """
-        if self.kinds is None:
-            self.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in values.items()}
-            self._allocate()
-        if values.keys() != self.kinds.keys():
-            key = min(values.keys() ^ self.kinds.keys(), key=show)
-            done = "was not written" if key in self.kinds else "was written"
-            raise self.refuse(
-                f"{show(key)} {done}, unlike at the first step", "the first step decides which columns a batch has",
-                "Write it at every step, zeros where there is nothing to say.",
-            )  # fmt: skip
-        for key, value in values.items():
-            row = self._rows[key][t]
-            if value.shape != row.shape or value.dtype is not row.dtype:
-                shape, dtype = self.kinds[key]
-                raise self.refuse(
-                    f"{show(key)} is not what it was at the first step",
-                    f"expected {shape} {dtype} a step, got {tuple(value.shape[1:])} {value.dtype}", "",
-                )  # fmt: skip
-            row.copy_(value)
-
-    def mark(self, t: int, key: Key, value: torch.Tensor) -> None:
-        """A flag `[N, 1]` of step t, which is False wherever nothing is said: it may come at any step."""
-        if bool(value.any()):
-            self.marks.setdefault(key, self._column((1,), torch.bool))[:, t] = value
-
-    def take(self, steps: int) -> dict[Key, torch.Tensor]:
-        """The first `steps` steps of the batch, `[N, steps, *shape]`."""
-        taken, self.columns, self.marks, self._rows = {**self.columns, **self.marks}, {}, {}, {}
-        return {key: column[:, :steps] for key, column in taken.items()}
 
 
 class TensorDictLanes(Lanes):
@@ -247,7 +111,7 @@ class TensorDictLanes(Lanes):
         self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
         self.late: LateColumns = LateColumns(self.n, self._refuse)
         self.held: set[Key] = set()
-        self._untold: set[Key] = set()  # until the first step, what only the first reset has shown
+        self._undecided: set[Key] = set()  # until the first step, what only the first reset has shown
         self._flags: dict[str, torch.Tensor] = {}  # of the root
         self._shown: TensorDictBase | None = None  # by the first reset, until an episode begins with it
 
@@ -332,7 +196,7 @@ class TensorDictLanes(Lanes):
         for key in self.schema:
             if self.schema[key] != said.get(key):
                 self.bounds.intervals.pop(key, None)
-        self._untold = self.schema.keys() - said.keys()
+        self._undecided = self.schema.keys() - said.keys()
         return self.schema != said
 
     # ---- resets --------------------------------------------------------------------------------------------------
@@ -406,9 +270,9 @@ class TensorDictLanes(Lanes):
             root = {key: arrays[t] for key, arrays in rows.items()}
             following = self._call("step", self._acted(root, rows, t, actions))
             self._check_states(following, rows, t)
-            if self._untold:
-                self.held = {key for key in self._untold if following.get(key, None) is None}
-                self._untold = set()
+            if self._undecided:
+                self.held = {key for key in self._undecided if following.get(key, None) is None}
+                self._undecided = set()
             for key in self.held:
                 rows[key][t + 1][...] = rows[key][t]
             after = {key: arrays[t + 1] for key, arrays in rows.items() if key not in self.held}

@@ -41,6 +41,11 @@ def _check_owner(base: EnvBase, transforms: Sequence[Transform]) -> None:
         )  # fmt: skip
 
 
+def transforms_on(env: EnvBase) -> list[Transform]:
+    """The transforms that an env is seen through, innermost first."""
+    return env.transforms if isinstance(env, TransformedEnv) else []
+
+
 def _all_of(transforms: Sequence[Transform]) -> list[Transform]:
     """These transforms and those that they are made of."""
     return [part for transform in transforms for part in transform.modules() if isinstance(part, Transform)]

@@ -63,8 +63,8 @@ def _below(folder: Path) -> Iterator[Checked]:
 
 def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
     """What a run's own files say, as far as they can be read; that nothing is missing which they prove."""
-    from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY
-    from rlcli.runs.folder import CHECKPOINTS, METRICS, Run, nothing_saved
+    from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY
+    from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved
 
     if RUN not in files:
         if len(files & {CONFIG, SUMMARY, METRICS}) > 1:  # what else would hold both

@@ -51,7 +51,7 @@ from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.checkpoint import newest
 from rlcli.runs.folder import FRAMES, Run, note_new, open_run, resume_command, start_command, with_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import REPLAY_NOTICE, begun, closing, lose, notes, reporter_of
+from rlcli.runs.session import closing, new_run, notes, report_lost, reporter_of
 from rlcli.runs.signals import StopSignals
 from rlcli.specs.base import fill_for
 from rlcli.typed import Misfit, mapping, record, text
@@ -70,7 +70,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     StoppedSafely
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
-    with begun(cfg, "collect", overrides) as (run, stop):
+    with new_run(cfg, "collect", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
             collection = Collection(cfg, run, stop)
         with collection.reporter:
@@ -188,13 +188,11 @@ class Collection:
     def start(self) -> None:
         """Say what was derived, and bring a resumed run to the last frame on the disk."""
         collector = self.collector
-        lines = [f"run {self.run.path}", *notes(self.cfg, collector)]
         if self.resumed is None:
             self._try_replaying()
-        if not self.replayable:
-            lines.append(REPLAY_NOTICE)
+        lines = [f"run {self.run.path}", *notes(self.cfg, collector, bool(self.replayable))]
         with random_streams.kept():
-            self.reporter.expect(expected(self.cfg, collector, Learning(self.policy), self.imported))
+            self.reporter.memory.expected = expected(self.cfg, collector, Learning(self.policy), self.imported)
         self.reporter.start(*lines)
         if self.resumed is not None and self.resumed.segments is not None:
             self._catch_up(self.resumed.segments, self.resumed.first)
@@ -239,7 +237,7 @@ class Collection:
             for name, buffer in self.policy.named_buffers():
                 buffer.copy_(state["buffers"][name])
         self.reporter.load_state_dict(state["reporter"])
-        self._lose(self.collector.load_state_dict(state["collector"], replay=bool(self.replayable)))
+        self._report_lost(self.collector.load_state_dict(state["collector"], replay=bool(self.replayable)))
         random_streams.restore(state["random"])  # replaying may have drawn from them
 
     def _catch_up(self, segments: SegmentReader, first: int) -> None:
@@ -270,11 +268,11 @@ class Collection:
                 ids.append(int(x.max()))
             episodes = episodes + batch.get(DONE).reshape(len(episodes), -1).sum(1).numpy()
         self.collector.begin_anew(segments.frames, ids, episodes.tolist())
-        self._lose(list(range(self.collector.envs)))
+        self._report_lost(list(range(self.collector.envs)))
 
-    def _lose(self, lanes: list[int]) -> None:
+    def _report_lost(self, lanes: list[int]) -> None:
         self.cut = lanes
-        lose(self.reporter, lanes)
+        report_lost(self.reporter, lanes)
 
 
 def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.collectors.build import delta_of
+from rlcli.collectors.build import delta_dtype_of
 from rlcli.collectors.schema import RowSchema, row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
@@ -79,7 +79,7 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
         _refuse(path, _other_keys(wanted, source))
         _refuse(path, _other_lanes(cfg, source))
         rounded = holds_differences(source.ring)
-        coder = NextObservationDelta(delta_dtype=delta_of(cfg), on_overflow=cfg.memory.on_overflow)
+        coder = NextObservationDelta(delta_dtype=delta_dtype_of(cfg), on_overflow=cfg.memory.on_overflow)
 
         def read(rows: np.ndarray) -> TensorDictBase:
             batch = source[torch.from_numpy(rows)].select(*wanted)

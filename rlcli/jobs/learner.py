@@ -17,7 +17,7 @@ from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms
-from rlcli.errors import ConfigError, RlcliError, in_words
+from rlcli.errors import RlcliError, in_words
 from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.evaluation import (
     Evaluation,
@@ -36,7 +36,7 @@ from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, run_command, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import REPLAY_NOTICE, Saver, begun, closing, lose, notes, released, reporter_of, resumable
+from rlcli.runs.session import Saver, closing, new_run, notes, released, report_lost, reporter_of, resumable
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
@@ -54,7 +54,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
-    with begun(cfg, "train", overrides) as (run, stop):
+    with new_run(cfg, "train", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
             learner = Learner(cfg, run, stop)
         with learner.reporter:
@@ -96,10 +96,7 @@ class Learner:
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         self.env = build_env(cfg.env, gamma=cfg.value.gamma)
         self.algorithm = algorithm_of(cfg)
-        policy = build_policy(cfg, self.env)
-        if policy is None:
-            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
-        self.policy = policy
+        self.policy = policy = build_policy(cfg, self.env)
         self.threads = choose_threads(cfg, policy)
         torch.set_num_threads(self.threads)
         places = devices(cfg)
@@ -141,16 +138,15 @@ class Learner:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
         lines = [f"run {self.run.path}", f"threads {self.threads} ({'auto' if cfg.threads == 'auto' else 'as asked'})"]
-        lines += notes(cfg, collector)
-        if not self.replayable:
-            lines.append(REPLAY_NOTICE)
+        lines += notes(cfg, collector, self.replayable)
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing
             learning = Learning(self.policy, self.update.loss, self.estimator)
-            given = self.loop.init_rows
             stored = 0 if self.buffer is None else self.buffer.ring.nbytes
-            self.reporter.expect(expected(cfg, collector, learning, self.imported, given=given, stored=stored))
+            self.reporter.memory.expected = expected(
+                cfg, collector, learning, self.imported, init_rows=self.loop.init_rows, stored=stored
+            )
         self.reporter.start(*lines)
         if self.algorithm.one_pass and cfg.optim.epochs > 1:
             self.reporter.warn(
@@ -229,7 +225,7 @@ class Learner:
         self.reporter.load_state_dict(state["reporter"])
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
-        lose(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
+        report_lost(self.reporter, self.collector.load_state_dict(state["collector"], replay=self.replayable))
         random_streams.restore(state["random"])  # replaying may have drawn from them
         self.saver.resumed_at(self.collector.frames)
         if self.hooks.evaluation is not None:

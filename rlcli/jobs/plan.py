@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,6 @@ from rlcli.collectors.faces import Face
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
-from rlcli.errors import ConfigError
 from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
@@ -37,7 +35,7 @@ from rlcli.planning.foresee import (
 from rlcli.planning.plan import Plan, layers
 from rlcli.planning.tensors import per_end
 from rlcli.processes.memory import process_memory
-from rlcli.report.metrics import wants_tensorboard
+from rlcli.report.metrics import load_tensorboard, wants_tensorboard
 from rlcli.runs import random_streams
 
 
@@ -67,7 +65,10 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             learning, keep = _learning(here, env, policy)
             collector = build_collector(here, env, policy, keep)
             built = process_memory()[0]
-            _load_what_runs_load(cfg)
+            if isinstance(cfg, Config):
+                algorithm_of(cfg).load_kernels()
+            if wants_tensorboard(cfg.logger.kind):
+                load_tensorboard()
             loaded = process_memory()[0]
             here_only = 0 if cfg.env.workers else cfg.env.num
             code = max(first - imported - envs.each, 0) if here_only or played(cfg) else 0
@@ -79,7 +80,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                 EVALUATION: envs.each * played(cfg),
                 "libraries at work": working(learning),
             }
-            return _foreseen(cfg, verb, collector, learning, process, envs=envs, given=count_init_rows(cfg))
+            return _foreseen(cfg, verb, collector, learning, process, envs=envs, init_rows=count_init_rows(cfg))
         finally:
             env.close()
 
@@ -105,8 +106,6 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
     if not isinstance(cfg, Config):
         observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
         return Learning(policy), stored_keys(cfg, observed, policy)
-    if policy is None:
-        raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
     algorithm = algorithm_of(cfg)
     estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
     return Learning(policy, loss, estimator), algorithm.keys(loss, estimator, env)
@@ -120,7 +119,7 @@ def _foreseen(
     process: dict[str, int],
     *,
     envs: Envs,
-    given: int = 0,
+    init_rows: int = 0,
 ) -> Plan:
     """The plan of a run whose parts are there already.
 
@@ -131,11 +130,11 @@ def _foreseen(
     process : dict from part to bytes
         What the process holds beside tensors, and before the first batch.
     envs : Envs
-    given : int
+    init_rows : int
         Rows that a buffer begins with.
     """
-    rows, entries, peaks = tensors_of(cfg, collector, learning, given)
-    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), given)
+    rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
+    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), init_rows)
     unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
@@ -145,12 +144,3 @@ def _foreseen(
     )  # fmt: skip
     found = dataclasses.replace(found, places=places_of(cfg, found))
     return dataclasses.replace(found, advice=advice_for(cfg, found))
-
-
-def _load_what_runs_load(cfg: CollectConfig) -> None:
-    """The compiled kernels and the logger, on inputs of one row."""
-    if isinstance(cfg, Config):
-        algorithm_of(cfg).load_kernels()
-    if wants_tensorboard(cfg.logger.kind):
-        importlib.import_module("tensorboard.compat.proto.event_pb2")
-        importlib.import_module("tensorboard.summary.writer.event_file_writer")

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -25,11 +25,10 @@ from rlcli.config.validate import validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.trained_run import TrainingRun, check_imports
-from rlcli.report.reporter import Reporter
 from rlcli.runs.checkpoint import gone_before, newest
 from rlcli.runs.folder import Run, note_resume, open_run, resume_command
 from rlcli.runs.provenance import decides_bits, surroundings
-from rlcli.runs.session import resumed
+from rlcli.runs.session import resumed_run
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import held, text
 
@@ -61,12 +60,12 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     typed = set(map(key_of, overrides))
     if isinstance(cfg, Config):
         raise_all(validate(_without_source(cfg), typed))
-        with resumed(run) as stop:
+        with resumed_run(run) as stop:
             return TrainingRun(_train(run, cfg, overrides, stop, force).path)
     from rlcli.jobs.collection import with_kept_policy
 
     raise_all(validate(with_kept_policy(cfg, run), typed))
-    with resumed(run) as stop:
+    with resumed_run(run) as stop:
         return _collect(run, cfg, overrides, stop, force)
 
 
@@ -106,7 +105,7 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
         run = learner.run = different.note(run, cfg, force=force)
         if (why := gone_before(found)) is not None:
             learner.reporter.say(f"{why}; goes on from there")
-        _tell(learner.reporter, different)
+        different.say(learner.reporter.say)
         go(learner)
     return run
 
@@ -128,7 +127,7 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
         with different.taking_over(run):
             collection.load(found)
         run = collection.run = different.note(run, cfg, force=force)
-        _tell(collection.reporter, different)
+        different.say(collection.reporter.say)
         fill(collection)
     return run
 
@@ -139,11 +138,6 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
     if asked := {key: pair for key, pair in both.items() if not key.startswith(AROUND)}:
         print(f"not changed, since no frame is left: {_spelled(asked)}")
     return run
-
-
-def _tell(reporter: Reporter, different: Changes) -> None:
-    for line in different.lines():
-        reporter.say(line)
 
 
 # what may change without changing what the remaining frames would have been, but for total_frames where a number is
@@ -261,17 +255,15 @@ class Changes:
         """What was noted after the state was saved: the run was killed before the next."""
         return [record for record in run.info.get("resumed", []) if record.get("frames", 0) >= self.frames]
 
-    def lines(self) -> list[str]:
-        """Lines for the terminal and the report."""
-        lines = []
+    def say(self, say: Callable[[str], object]) -> None:
+        """Give the lines for the terminal and the report to `say`."""
         if self.breaking:
-            lines.append(f"forced: {_spelled(self.breaking)}; from here on this is another run than the one begun")
+            say(f"forced: {_spelled(self.breaking)}; from here on this is another run than the one begun")
         if self.harmless:
-            lines.append(f"changed since {self.frames:,} frames: {_spelled(self.harmless)}")
+            say(f"changed since {self.frames:,} frames: {_spelled(self.harmless)}")
         if "total_frames" in self.harmless and self.scheduled:
             follow = f"{' and '.join(self.scheduled)} follow{'s' * (len(self.scheduled) == 1)}"
-            lines.append(f"{follow} the share of total_frames that is done: every step from here on is another")
-        return lines
+            say(f"{follow} the share of total_frames that is done: every step from here on is another")
 
 
 def changes(

@@ -91,8 +91,6 @@ def config_of(data: dict[str, Any]) -> Config:
 def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
     """A run's policy with its saved weights, in eval mode, and its saved observation statistics put into `env`."""
     policy = build_policy(cfg, env)
-    if policy is None:
-        raise ConfigError("a random policy has no weights to restore", where="policy=random")
     policy.load_state_dict(state["policy"])
     restored_transforms(env, state)
     policy.eval()

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,16 @@ class ActionFormat:
             return self.shape, self.dtype
         return (sum(self.nvec),), np.dtype(np.int64)
 
+    @cached_property
+    def last(self) -> np.ndarray:
+        """The largest choice of each part, where there are choices: they are counted from 0."""
+        return np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
+
+    @property
+    def offered(self) -> str:
+        """The choices, in an error."""
+        return f"0 to {in_a_line(self.last)}"
+
     def encode(self, index: np.ndarray, out: np.ndarray) -> None:
         """Write loop actions `[*B]` or `[*B, d]` as one-hot into `out` `[*B, sum(nvec)]`."""
         parts = index[..., None] if self.kind == "discrete" else index
@@ -109,9 +120,8 @@ class ActionFormat:
         actions = self.decode(stored)
         if self.encoded:
             return actions
-        last = np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
-        if (actions < 0).any() or (actions > last).any():
-            raise _unfit(f"0 to {' '.join(str(last).split())}", stored)
+        if (actions < 0).any() or (actions > self.last).any():
+            raise _unfit(self.offered, stored)
         return actions
 
     def sender(self) -> Callable:
@@ -184,9 +194,12 @@ class ActionFormat:
 
 
 def _unfit(expected: str, got: np.ndarray) -> ArgumentError:
-    return ArgumentError(
-        "the env has no such action", why=f"expected {expected}, got {' '.join(str(got).split())[:200]}"
-    )
+    return ArgumentError("the env has no such action", why=f"expected {expected}, got {in_a_line(got)[:200]}")
+
+
+def in_a_line(values: np.ndarray) -> str:
+    """An array, in an error."""
+    return " ".join(str(values).split())
 
 
 # Wichura, 1988, algorithm AS 241 (PPND16): numerators and denominators, highest power first

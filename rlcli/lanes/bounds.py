@@ -111,9 +111,7 @@ def space_bounds(space: spaces.Space, parts: Sequence[Leaf]) -> dict[Key, Interv
     """The bounds that a gymnasium space declares for its leaves."""
     found: dict[Key, Interval] = {}
     for leaf in parts:
-        part: Any = space
-        for name in leaf.path:
-            part = part[name]
+        part = leaf.find(space)
         if leaf.stored.kind == "b" or leaf.choices:
             continue
         if isinstance(part, spaces.Box):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rlcli.errors import EnvError, in_words
 from rlcli.keys import Key, show
+from rlcli.lanes.observations import BadValue
 
 
 class Book(Protocol):
@@ -123,7 +124,13 @@ def not_finite(lanes: Book, key: Key, lane: int, at: tuple[int, Sequence[tuple]]
 def env_raised(
     lanes: Book, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
 ) -> EnvError:
-    """An error that keeps type and text of what the env raised, with env, lane, step, seed and last action."""
+    """An error that keeps type and text of what the env raised, with env, lane, step, seed and last action.
+
+    A `BadValue` is what the env returned: the error says what was expected.
+    """
+    if isinstance(error, BadValue):
+        what = f"{during} returned a bad value"
+        return broken(lanes, what, lane=lane, expected=error.expected, got=error.got, action=action, place=place)
     why = in_words(error)
     if action is not None:
         why += f" (action {_short(action)})"

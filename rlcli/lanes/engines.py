@@ -27,6 +27,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlcli.errors import ConfigError, in_words
+from rlcli.lanes.building import building, register_atari
 from rlcli.lanes.engine import (
     PROBE_STEPS,
     AtariEngine,
@@ -39,7 +40,6 @@ from rlcli.lanes.engine import (
     VectorEngine,
     name_of,
 )
-from rlcli.lanes.make import building, register_atari
 
 # engines with a face of their own, by class: none of them is imported for others' sake
 OWN: dict[str, type[VectorEngine]] = {

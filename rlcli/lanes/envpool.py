@@ -16,8 +16,8 @@ import numpy as np
 
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError
+from rlcli.lanes.building import suggest
 from rlcli.lanes.engine import Engine, take
-from rlcli.lanes.make import suggest
 
 
 class EnvpoolEngine(Engine):

@@ -90,10 +90,6 @@ class GymLanes(ReplayableLanes):
             self._orders = []
         except (RlcliError, KeyboardInterrupt):
             raise
-        except BadValue as error:
-            raise broken(
-                self, "reset returned a bad value", lane=lane, expected=error.expected, got=error.got
-            ) from None
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, "reset") from error
         finally:
@@ -147,22 +143,11 @@ class GymLanes(ReplayableLanes):
                         done = [*done, lane]
             except (RlcliError, KeyboardInterrupt):
                 raise
-            except BadValue as error:
-                found = _unlike(result, STEP) or error
-                raise broken(
-                    engine, "step returned a bad value", lane=lane, action=sent[lane],
-                    expected=found.expected, got=found.got,
-                ) from None  # fmt: skip
             except BaseException as error:  # an env that calls sys.exit must not end the run as if all were well
                 bad, got = _unlike(result, STEP), getattr(value, "shape", None)
                 if bad is None and only and isinstance(error, ValueError) and got not in (None, only.shape):
                     bad = BadValue(f"shape {only.shape}", f"shape {got}")
-                if bad is not None:
-                    raise broken(
-                        engine, "step returned a bad value", lane=lane, action=sent[lane],
-                        expected=bad.expected, got=bad.got,
-                    ) from None  # fmt: skip
-                raise env_raised(engine, error, lane, "step", sent[lane]) from error
+                raise env_raised(engine, bad or error, lane, "step", sent[lane]) from error
             return done
 
         def reset(t: int, done: Sequence[int]) -> None:
@@ -206,7 +191,7 @@ class GymLanes(ReplayableLanes):
             raise
         except BaseException as error:
             place = named(self, 0, None, f"step {taken} of a first try", seed=seed)
-            raise self._outside_the_loop(error, "step" if taken else "reset", sent, place) from error
+            raise env_raised(self, error, 0, "step" if taken else "reset", sent, place) from error
         return seen
 
     def _fingerprint(self, observation: Any) -> str:
@@ -229,15 +214,8 @@ class GymLanes(ReplayableLanes):
             raise
         except BaseException as error:
             place = named(self, lane, None, f"step {taken} of a replay", seed=seed)
-            raise self._outside_the_loop(error, "step" if taken else "reset", None, place) from error
+            raise env_raised(self, error, 0, "step" if taken else "reset", None, place) from error
         return True
-
-    def _outside_the_loop(self, error: BaseException, during: str, action: Any, place: str) -> EnvError:
-        """The sentence for what an env did in a probe or a replay."""
-        if isinstance(error, BadValue):
-            what = f"{during} returned a bad value"
-            return broken(self, what, lane=0, expected=error.expected, got=error.got, action=action, place=place)
-        return env_raised(self, error, 0, during, action, place)
 
     def close(self) -> None:
         for env in self.envs:

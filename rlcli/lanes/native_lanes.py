@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rlcli.errors import ArgumentError, RlcliError
-from rlcli.lanes.contract import broken, env_raised
+from rlcli.lanes.contract import env_raised
 from rlcli.lanes.engine import Engine, check_outcome
 from rlcli.lanes.lanes import NONE
-from rlcli.lanes.observations import BadValue, lane_writer
+from rlcli.lanes.observations import lane_writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
 LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
@@ -78,10 +78,6 @@ class NativeLanes(ReplayableLanes):
             write(t, observation, np.array(lanes, np.intp))  # a list is the slower index
         except (RlcliError, KeyboardInterrupt):
             raise
-        except BadValue as error:
-            raise broken(
-                self, "reset returned a bad value", lane=None, expected=error.expected, got=error.got
-            ) from None
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
         finally:
@@ -103,10 +99,6 @@ class NativeLanes(ReplayableLanes):
                 write(t + 1, observation, every_lane)
             except (RlcliError, KeyboardInterrupt):
                 raise
-            except BadValue as error:
-                raise broken(
-                    lanes_engine, "step returned a bad value", lane=None, expected=error.expected, got=error.got
-                ) from None
             except BaseException as error:
                 raise env_raised(lanes_engine, error, None, "step") from error
             lanes_engine.show(observation)
@@ -141,13 +133,7 @@ class NativeLanes(ReplayableLanes):
 
     def parts(self, observation: Any, place: int) -> list[np.ndarray]:
         """The leaves of one lane's observation."""
-        found = []
-        for leaf in self.leaves:
-            value = observation
-            for name in leaf.path:
-                value = value[name]
-            found.append(value[place])
-        return found
+        return [leaf.find(observation)[place] for leaf in self.leaves]
 
     def shows(self, lane: int) -> list[np.ndarray]:
         observation, place = self._first.get(lane, (self._shown, lane))

@@ -32,6 +32,7 @@ from rlcli.processes.worker import Worker
 
 _TARGET = "rlcli.lanes.parallel_lanes:work"
 STEP, RESET, CALL = 1, 2, 3  # orders
+_OF_WORKER = ("build", "share")  # methods of the worker's own; all other calls are of its lanes' methods
 TERMINATED, CUT = 1, 2  # bits of the flags
 _WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
 _TRIM = 256  # steps between two times that the actions are forgotten: the parent keeps them
@@ -79,7 +80,7 @@ class LaneWorker:
         if kind == RESET:
             return self._reset()
         name, args, settings = unpacked(body)
-        return getattr(self, name)(*args, **settings)
+        return getattr(self if name in _OF_WORKER else self.lanes, name)(*args, **settings)
 
     # ---- the beginning -------------------------------------------------------------------------------------------
     def build(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -146,15 +147,6 @@ class LaneWorker:
         for lane in chosen:
             self.lanes.episodes[lane] = int(self.book[lane, 0]) - 1
         self._reset_lanes(0, chosen)
-
-    # ---- the rest ------------------------------------------------------------------------------------------------
-    def tell(self, name: str, *args: Any, **settings: Any) -> Any:
-        """Call a method of the lanes."""
-        return getattr(self.lanes, name)(*args, **settings)
-
-    def load(self, state: dict[str, Any], replay: bool) -> list[int]:
-        """Bring these lanes back; those for which that was not exact."""
-        return self.lanes.load_state_dict(state, replay=replay)
 
     def close(self) -> None:
         """Release the envs."""
@@ -236,8 +228,10 @@ class ParallelLanes(ReplayableLanes):
 
     def _build(self, recipes: Sequence[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
         """Have the workers make their envs; what they say of them."""
-        each = [(recipes[part.start : part.stop], part.start, settings) for part in self.parts]
-        answers = self._each("build", each)
+        answers = self._each("build", [
+            {"recipes": recipes[part.start : part.stop], "first_lane": part.start, "settings": settings}
+            for part in self.parts
+        ])  # fmt: skip
         self.name = answers[0]["name"]
         for part, other in zip(self.parts, answers, strict=True):
             if other["spaces"] != answers[0]["spaces"]:
@@ -271,10 +265,10 @@ class ParallelLanes(ReplayableLanes):
         with self._supervised():
             return self.crew.order(CALL, packed((name, args, settings)), only=only, fd=fd)
 
-    def _each(self, name: str, arguments: Sequence[tuple]) -> list:
-        """A method of each worker, with arguments of its own."""
+    def _each(self, name: str, arguments: Sequence[dict[str, Any]]) -> list:
+        """The same method of each worker, with arguments of its own."""
         with self._supervised():
-            return self.crew.order(CALL, [packed((name, each, {})) for each in arguments])
+            return self.crew.order(CALL, [packed((name, (), each)) for each in arguments])
 
     def unanswered(self) -> range:
         return self.parts[self.crew.awaited]
@@ -285,19 +279,13 @@ class ParallelLanes(ReplayableLanes):
     # ---- seeds and limits ----------------------------------------------------------------------------------------
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
         super().seed(run_seed, every_episode=every_episode, first_lane=first_lane, total=total)
-        with self._supervised():
-            self.crew.order(CALL, [
-                packed((
-                    "tell", ("seed", run_seed),
-                    {"every_episode": every_episode, "first_lane": first_lane + part.start, "total": total or self.n},
-                ))
-                for part in self.parts
-            ])  # fmt: skip
+        alike = {"run_seed": run_seed, "every_episode": every_episode, "total": total or self.n}
+        self._each("seed", [{**alike, "first_lane": first_lane + part.start} for part in self.parts])
 
     def limit_frames(self, steps: int | None) -> None:
         super().limit_frames(steps)
         if steps != self._limit:
-            self._call("tell", "limit_frames", steps)
+            self._call("limit_frames", steps)
             self._limit = steps
 
     # ---- resets --------------------------------------------------------------------------------------------------
@@ -364,10 +352,10 @@ class ParallelLanes(ReplayableLanes):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:
-        return self.seeded and self._call("tell", "repeats", only=[0])[0]
+        return self.seeded and self._call("repeats", only=[0])[0]
 
     def fingerprints(self) -> list[str]:
-        return [each for found in self._call("tell", "fingerprints") for each in found]
+        return [each for found in self._call("fingerprints") for each in found]
 
     def load_state_dict(self, state, *, replay):
         history = self.take_history(state)
@@ -377,7 +365,7 @@ class ParallelLanes(ReplayableLanes):
             for part in self.parts
         ]
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
-        found = self._each("load", [(each, replay) for each in states])
+        found = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
         lost = [part.start + lane for part, lanes in zip(self.parts, found, strict=True) for lane in lanes]
         for lane in set(range(self.n)).difference(lost):
             self.mark_seeded(lane)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, one_of
 from rlcli.learning.flat import FlatParameters
 from rlcli.modules.stages import Structure
 from rlcli.objectives.loss import Loss
@@ -102,8 +102,7 @@ class GradientChoice:
     """
 
     def __init__(self, loss: Loss, flat: FlatParameters, gradient: str = "auto", compile: bool = False) -> None:
-        if gradient not in GRADIENTS:
-            raise ArgumentError(f"unknown gradient {gradient!r}", fix=f"Choose one of {', '.join(GRADIENTS)}")
+        one_of("gradient", gradient, GRADIENTS)
         self.loss, self.flat, self.compile = loss, flat, compile
         self._closed = _closed_form(type(loss)) if gradient == "auto" and not compile else None
         self._chosen: tuple[object, Gradient] | None = None

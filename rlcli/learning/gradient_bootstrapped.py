@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from rlcli.kernels.mlp import Recent, Replay, hooked, layers_of
-from rlcli.keys import STEPS_TO_NEXT_OBS, Key, under_next
+from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.flat import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.head import LogScaleExtractor
 from rlcli.modules.nets import StateActionMLP
 from rlcli.objectives.dqn import DQNLoss
-from rlcli.objectives.loss import ROWS
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.sac import SACLoss
@@ -75,7 +74,7 @@ class ClosedDQN:
             steps, weight, self._kind, grad.numpy(), errors,
         )  # fmt: skip
         self.online.backward(grad)
-        return {"loss": total, "q_value": mean, ROWS: torch.from_numpy(errors)}
+        return {"loss": total, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
 
     def _action(self, columns: Columns) -> np.ndarray:
         action = columns[self.loss.tensor_keys.action]
@@ -219,7 +218,7 @@ class ClosedSAC:
             loss.log_alpha.grad.fill_(short)  # type: ignore[union-attr]
         loss_alpha = float(loss.log_alpha.detach()) * short
         terms = {"loss_actor": loss_actor, "loss_qvalue": loss_qvalue, "loss_alpha": loss_alpha}
-        more = {"alpha": alpha, "entropy": entropy, "q_value": mean, ROWS: torch.from_numpy(errors)}
+        more = {"alpha": alpha, "entropy": entropy, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
         return {**terms, "loss": sum(terms.values()), **more}
 
     def _delayed_values(self, work: Work, later: Tensor) -> np.ndarray:

@@ -57,7 +57,7 @@ class Hooks:
     ----------
     stage : Clock
         `with hooks.stage(name)` times a stage.
-    valued : ValueRows, optional
+    valued : ValueRows
         What the value stage counted since the last report.
     unreported : list of (reward, done)
         Of each batch since the last report.
@@ -71,7 +71,7 @@ class Hooks:
     ) -> None:
         self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
         self.stage = Clock() if reporter is None else reporter.clock
-        self.valued: ValueRows | None = None
+        self.valued = ValueRows()
         self.unreported: list[tuple[np.ndarray, np.ndarray]] = []
 
     # ---- the stages of a batch --------------------------------------------------------------------------------
@@ -95,14 +95,8 @@ class Hooks:
     @contextlib.contextmanager
     def valuing(self, rows: int) -> Iterator[None]:
         """The value stage of so many rows."""
-        with self.stage("values"), self.reporter.values.of(rows) if self.reporter else contextlib.nullcontext():
+        with self.stage("values"), self.reporter.memory.values.of(rows) if self.reporter else contextlib.nullcontext():
             yield
-
-    def count(self, rows: ValueRows) -> None:
-        """Count what the value stage saw."""
-        if self.valued is None:
-            self.valued = ValueRows()
-        self.valued.add(rows)
 
     # ---- between batches --------------------------------------------------------------------------------------
     def begin(self, frames: int) -> None:
@@ -126,7 +120,7 @@ class Hooks:
                 batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector)
             )
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
-        self.unreported, self.valued = [], None
+        self.unreported, self.valued = [], ValueRows()
 
     def save(self, frames: int) -> None:
         """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop."""
@@ -137,7 +131,7 @@ class Hooks:
         """Count what was collected since the last report, whatever ends the loop."""
         if self.reporter is not None and collector.frames > self.reporter.tally.frames:
             self.reporter.rest(**self._since_the_last_report(collector))
-        self.unreported, self.valued = [], None
+        self.unreported, self.valued = [], ValueRows()
 
     def end(self, collector: Collector) -> None:
         """After the last batch: say what was collected and not learned from."""

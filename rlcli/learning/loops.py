@@ -150,7 +150,7 @@ class OnPolicy(Loop):
         with self.hooks.valuing(batch.numel()):
             batch = estimator(batch if self.device is None else move(batch, self.device))
         dropped = estimator.last_dropped if estimator.shifted else None
-        self.hooks.count(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
+        self.hooks.valued.add(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,8 +213,7 @@ class BufferedOnPolicy(OnPolicy):
 
     def figures(self) -> dict[str, float]:
         """Those of the update, and `rows_drawn`."""
-        valued = self.hooks.valued
-        return super().figures() | {"rows_drawn": 0 if valued is None else valued.rows}
+        return super().figures() | {"rows_drawn": self.hooks.valued.rows}
 
 
 class OffPolicy(Loop):

@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from rlcli.config.parts import CHOICES
 from rlcli.config.schemas import OptimConfig
-from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
+from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, one_of
 from rlcli.learning.flat import FlatParameters
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -54,8 +54,7 @@ class FlatOptimizer:
     """
 
     def __init__(self, name: str, tensor: nn.Parameter, lr: float, **options: Any) -> None:
-        if name not in OPTIMIZERS:
-            raise ArgumentError(f"unknown optimizer {name!r}", fix=f"Choose one of {', '.join(OPTIMIZERS)}")
+        one_of("optimizer", name, OPTIMIZERS)
         self.tensor = tensor
         try:
             self.optimizer = OPTIMIZERS[name]([tensor], lr=lr, **options)

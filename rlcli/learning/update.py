@@ -17,11 +17,11 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key
+from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
-from rlcli.objectives.loss import ROWS, Loss
+from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Update:
         if gradient is None:
             gradient = self._gradient = self.gradient.of(minibatch)
         figures = gradient(minibatch)
-        errors = figures.pop(ROWS, None)
+        errors = figures.pop(TD_ERROR, None)
         made = self.step(figures) if self._look else self.step.unseen(figures)
         self._means.add(made)
         if made and self.targets is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import os
 import shlex
 import stat
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 from tensordict.nn import InteractionType, set_interaction_type
 
-from rlcli.config.installed import install
+from rlcli.config.installed import has, install
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, EnvError, in_words
 from rlcli.learning.evaluation import evaluation_mode
@@ -52,7 +51,7 @@ def check(path: Path) -> None:
             why, fix = f"there is no folder {folder}", f"Make it: {shlex.join(['mkdir', '-p', str(folder)])}"
         raise ConfigError(f"cannot write {path}", why=why, fix=fix) from error
     for package in ("imageio", *(() if suffix == ".gif" else ("imageio_ffmpeg",))):
-        if importlib.util.find_spec(package) is None:
+        if not has(package):
             raise ConfigError(f"writing {path} needs the package {package}", fix=f"Install it: {install('video')}.")
 
 

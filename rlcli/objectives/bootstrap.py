@@ -18,15 +18,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
-from rlcli.objectives.keyed import Elsewhere, elsewhere, one_of
-from rlcli.objectives.loss import ROWS, Loss
+from rlcli.objectives.keyed import Elsewhere, elsewhere
+from rlcli.objectives.loss import Loss
 from rlcli.objectives.networks import Columns, Tensors
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, reduce, zeroed
 from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
-from rlcli.objectives.value.reading import need_rate
+from rlcli.objectives.value.reading import need_count, need_rate
 
 
 class BootstrappedLoss(Loss):
@@ -95,7 +95,7 @@ class BootstrappedLoss(Loss):
         """
         columns = self.columns(td)
         terms = self.terms(columns, td.ndim)
-        error, mask = terms.pop(ROWS), mask_of(columns)
+        error, mask = terms.pop(TD_ERROR), mask_of(columns)
         if mask is not None:
             error = _of_counting_rows(error, mask.reshape(error.shape), td.get("index", None))
         td.set(self.tensor_keys.priority, self.priority_column(error))
@@ -269,9 +269,7 @@ class SoftUpdate(TargetUpdate):
         self, loss_module: HasTargets, *, eps: float | None = None, tau: float | None = None, every: int = 1
     ) -> None:
         super().__init__(loss_module)
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ArgumentError("every must be a whole number, at least 1", why=f"got {every!r}")
-        self.every = every
+        self.every = need_count("every", every)
         if (eps is None) == (tau is None):
             raise ArgumentError("SoftUpdate takes exactly one of eps and tau", why=f"got eps={eps}, tau={tau}")
         self.tau = float(tau) if eps is None else 1 - float(eps)  # type: ignore[arg-type]

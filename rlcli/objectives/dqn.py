@@ -12,11 +12,11 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION_VALUE, Key, show, under_next, unravel
+from rlcli.keys import ACTION_VALUE, TD_ERROR, Key, show, under_next, unravel
 from rlcli.modules.stages import Stage, take_apart_values
 from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
-from rlcli.objectives.loss import ROWS, Terms
+from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Lowered, plain_stages
 from rlcli.objectives.reduction import value_error
 from rlcli.specs import TensorSpec
@@ -123,7 +123,7 @@ class DQNLoss(BootstrappedLoss):
             target = self.target(columns, next_value)
             error = (value - target).abs()
         loss = self.reduced(value_error(value, target, self.loss_function), mask, weights)
-        return {"loss": loss, "q_value": mean_of(value, mask), ROWS: error}
+        return {"loss": loss, "q_value": mean_of(value, mask), TD_ERROR: error}
 
 
 def action_values(network: TensorDictModuleBase) -> Lowered:

@@ -17,12 +17,6 @@ from rlcli.keys import NEXT, STEP_RESULTS, Key, as_tuple, under_next, unravel
 T = TypeVar("T")
 
 
-def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
-    """Refuse a word that is not among those allowed."""
-    if given not in allowed:
-        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
-
-
 def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
     """An argument that has two names, given under at most one of them."""
     if given is not None and other is not None:

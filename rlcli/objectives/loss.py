@@ -13,14 +13,13 @@ from typing import ClassVar
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
-from rlcli.objectives.keyed import KeyedModule, one_of
+from rlcli.objectives.keyed import KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
 
 Terms = dict[str, Tensor]
-ROWS = "td_error"  # the one entry of `terms` that has a number for every row
 
 
 class Loss(KeyedModule, ABC):

@@ -15,9 +15,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, no_grad
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
-from rlcli.objectives.keyed import Elsewhere, either, elsewhere, one_of
+from rlcli.objectives.keyed import Elsewhere, either, elsewhere
 from rlcli.objectives.loss import Loss, Terms
 from rlcli.objectives.networks import (
     Columns,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, MASK, SHIFTED_VALID, Key
 
 MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
@@ -59,8 +59,7 @@ def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
     """`x [*B, F]` to one number over the rows that count; `none` only puts 0 in the other rows."""
-    if reduction not in REDUCTIONS:
-        raise ArgumentError(f"unknown reduction {reduction!r}", fix=f"Choose one of {', '.join(REDUCTIONS)}")
+    one_of("reduction", reduction, REDUCTIONS)
     if mask is not None:
         if mask.shape != x.shape:
             raise ArgumentError("a mask has another shape than its rows", why=f"{(*mask.shape,)} and {(*x.shape,)}")

@@ -18,12 +18,12 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import STATE_ACTION_VALUE, Key, show, under_next
+from rlcli.keys import STATE_ACTION_VALUE, TD_ERROR, Key, show, under_next
 from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.distributions.family import Params
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.keyed import Elsewhere
-from rlcli.objectives.loss import ROWS, Terms
+from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Density, Lowered, alone, one_a_row, parted
 from rlcli.objectives.reduction import value_error
 from rlcli.specs import Composite, TensorSpec
@@ -184,7 +184,7 @@ class SACLoss(BootstrappedLoss):
             "q_value": mean_of(values[0], mask),
         }
         with torch.no_grad():
-            terms[ROWS] = torch.stack([(q - target).abs() for q in values]).amax(0)
+            terms[TD_ERROR] = torch.stack([(q - target).abs() for q in values]).amax(0)
         return terms
 
     def _target(self, columns: Columns, alpha: Tensor, batch_dims: int) -> Tensor:

@@ -19,7 +19,8 @@ from rlcli.envs.transformed import TransformedEnv
 from rlcli.processes.memory import process_memory
 
 EVALUATION = "envs of the evaluation"
-# while the memory of an env is measured: how many are made at most, in how many seconds and bytes, where one is small
+# while the memory of an env is measured: how many are made at most, in how many seconds of the processor
+# (others may have it meanwhile) and bytes, where one is small
 MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
 
 
@@ -63,13 +64,13 @@ def one_more(cfg: CollectConfig) -> Envs:
     """
     count, found = 1, Envs(0)
     for _ in range(3):  # the first is slower and larger than the others
-        began, before = time.monotonic(), process_memory()[0]
+        began, before = time.process_time(), process_memory()[0]
         another = build_env(lanes_of(cfg, count))
         try:
             made = process_memory()[0]
             another.reset()
             grown, at_reset = (max(process_memory()[0] - then, 0) for then in (before, made))
-            spent = time.monotonic() - began
+            spent = max(time.process_time() - began, 1e-9)
         finally:
             another.close()
         found = Envs(grown // count, min(at_reset, grown) // count)

@@ -16,7 +16,7 @@ from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.keys import Key, show
 from rlcli.learning.hooks import BUFFER
-from rlcli.planning.foresee import at_once, held
+from rlcli.planning.foresee import at_once, bytes_on
 from rlcli.planning.plan import Mode, Place, Plan
 from rlcli.planning.tensors import buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
@@ -38,7 +38,7 @@ def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info(device)
-            found.append(Place(device, held(plan.entries, device) + at_once(plan.peaks, device), free, total))
+            found.append(Place(device, bytes_on(plan.entries, device) + at_once(plan.peaks, device), free, total))
     return found
 
 
@@ -190,9 +190,12 @@ SMALL_SAVING = 0.05
 
 
 def modes_of(
-    cfg: CollectConfig, rows: RowSchema, estimates: Callable[[str], tuple[Mapping[Key, Field], bool]], given: int = 0
+    cfg: CollectConfig,
+    rows: RowSchema,
+    estimates: Callable[[str], tuple[Mapping[Key, Field], bool]],
+    init_rows: int = 0,
 ) -> list[Mode]:
-    """The batch and the buffer, which begins with `given` rows, under every way to keep the next observation.
+    """The batch and the buffer, which begins with `init_rows` rows, under every way to keep the next observation.
 
     Parameters
     ----------
@@ -207,7 +210,7 @@ def modes_of(
         if name == "compact":
             others -= sum(field.width for field in rows.copies.values()) * rows.frames
         whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
-        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, given)))
+        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
     full = found[0]
     return [Mode(m.name, m.per_frame, m.next_obs, m.bytes, m.buffer, _against(rows, m, full)) for m in found]
 

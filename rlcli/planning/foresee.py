@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import Collector
-from rlcli.collectors.build import delta_of, devices, keeps_overflows
+from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows
 from rlcli.collectors.options import next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
@@ -81,7 +81,7 @@ class Peak:
     unknown: str = ""
 
 
-def held(entries: Sequence[Entry], device: str = "cpu") -> int:
+def bytes_on(entries: Sequence[Entry], device: str = "cpu") -> int:
     """Bytes of entries on one device; what lies on a disk has the device "disk"."""
     return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
 
@@ -94,7 +94,7 @@ def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
 
 def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
     """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
-    return sum(process.values()) + held(entries) + at_once(peaks)
+    return sum(process.values()) + bytes_on(entries) + at_once(peaks)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Learning:
 
 
 def expected(
-    cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, given: int = 0, stored: int = 0
+    cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, init_rows: int = 0, stored: int = 0
 ) -> Expected:
     """What the plan says of a run that is about to begin, for its report.
 
@@ -123,12 +123,12 @@ def expected(
     ----------
     imported : int
         What the process held before anything was made.
-    given : int
+    init_rows : int
         Rows that a buffer begins with.
     stored : int
         Bytes of rows that it holds by now.
     """
-    rows, entries, peaks = tensors_of(cfg, collector, learning, given)
+    rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
     process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
     return Expected(at_peak(process, entries, peaks), imported, values, worker_bytes(collector.env))
@@ -157,14 +157,14 @@ def noise_of_lane(rows: RowSchema) -> int:
 
 
 def tensors_of(
-    cfg: CollectConfig, collector: Collector, learning: Learning, given: int
+    cfg: CollectConfig, collector: Collector, learning: Learning, init_rows: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
     """What rows hold, the tensors that stay, and what stages hold for a moment."""
     lanes, mode, device = cfg.env.num, cfg.memory.next_obs, _device(cfg, "storing_device")
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
     rows = dataclasses.replace(
         RowSchema.of(collector.schema, collector.env, lanes, steps),
-        delta_dtype=delta_of(cfg),
+        delta_dtype=delta_dtype_of(cfg),
         keeps_overflows=keeps_overflows(cfg),
     )
     entries: list[Entry] = []
@@ -178,7 +178,7 @@ def tensors_of(
         entries.append(spare_entry(rows, mode, device))
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
-    return rows, [*entries, *planned_buffer(cfg, rows, mode, given)], peaks
+    return rows, [*entries, *planned_buffer(cfg, rows, mode, init_rows)], peaks
 
 
 def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:

@@ -20,7 +20,7 @@ from rlcli.data.fields import Field
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows
-from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show
+from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
 from rlcli.learning.hooks import BUFFER, PRIORITIES, priority_bytes
@@ -124,8 +124,7 @@ def planned_batch(
 
 def before(key: Key) -> Key:
     """The observation that a next one belongs to."""
-    path = as_tuple(key)[1:]
-    return path[0] if len(path) == 1 else path
+    return unravel(as_tuple(key)[1:])
 
 
 def per_end(rows: RowSchema) -> int:
@@ -180,13 +179,13 @@ def spare_entry(rows: RowSchema, mode: str, device: str) -> Entry:
 
 
 # ---- buffers -----------------------------------------------------------------------------------------------------
-def planned_buffer(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> list[Entry]:
-    """The columns of the configured storage once it holds `given` rows and all of the run's; empty without one."""
+def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> list[Entry]:
+    """The columns of the configured storage once it holds `init_rows` rows and all of the run's; empty without one."""
     storage = getattr(cfg, "storage", None)
     if storage is None or storage.kind == "none":
         return []
     device = "disk" if storage.kind in _DISK else "cpu"
-    count = min(storage.max_size, cfg.total_frames + given)
+    count = min(storage.max_size, cfg.total_frames + init_rows)
     fields = rows.stored(mode)
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
     held = fields | {key: _frame(fields[key]) for key in stacks}
@@ -246,9 +245,9 @@ def _power(count: int) -> int:
     return 1 << max(count - 1, 1).bit_length()
 
 
-def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, given: int = 0) -> int:
+def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> int:
     """The whole buffer in some mode."""
-    return sum(entry.bytes for entry in planned_buffer(cfg, rows, mode, given))
+    return sum(entry.bytes for entry in planned_buffer(cfg, rows, mode, init_rows))
 
 
 def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:

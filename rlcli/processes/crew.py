@@ -95,7 +95,7 @@ class Crew:
                     failed = failed or body
                 answers.append(body)
         except Closed:
-            self._lose(self.workers[self.awaited].how_it_ended())
+            self._give_up(self.workers[self.awaited].how_it_ended())
         except RlcliError:  # somebody's limit on time has run out: a signal raised it here
             self.workers[self.awaited].kill()
             self._lost = Lost(self.awaited, "was ended, since it did not answer")
@@ -123,9 +123,9 @@ class Crew:
         for index, worker in enumerate(self.workers):
             if worker.exit_code() is not None:
                 self.awaited = index
-                self._lose(worker.how_it_ended())
+                self._give_up(worker.how_it_ended())
 
-    def _lose(self, how: str) -> NoReturn:
+    def _give_up(self, how: str) -> NoReturn:
         self._lost = Lost(self.awaited, how)
         raise self._lost from None
 

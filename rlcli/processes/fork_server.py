@@ -174,7 +174,7 @@ class ForkServer:
                 os.dup2(fd, stream, inheritable=True)
                 os.close(fd)
             take_over(request["surroundings"])
-            if request["anew"]:
+            if request["spawn"]:
                 os.dup2(end, _MEETING, inheritable=True)
                 os.execve(request["python"][0], [*request["python"], _meet(request["target"])], os.environ)
             live(request["target"], socket.socket(fileno=end))

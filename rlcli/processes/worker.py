@@ -58,8 +58,8 @@ class Worker:
             if start_method == "fork":
                 self.pid = _forked(target, mine, theirs)
             else:
-                anew = start_method == "spawn"
-                self.pid, self._status = _served(target, theirs, anew, () if anew else preload)
+                spawn = start_method == "spawn"
+                self.pid, self._status = _served(target, theirs, spawn, () if spawn else preload)
         except BaseException:
             mine.close()
             raise
@@ -221,10 +221,10 @@ def _python() -> list[str]:
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c"]  # type: ignore[attr-defined]
 
 
-def _served(target: str, theirs: socket.socket, anew: bool, preload: Sequence[str]) -> tuple[int, int]:
+def _served(target: str, theirs: socket.socket, spawn: bool, preload: Sequence[str]) -> tuple[int, int]:
     mine, status = os.pipe()
     request = {
-        "target": target, "anew": anew, "preload": list(preload), "python": _python(), "surroundings": surroundings(),
+        "target": target, "spawn": spawn, "preload": list(preload), "python": _python(), "surroundings": surroundings(),
     }  # fmt: skip
     try:
         return _server.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine

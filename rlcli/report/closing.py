@@ -122,7 +122,7 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
 def _next(summary: Mapping) -> Iterator[tuple[str, str]]:
     """The report, and what to type next."""
     if summary.get("run"):
-        yield "report", f"{summary['run']}/report.md"
+        yield "report", f"{summary['run']}/{REPORT}"
     yield from summary["commands"].items()
 
 

@@ -112,11 +112,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
         Text(f"episodes {figures.count(snapshot.episodes)}"),
     ]
     items += [Text(f"{name} {figure(x)}") for name, x in snapshot.learning.items()]
-    if snapshot.boundary is not None:
-        items.append(Text(f"boundary rows {100 * snapshot.boundary:.1f} %"))
-        items.append(Text(f"approximated values {figures.count(snapshot.approximated)}"))
-    if snapshot.dropped is not None:
-        items.append(Text(f"dropped rows {figures.count(snapshot.dropped)}"))
+    items += map(Text, snapshot.rows_said)
     lines = [Text("learning", style=_LABEL), Text()]
     for item in items:
         used = lines[-1].cell_len

@@ -78,7 +78,7 @@ class Memory:
         Of the value stage.
     process : ProcessPeak
     expected : Expected or None
-        What the plan said.
+        What the plan said; shown beside what the process takes once it is set.
     """
 
     def __init__(self, obs_keys: Sequence[Key], next_obs: str) -> None:
@@ -97,16 +97,12 @@ class Memory:
             self._peaks = DevicePeaks(watched.device)
         return self._peaks
 
-    def ask_process(self) -> None:
-        """Take what the process holds."""
-        self.process.read()
-
     def read(self, batch: TensorDictBase, others: Iterable[Entry] = ()) -> None:
         """Take the present state: of a batch, the learner, `others` and the process."""
         modules, optimizer = (self._watched.modules, self._watched.optimizer) if self._watched else (None, None)
         self.ledger.read(counted(batch, self.obs_keys, modules=modules, optimizer=optimizer, others=others))
         self._new = True
-        self.ask_process()
+        self.process.read()
 
     def rows(self) -> list[MemoryRow]:
         """For a view."""
@@ -126,7 +122,7 @@ class Memory:
     def record(self) -> dict[str, int]:
         """For a line of metrics.jsonl: the ledger only where it was read since the line before."""
         if not self._new:
-            self.ask_process()
+            self.process.read()
         ledger, self._new = self.ledger if self._new else Ledger(), False
         planned = None if self.expected is None else self.expected.values
         stage = {"value_stage": self.values.bytes, "value_stage_planned": planned}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import math
 import os
@@ -17,10 +16,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rlcli.config import registry
-from rlcli.config.installed import install
+from rlcli.config.installed import has, install
 from rlcli.config.parts import choices
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError, in_words
 
@@ -74,6 +73,14 @@ class Guarded:
             )
 
 
+def load_tensorboard() -> tuple[Any, Any, Any]:
+    """The modules of TensorBoard that write events."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer import event_file_writer
+
+    return event_pb2, summary_pb2, event_file_writer
+
+
 class EventsWriter:
     """Appends scalars to a new events file in `folder`. Needs the package `tensorboard`.
 
@@ -90,12 +97,10 @@ class EventsWriter:
     """
 
     def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
+        event_pb2, summary_pb2, event_file_writer = load_tensorboard()
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         try:
-            self._writer = EventFileWriter(str(folder))
+            self._writer = event_file_writer.EventFileWriter(str(folder))
         except UnicodeEncodeError:
             raise ResourceError(
                 "TensorBoard writes only where names are UTF-8",
@@ -270,7 +275,7 @@ def wants_tensorboard(logger: str) -> bool:
     known = (*choices("logger"), *registry.users_names("logger"))
     if logger not in known:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(known)}.")
-    installed = importlib.util.find_spec("tensorboard") is not None
+    installed = has("tensorboard")
     if logger == "tensorboard" and not installed:
         raise ConfigError(
             "TensorBoard is not installed",

@@ -22,14 +22,14 @@ from typing import TextIO
 
 from tensordict import TensorDictBase
 
+from rlcli.config.run_files import METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
 from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Spent
 from rlcli.report.compiling import Compiling
 from rlcli.report.ledger import Entry
-from rlcli.report.memory import Expected, Memory, Watched
+from rlcli.report.memory import Memory, Watched
 from rlcli.report.metrics import Logger, MetricsWriter, plain
-from rlcli.report.peaks import LargestPeak
 from rlcli.report.snapshot import Snapshot, View, shown
 from rlcli.report.tally import EpisodeStats, Figure, Tally, ValueRows
 from rlcli.report.view import open_view
@@ -114,7 +114,7 @@ class Reporter:
             None
             if self.folder is None
             else MetricsWriter(
-                self.folder / "metrics.jsonl", resume_at=resume_at, logger=logger, warn=partial(self.warn, "logger")
+                self.folder / METRICS, resume_at=resume_at, logger=logger, warn=partial(self.warn, "logger")
             )
         )
         self._next_ledger = 0.0
@@ -126,11 +126,6 @@ class Reporter:
         return self.tally.episodes
 
     @property
-    def values(self) -> LargestPeak:
-        """A context for the value stage: what it holds for a moment is measured at its largest batch."""
-        return self.memory.values
-
-    @property
     def redraws(self) -> bool:
         """Whether a live view is drawn on the terminal."""
         return self._view.redraws
@@ -140,10 +135,6 @@ class Reporter:
         if peaks := self.memory.watch(watched):
             self.clock.watch = peaks
 
-    def expect(self, expected: Expected) -> None:
-        """Show what the plan said beside what the process takes."""
-        self.memory.expected = expected
-
     def start(self, *lines: str) -> None:
         """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
         for text in lines:
@@ -151,7 +142,7 @@ class Reporter:
         if self._metrics is not None and self.facts.settings:
             self._metrics.settings(self.facts.settings)
         self.clock.start()
-        self.memory.ask_process()
+        self.memory.process.read()
         if self._view.redraws:
             self._view.show(self.snapshot())
 
@@ -320,7 +311,7 @@ class Reporter:
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
         facts, tally, episodes = self.facts, self.tally, self.episodes
-        self.memory.ask_process()
+        self.memory.process.read()
         learning = {
             "return": episodes.mean_return,
             "length": episodes.mean_length,

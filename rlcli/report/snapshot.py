@@ -85,6 +85,14 @@ class Snapshot:
         parts = [self.title, self.env, "" if self.seed is None else f"seed {self.seed}"]
         return " · ".join(part for part in parts if part)
 
+    @property
+    def rows_said(self) -> list[str]:
+        """Rows at boundaries, and what the value stage could not know or had no room for; only what there can be."""
+        said = []
+        if self.boundary is not None:
+            said = [f"boundary rows {100 * self.boundary:.1f} %", f"approximated values {self.approximated:,}"]
+        return said if self.dropped is None else [*said, f"dropped rows {self.dropped:,}"]
+
 
 def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
     """The figures of an update that views show, under their short names."""

@@ -47,12 +47,8 @@ def details(snapshot: Snapshot) -> list[str]:
         f"best {figures.number(snapshot.best)}",
         f"episodes {figures.count(snapshot.episodes)}",
         *(f"{name} {figures.number(x)}" for name, x in snapshot.learning.items() if name not in _FIRST),
+        *snapshot.rows_said,
     ]
-    if snapshot.boundary is not None:
-        learning.append(f"boundary rows {100 * snapshot.boundary:.1f}%")
-        learning.append(f"approximated values {figures.count(snapshot.approximated)}")
-    if snapshot.dropped is not None:
-        learning.append(f"dropped rows {figures.count(snapshot.dropped)}")
     memory: list[str] = []
     for row in snapshot.memory:
         if row.label.startswith(" "):  # about the row before

@@ -25,14 +25,14 @@ from typing import Any
 
 from rlcli.config import registry
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
-from rlcli.config.run_files import CONFIG, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
+from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.report.metrics import read_metrics
 from rlcli.runs.lock import read_holder
 from rlcli.runs.provenance import git_state, versions
 
 ROOT = "runs"
-DIFF, METRICS = "git.diff", "metrics.jsonl"
+DIFF = "git.diff"
 BUFFER = "buffer"
 EVIDENCE = "not_finite.safetensors"  # what a NumericsError was raised about
 EVENTS = "events.out.*"

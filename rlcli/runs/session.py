@@ -1,6 +1,6 @@
 """One session of a run, from the lock on its folder to the closing report: signals, checkpoints, what an error says.
 
-`begun` opens a new run's, `resumed` that of one that goes on; training and collecting share all of it.
+`new_run` opens a new run's, `resumed_run` that of one that goes on; training and collecting share all of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
+from rlcli.config.run_files import METRICS
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import encode
@@ -30,7 +31,6 @@ from rlcli.runs.folder import (
     CHECKPOINTS,
     EVENTS,
     EVIDENCE,
-    METRICS,
     Run,
     create,
     note_new,
@@ -51,7 +51,7 @@ REPLAY_LOST = "{} open episodes could not be brought back and count as truncated
 
 
 @contextlib.contextmanager
-def begun(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
+def new_run(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
     """A new run's folder, locked, and the signals that stop it; what is made is taken back if nothing comes of it."""
     given = cfg.run.dir is not None and os.path.exists(cfg.run.dir)
     with own_descriptors(), StopSignals() as stop:
@@ -64,7 +64,7 @@ def begun(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[t
 
 
 @contextlib.contextmanager
-def resumed(run: Run) -> Iterator[StopSignals]:
+def resumed_run(run: Run) -> Iterator[StopSignals]:
     """The signals that stop a run that goes on; its folder is locked meanwhile."""
     with own_descriptors(), StopSignals() as stop, RunLock(run.path), kept_in(run.path):
         yield stop
@@ -100,7 +100,7 @@ def reporter_of(
     return reporter
 
 
-def notes(cfg: CollectConfig, collector: Collector) -> list[str]:
+def notes(cfg: CollectConfig, collector: Collector, replayable: bool) -> list[str]:
     """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
     envs, asked, frames = collector.envs, cfg.collector.frames_per_batch, collector.frames_in_batch
     total = -(-cfg.total_frames // envs) * envs
@@ -111,7 +111,7 @@ def notes(cfg: CollectConfig, collector: Collector) -> list[str]:
         lines.append(f"total_frames {cfg.total_frames} rounded up to {total}: whole steps of {envs} envs")
     if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
         lines.append(f"{cfg.env.id} as the emulator gives it; env=atari skips, shrinks and stacks frames")
-    return lines
+    return lines if replayable else [*lines, REPLAY_NOTICE]
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ def _status(error: BaseException) -> str:
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
-def lose(reporter: Reporter, lanes: Sequence[int]) -> None:
+def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
     """Report the episodes in these lanes that could not be brought back, and count them no further."""
     if lanes:
         reporter.episodes.forget_open(lanes)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
+from rlcli.specs.dtypes import dtype_name, holds, limits
 
-Device = torch.device | str | None
+Device = torch.device | str | None  # as a caller names one
 
 
 class TensorSpec:
@@ -64,7 +65,7 @@ class TensorSpec:
         if value.ndim < n or value.shape[value.ndim - n :] != self.shape:
             return f"expected shape {tuple(self.shape)}, got {tuple(value.shape)}"
         if value.dtype != self.dtype:
-            return f"expected dtype {_short(self.dtype)}, got {_short(value.dtype)}"
+            return f"expected dtype {dtype_name(self.dtype)}, got {dtype_name(value.dtype)}"
         return self._illegal(value)
 
     def is_in(self, value: Tensor) -> bool:
@@ -133,7 +134,7 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         words = [f"{name}={_brief(value)}" for name, value in self._details()]
-        words += [f"shape={tuple(self.shape)}", f"dtype={_short(self.dtype)}"]
+        words += [f"shape={tuple(self.shape)}", f"dtype={dtype_name(self.dtype)}"]
         if self.device.type != "cpu":
             words.append(f"device={self.device}")
         return f"{type(self).__name__}({', '.join(words)})"
@@ -154,10 +155,6 @@ def _brief(value: Any) -> str:
     if value.numel() and bool((value == value.flatten()[0]).all()):
         return f"{value.flatten()[0].item():g}"
     return f"[{value.min().item():g} .. {value.max().item():g}]"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -265,14 +262,14 @@ def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int |
         return float("nan") if value is None else value
     if value is None or math.isnan(value):
         raise ArgumentError(
-            f"{show(key)} is {str(dtype).removeprefix('torch.')}, which has no NaN to stand for what nobody kept",
+            f"{show(key)} is {dtype_name(dtype)}, which has no NaN to stand for what nobody kept",
             why="next_obs=compact drops next observations",
             fix="Name a fill_value (memory.fill_value=0, fill_value=0), or keep them with next_obs=exact.",
         )
-    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if value != int(value) or not low <= value <= high:
+    if not holds(dtype, value):
+        low, high = limits(dtype)
         raise ArgumentError(
-            f"fill_value={value:g} is no {str(dtype).removeprefix('torch.')}", where=show(key),
+            f"fill_value={value:g} is no {dtype_name(dtype)}", where=show(key),
             fix=f"Use a whole number from {low} to {high}.",
         )  # fmt: skip
     return int(value)

@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec, Unbounded
+from rlcli.specs.dtypes import numpy_dtype, torch_dtype
 from rlcli.transforms.stored_rows import BufferRows
 
 Schema = Mapping[Any, tuple[tuple[int, ...], np.dtype]]
@@ -203,19 +203,19 @@ class Transform(nn.Module):
     def own_methods(self) -> list[str]:
         """The methods of the user's that the column face does not speak for."""
         changed = self._changed
-        if not self._is_told(PASS_METHODS if self.batch_only else ROW_METHODS):
+        if not self._is_current(PASS_METHODS if self.batch_only else ROW_METHODS):
             return changed
         return changed if set(changed) & ACTION_METHODS else []
 
     @property
     def has_rows(self) -> bool:
         """Whether `bind` says what the TensorDict face does, and what `batch_pass` does."""
-        return not self.batch_only and self._is_told(ROW_METHODS, beside=PASS_METHODS if self.has_batch_pass else ())
+        return not self.batch_only and self._is_current(ROW_METHODS, beside=PASS_METHODS if self.has_batch_pass else ())
 
     @property
     def has_pass(self) -> bool:
         """Whether there is a `batch_pass`, and it says what the TensorDict face does, and what `bind` does."""
-        return self.has_batch_pass and self._is_told(PASS_METHODS, beside=() if self.batch_only else ROW_METHODS)
+        return self.has_batch_pass and self._is_current(PASS_METHODS, beside=() if self.batch_only else ROW_METHODS)
 
     @property
     def _changed(self) -> list[str]:
@@ -228,8 +228,8 @@ class Transform(nn.Module):
         own = {name for part in (self, *kinds[:ours]) for name in vars(part)}
         return sorted((own & methods) - OTHER_METHODS - ROW_METHODS)
 
-    def _is_told(self, face: Collection[str], beside: Collection[str] = ()) -> bool:
-        """Whether a face is as new as what it speaks for: given where that, or what is `beside` it, was overridden."""
+    def _is_current(self, face: Collection[str], beside: Collection[str] = ()) -> bool:
+        """Whether a face is overridden as late as what it speaks for, and as what is `beside` it, or later."""
         return self._newest(face) <= min(self._newest(self._changed), self._newest(beside))
 
     def _newest(self, names: Collection[str]) -> int:
@@ -390,7 +390,7 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
 
 def as_spec(shape: tuple[int, ...], dtype: np.dtype) -> TensorSpec:
     """Any value of a shape and numpy dtype."""
-    return Unbounded(shape, torch.from_numpy(np.empty(0, dtype)).dtype)
+    return Unbounded(shape, torch_dtype(dtype))
 
 
 def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
@@ -401,14 +401,14 @@ def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
     ArgumentError
         numpy has no such dtype.
     """
-    try:
-        return tuple(spec.shape), torch.empty(0, dtype=spec.dtype).numpy().dtype
-    except TypeError as error:
+    dtype = numpy_dtype(spec.dtype)
+    if dtype is None:
         raise ArgumentError(
             f"a key of dtype {spec.dtype} cannot be collected",
             why="rows are numpy arrays, and numpy has no such numbers",
             fix="Declare and write float32 or float16.",
-        ) from error
+        )
+    return tuple(spec.shape), dtype
 
 
 def _key_list(keys: Sequence[Key]) -> list[Key]:

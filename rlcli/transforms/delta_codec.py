@@ -23,6 +23,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.specs.dtypes import dtype_name
+from rlcli.transforms.stored_rows import spread
 
 PARTS = DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
 LEVELS = 127  # of int8, on either side of 0
@@ -100,7 +102,7 @@ def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> 
 def mark(coded: Coded, rows: Tensor) -> Coded:
     """The same differences, but for `rows` (bool `[*B]`), which are marked as kept elsewhere."""
     delta, scale = coded
-    where = rows.reshape(*rows.shape, *[1] * (delta.ndim - rows.ndim))
+    where = spread(rows, delta)
     if scale is not None:
         return Coded(delta.masked_fill(where, 0), scale.masked_fill(rows.unsqueeze(-1), -1))
     return Coded(delta.masked_fill(where, _lowest(delta.dtype)), None)
@@ -182,8 +184,8 @@ class RoundTrips:
         seen = self._seen.setdefault(
             show(key),
             {
-                "codec": _name(code), "source": _name(obs.dtype), "rows": 0, "max_error": 0.0, "max_change": 0.0,
-                "max_next": 0.0, "kept": 0, "bytes_a_row": bytes_a_row(per_row, code),
+                "codec": dtype_name(code), "source": dtype_name(obs.dtype), "rows": 0, "max_error": 0.0,
+                "max_change": 0.0, "max_next": 0.0, "kept": 0, "bytes_a_row": bytes_a_row(per_row, code),
                 "full_bytes_a_row": per_row * obs.dtype.itemsize,
             },
         )  # fmt: skip
@@ -215,10 +217,6 @@ class RoundTrips:
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         self._seen = {key: {"kept": 0, **seen} for key, seen in state.items()}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:

@@ -17,6 +17,7 @@ import torch
 from rlcli.errors import ArgumentError
 from rlcli.keys import OBSERVATION, Key, show
 from rlcli.specs import Bounded, TensorSpec, Unbounded
+from rlcli.specs.dtypes import dtype_name, holds
 from rlcli.transforms.base import RowOp, Transform, reset_mask
 
 
@@ -103,10 +104,10 @@ class CatFrames(Transform):
         return self._mapped(spec, self._stacked)
 
     def _stacked(self, spec: TensorSpec) -> TensorSpec:
-        if self.padding == "constant" and not _holds(spec.dtype, self.padding_value):
+        if self.padding == "constant" and not holds(spec.dtype, self.padding_value):
             raise ArgumentError(
                 f"{type(self).__name__} cannot pad with {self.padding_value}",
-                why=f"the observations are {str(spec.dtype).removeprefix('torch.')}, which holds no such number",
+                why=f"the observations are {dtype_name(spec.dtype)}, which holds no such number",
                 fix="Give another padding_value, or put ToFloat below.",
             )
 
@@ -155,14 +156,6 @@ class FrameStack(CatFrames):
 
     def frame(self, value):
         return value[(..., None, *[slice(None)] * (-1 - self.dim))]
-
-
-def _holds(dtype: torch.dtype, value: float) -> bool:
-    """Whether a number is one of a dtype's; floats are rounded."""
-    if dtype.is_floating_point:
-        return True
-    least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    return least <= value <= most and value == int(value)
 
 
 class _Rows(RowOp):

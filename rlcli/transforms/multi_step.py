@@ -32,7 +32,7 @@ from rlcli.keys import (
 )
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import Coded, delta_key, is_part, kept_key, read, remove, scale_key
-from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on
+from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on, spread
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
 CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of a slice
@@ -168,7 +168,7 @@ class MultiStepTransform(Transform):
         if (real := td.get(COLLECTOR_MASK, None)) is not None:  # rows of a padded slice that repeat its last one
             for name in [name for name in nested.keys(True, True) if as_tuple(name)[-1] in END_FLAGS]:
                 flag = nested.get(name)
-                nested.set(name, flag * real.reshape(*td.shape, *[1] * (flag.ndim - td.ndim)))
+                nested.set(name, flag * spread(real.reshape(td.shape), flag))
         for key in coded:
             for part in (delta_key(key), scale_key(key), kept_key(key)):
                 remove(td, part)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
     DELTA,
@@ -40,7 +41,7 @@ from rlcli.transforms.delta_codec import (
     saves,
     scale_key,
 )
-from rlcli.transforms.stored_rows import GatheredRows
+from rlcli.transforms.stored_rows import GatheredRows, spread
 
 ON_OVERFLOW = ("raise", "keep")
 
@@ -132,7 +133,7 @@ class NextObservationDelta(Transform):
         elements = torch.Size(shape).numel()
         if saves(elements, dtype, self.delta_dtype):
             return
-        kind, code = str(dtype).removeprefix("torch."), code_of(dtype, self.delta_dtype)
+        kind, code = dtype_name(dtype), code_of(dtype, self.delta_dtype)
         cost = "no smaller than itself" if code is None else f"{bytes_a_row(elements, code)} bytes a row"
         raise ArgumentError(
             f"the difference of {show(key)} would save nothing",
@@ -322,7 +323,7 @@ class NextObservationDelta(Transform):
 
     def __repr__(self) -> str:
         keys = ", ".join(map(show, self.in_keys)) if self.chosen else "all that shrink"
-        return f"NextObservationDelta({keys}, {str(self.delta_dtype).removeprefix('torch.')})"
+        return f"NextObservationDelta({keys}, {dtype_name(self.delta_dtype)})"
 
 
 def _check_names(keys: Collection[Key]) -> None:
@@ -353,8 +354,7 @@ def _put(tensordict: TensorDictBase, key: Key, coded: Coded, strip: int = 0) -> 
 
 def _dense(rows: Tensor, after: Tensor) -> Tensor:
     """`after` `[*B, *F]` in some rows (bool `[*B]`), zeros in the others."""
-    where = rows.reshape(*rows.shape, *[1] * (after.ndim - rows.ndim))
-    return torch.where(where, after, torch.zeros_like(after))
+    return torch.where(spread(rows, after), after, torch.zeros_like(after))
 
 
 # ---- differences that their code cannot hold ----------------------------------------------------------------------
@@ -387,9 +387,8 @@ def _refuse(key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> NoReturn
     elif code.is_floating_point and change <= limit:  # down to the lowest, which marks rows that are kept
         limit = -float(torch.nextafter(torch.tensor(-limit, dtype=code), torch.zeros((), dtype=code)))
     wider = "memory.delta_dtype=bfloat16 or int8, or " if code is torch.float16 else ""
-    kind = str(code).removeprefix("torch.")
     raise NumericsError(
-        f"a step changed {show(key)} by {change:g}, more than {kind} can hold ({limit:g})",
+        f"a step changed {show(key)} by {change:g}, more than {dtype_name(code)} can hold ({limit:g})",
         why="kept as it is, the next observation would be lost",
         fix=f"Use {wider}memory.on_overflow=keep, or memory.next_obs=exact "
         "(NextObservationDelta(delta_dtype=..., on_overflow=...), Collector(next_obs=...)).",

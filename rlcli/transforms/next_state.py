@@ -21,7 +21,7 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, OBSERVATION, TRAJ_IDS, Key, show, under_next
 from rlcli.specs.base import fill_for
 from rlcli.transforms.base import Transform
-from rlcli.transforms.stored_rows import BufferRows, goes_on
+from rlcli.transforms.stored_rows import BufferRows, goes_on, spread
 
 SOURCES = ("storage", "sample")
 
@@ -132,7 +132,7 @@ class NextStateReconstructor(Transform):
             x, here = following.get(key), tensordict.get(key)
             fill = fill_for(key, x.dtype, self.fill_value)
             if unknown is not None:
-                x.masked_fill_(_like(unknown.to(x.device), x), fill)
+                x.masked_fill_(spread(unknown.to(x.device), x), fill)
             tensordict.set(under_next(key), x.reshape(here.shape).to(here.device))
         return tensordict
 
@@ -150,7 +150,7 @@ class NextStateReconstructor(Transform):
             fill = fill_for(key, x.dtype, self.fill_value)
             last = x.narrow(time, max(steps - 1, 0), min(steps, 1))
             following = torch.cat((x.narrow(time, min(steps, 1), max(steps - 1, 0)), last), time)
-            tensordict.set(under_next(key), following.masked_fill(_like(~known, x), fill))
+            tensordict.set(under_next(key), following.masked_fill(spread(~known, x), fill))
         return tensordict
 
     def _known(self, tensordict: TensorDictBase) -> Tensor:
@@ -179,7 +179,3 @@ class NextStateReconstructor(Transform):
         for key in keys:
             self._need(tensordict, key)
         return keys
-
-
-def _like(rows: Tensor, x: Tensor) -> Tensor:
-    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))

@@ -65,6 +65,11 @@ class GatheredRows(Protocol):
         """It as a plain tensor."""
 
 
+def spread(rows: Tensor, x: Tensor) -> Tensor:
+    """One value a row, `[*B]`, with as many dims as `x` `[*B, *F]`."""
+    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
+
+
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
     """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them.
 

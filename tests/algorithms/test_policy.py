@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -151,15 +149,3 @@ def test_a_critic_of_another_key_trains_with_a_limit_of_its_values():
     algorithm = ClipPPO(cfg)
     loss, env = algorithm.loss(policy, None), SimpleNamespace(full_observation_spec=spec)
     assert "worth" in loss.in_keys and "worth" not in algorithm.keys(loss, algorithm.estimator(policy), env)
-
-
-def test_training_on_batches_loads_nothing_of_buffers_and_of_what_learns_from_them(tmp_path):
-    words = ["total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=0", "console=off", "logger=none"]
-    words.append(f"run.dir={tmp_path / 'run'}")
-    code = f"import rlcli, sys; rlcli.train({words!r}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "rlcli.learning.gradient_ppo" in loaded
-    buffers = ("rlcli.data.buffer", "rlcli.data.samplers", "rlcli.learning.gradient_bootstrapped")
-    losses = ("rlcli.objectives.bootstrap", "rlcli.objectives.dqn", "rlcli.objectives.sac")
-    assert not [name for name in loaded if name.startswith((*buffers, *losses))]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,21 +121,50 @@ def noisy():
 """
 
 
-@pytest.mark.parametrize("console", ["live", "plain"])
-def test_a_terminal_that_goes_away_without_a_signal_ends_no_run(tmp_path, console):
-    """A job that was disowned: whatever is printed from then on, the views' lines, warnings or an env's own words."""
-    (tmp_path / "noisy_env.py").write_text(NOISY)
-    master, slave = os.openpty()
-    words = ["train", "--import", "noisy_env", "env.id=noisy", "total_frames=4096", "run.eval_episodes=2"]
+# two runs, each with a terminal of its own, forked from a process that has loaded torch for both
+TWO_TERMINALS = """
+import os, signal, sys
+import rlcli.jobs, rlcli.report.live
+from rlcli.cli.main import main
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+for console, terminal in zip(("live", "plain"), map(int, sys.argv[1:])):
+    if os.fork() == 0:
+        os.setsid()
+        for stream in range(3):
+            os.dup2(terminal, stream)
+        os.closerange(3, 256)
+        sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
+        words = ["train", "--import", "noisy_env", "env.id=noisy", "total_frames=2048", "run.eval_episodes=2"]
+        sys.exit(main([*words, f"console={console}", f"run.dir={console}", "env.num=2"]))
+for terminal in map(int, sys.argv[1:]):
+    os.close(terminal)
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) != 0 for _ in range(2)))
+"""
+
+
+@pytest.fixture(scope="module")
+def left_terminals(tmp_path_factory):
+    """The folder of two runs whose terminals went away when they had begun, and how they ended."""
+    folder = tmp_path_factory.mktemp("left_terminals")
+    (folder / "noisy_env.py").write_text(NOISY)
+    pairs = [os.openpty() for _ in range(2)]
+    slaves = [slave for _, slave in pairs]
     started = subprocess.Popen(
-        [sys.executable, "-m", "rlcli", *words, f"console={console}", "run.dir=r", "env.num=2"],
-        cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        [sys.executable, "-c", TWO_TERMINALS, *map(str, slaves)],
+        cwd=folder, pass_fds=slaves,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
-    os.close(slave)
-    seen = b""
-    while b"run r" not in seen:
-        seen += os.read(master, 4096)
-    os.close(master)
-    assert started.wait(120) == 0 and open_run(tmp_path / "r").summary["status"] == "done"
+    for (master, slave), console in zip(pairs, ("live", "plain"), strict=True):
+        os.close(slave)
+        seen = b""
+        while f"run {console}".encode() not in seen:
+            seen += os.read(master, 4096)
+        os.close(master)
+    assert started.wait(120) == 0
+    return folder
+
+
+@pytest.mark.parametrize("console", ["live", "plain"])
+def test_a_terminal_that_goes_away_without_a_signal_ends_no_run(left_terminals, console):
+    """A job that was disowned: whatever is printed from then on, the views' lines, warnings or an env's own words."""
+    assert open_run(left_terminals / console).summary["status"] == "done"

@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import contextlib, gc, io, json, sys
+from rlcli.cli.main import announced, loading
+
+facts, said = {}, io.StringIO()
+with contextlib.redirect_stderr(said):
+    gc.disable()
+    with loading(quiet=True):
+        pass
+    facts["off before"] = [gc.isenabled(), gc.get_freeze_count()]
+    gc.enable()
+    with loading(quiet=True):
+        facts["inside"] = gc.isenabled()
+    facts["afterwards"] = [gc.isenabled(), gc.get_freeze_count()]
+    facts["said quietly"] = said.getvalue()
+    with loading():
+        facts["said before torch"] = [said.getvalue(), "torch" in sys.modules]
+        import torch
+    with loading():
+        pass
+    facts["said of torch"] = said.getvalue()
+    said.truncate(said.seek(0))
+    import numba
+    with announced():
+        numba.njit(lambda x: x + 1)(1)
+        facts["said of kernels at first"] = said.getvalue()
+        numba.njit(lambda x: x + 2)(1)
+    numba.njit(lambda x: x + 3)(1)
+    facts["said of kernels"] = said.getvalue()
+print(json.dumps(facts))
+"""
 
 
-def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-
-def test_a_word_goes_to_the_standard_error_before_torch_is_loaded():
-    ran = in_a_process(
-        "import sys\n"
-        "from rlcli.cli.main import loading\n"
-        "with loading():\n"
-        "    assert 'torch' not in sys.modules\n"
-        "    import torch\n"
-        "with loading():\n"
-        "    pass\n"
-    )
-    assert ran.stderr == "loading torch ...\n" and ran.stdout == ""
-
-
-def test_nothing_is_collected_while_modules_load_and_everything_after():
-    ran = in_a_process(
-        "import gc\n"
-        "from rlcli.cli.main import loading\n"
-        "with loading(quiet=True):\n"
-        "    assert not gc.isenabled()\n"
-        "assert gc.isenabled() and gc.get_freeze_count() > 0\n"
-    )
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    """What a process saw of itself: it loads quietly with its collector off, and on, then torch, then kernels."""
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert ran.stderr == ""
+    return json.loads(ran.stdout)  # nothing else is on the standard output
 
 
-def test_a_collector_that_was_off_stays_off():
-    in_a_process(
-        "import gc; gc.disable()\n"
-        "from rlcli.cli.main import loading\n"
-        "with loading(quiet=True):\n"
-        "    pass\n"
-        "assert not gc.isenabled() and gc.get_freeze_count() == 0\n"
-    )
+def test_a_word_goes_to_the_standard_error_before_torch_is_loaded(facts):
+    assert facts["said before torch"] == ["loading torch ...\n", False]
+    assert facts["said of torch"] == "loading torch ...\n"
 
 
-def test_a_verb_without_a_console_says_once_that_it_compiles():
-    ran = in_a_process(
-        "import numba\n"
-        "from rlcli.cli.main import announced\n"
-        "with announced():\n"
-        "    numba.njit(lambda x: x + 1)(1)\n"
-        "    numba.njit(lambda x: x + 2)(1)\n"
-        "numba.njit(lambda x: x + 3)(1)\n"
-    )
-    assert ran.stderr == "compiling kernels, once: later runs find them compiled ...\n" and ran.stdout == ""
+def test_nothing_is_collected_while_modules_load_and_everything_after(facts):
+    enabled, frozen = facts["afterwards"]
+    assert not facts["inside"] and enabled and frozen > 0
+    assert facts["said quietly"] == ""
+
+
+def test_a_collector_that_was_off_stays_off(facts):
+    assert facts["off before"] == [False, 0]
+
+
+def test_a_verb_without_a_console_says_once_that_it_compiles(facts):
+    once = "compiling kernels, once: later runs find them compiled ...\n"
+    assert facts["said of kernels at first"] == facts["said of kernels"] == once

@@ -96,7 +96,7 @@ def test_collecting_in_the_background_while_samples_are_drawn(kind, options):
         deadline = time.monotonic() + 60
         while len(rb) < 100 and time.monotonic() < deadline:
             time.sleep(0.002)
-        for _ in range(200):
+        for _ in range(80):
             for part in rb.sample().split(3):
                 assert part[TRAJ_IDS].unique().numel() == 1
                 assert torch.equal(part["next", "observation"][:-1], part["observation"][1:])

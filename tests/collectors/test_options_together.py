@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 
@@ -294,10 +295,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("lanes", [None, 3])
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("acting", [False, True])
+def all_together() -> list:
+    """Every three of lanes, transforms, options and a policy in half of the cases; the other half is slow."""
+    numbered = [enumerate(values) for values in ([None, 3], STACKS, OPTIONS, [False, True])]
+    cases = [zip(*case, strict=True) for case in itertools.product(*numbered)]
+    return [pytest.param(*values, marks=[pytest.mark.slow] if sum(numbers) % 2 else []) for numbers, values in cases]
+
+
+@pytest.mark.parametrize(("lanes", "stack", "options", "acting"), all_together())
 def test_exact_is_full_whatever_else_is_asked_for(lanes, stack, options, acting):
     def batches(mode):
         env = GymEnv(Walk(), narrow=True) if lanes is None else walks(lanes)

@@ -23,7 +23,7 @@ from rlcli.collectors import Collector
 from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.errors import RlcliError
 
-STEPS, UNEVEN = 13, (4, 7, 2)
+STEPS, UNEVEN = 10, (3, 5, 2)
 MODE, RANDOM = InteractionType.DETERMINISTIC, InteractionType.RANDOM
 
 GYM, HAND = World(3, "gym"), World(0, "by hand")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -60,21 +62,27 @@ def categorical():
     return ProbabilisticActor(net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
 
 
+def lanes_of(make, each, lanes, first, steps):
+    env = SerialEnv(lanes, lambda: GymEnv("CartPole-v1"))
+    options = {"first_lane": first, "all_lanes": LANES, "seed": 3, "episode_seeds": each, "track_traj_ids": False}
+    collector = Collector(env, make(), frames_per_batch=lanes, **options)
+    return torch.cat([collector.rollout(count) for count in steps], 1)
+
+
+@functools.cache
+def all_lanes(make, each):
+    return lanes_of(make, each, LANES, 0, [40])
+
+
 @pytest.mark.parametrize("make", [lambda: None, categorical], ids=["random actions", "a lowered policy"])
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("batches", BATCHES, ids=str)
 @pytest.mark.parametrize("each", [False, True], ids=["first episodes", "every episode"])
 def test_lanes_live_the_same_lives_however_they_are_split(make, split, batches, each):
-    def collected(lanes, first, steps):
-        env = SerialEnv(lanes, lambda: GymEnv("CartPole-v1"))
-        options = {"first_lane": first, "all_lanes": LANES, "seed": 3, "episode_seeds": each, "track_traj_ids": False}
-        collector = Collector(env, make(), frames_per_batch=lanes, **options)
-        return torch.cat([collector.rollout(count) for count in steps], 1)
-
-    whole = collected(LANES, 0, [40])
+    whole = all_lanes(make, each)
     first, parts = 0, []
     for lanes in split:
-        parts.append(collected(lanes, first, batches))
+        parts.append(lanes_of(make, each, lanes, first, batches))
         first += lanes
     found = torch.cat(parts, 0)
     for key in ("action", ("next", "done"), ("next", "reward")):

@@ -22,7 +22,6 @@ from rlcli.errors import ArgumentError
 from rlcli.modules import IndependentNormal, ProbabilisticActor, StateIndependentScale
 from rlcli.specs import Composite, Unbounded
 
-FORWARDS, PUBLICATIONS = 2400, 300
 VERSION = ("collector", "policy_version")
 
 
@@ -133,10 +132,7 @@ def collector(policy, lanes: int = 2, **options) -> Collector:
     return Collector(env, policy, **{"frames_per_batch": 64, "track_policy_version": True, "seed": 0} | options)
 
 
-@pytest.mark.parametrize("swap", ["rollout", "step"])
-@pytest.mark.parametrize("source", ["the policy", "module", "state_dict", "tensordict"])
-@pytest.mark.parametrize("lowered", [False, True])
-def test_of_2400_forwards_under_300_publications_none_sees_two_versions(lowered, source, swap):
+def publish_in_the_background(lowered, source, swap, forwards: int, publications: int) -> None:
     seen, buffer = [], Kept()
     policy = taken_apart(seen.append) if lowered else Layers(seen.append, 2e-5)
     given = {name: tensor.detach() for name, tensor in policy.named_parameters()}
@@ -149,29 +145,53 @@ def test_of_2400_forwards_under_300_publications_none_sees_two_versions(lowered,
     }
     tensors, argument = published[source]
     fill(given, 0)
-    made = collector(policy, replay_buffer=buffer, weights_swap=swap)
+    made = collector(policy, replay_buffer=buffer, weights_swap=swap, frames_per_batch=16)
     assert isinstance(made.engine.program, LoweredProgram if lowered else TensorDictProgram)
     since = []  # of each version, how many forwards had ended when it was published
     with made:
         seen.clear()
         made.start()
-        for version in range(1, PUBLICATIONS + 1):
+        for version in range(1, publications + 1):
             fill(tensors, version)
             made.update_policy_weights_(argument)
             since.append(len(seen))
             fill(tensors, -1)  # the publisher goes on in the same memory
-            while len(seen) < version * FORWARDS // PUBLICATIONS:
+            while len(seen) < version * forwards // publications:
                 time.sleep(2e-4)
-    assert len(seen) >= FORWARDS
+    assert len(seen) >= forwards
     assert all(len(set(parameters)) <= 1 for parameters in seen)
     rows = torch.cat(list(buffer), -1)
     check_rows(rows, lowered)
     versions = rows[VERSION][0].tolist()
-    assert versions == sorted(versions) and len(set(versions)) > (10 if swap == "rollout" else 50)
+    assert versions == sorted(versions) and len(set(versions)) > (10 if swap == "rollout" else publications // 3)
     if swap == "rollout":
         assert all(batch[VERSION].unique().numel() == 1 for batch in buffer)
     else:  # it acts from the next step on: one may be in the middle of its forward
         assert all(acting >= version for version, n in enumerate(since, 1) for acting in versions[n + 1 : n + 2])
+
+
+EVERY_WAY = [
+    pytest.mark.parametrize("swap", ["rollout", "step"]),
+    pytest.mark.parametrize("source", ["the policy", "module", "state_dict", "tensordict"]),
+    pytest.mark.parametrize("lowered", [False, True]),
+]
+
+
+def in_every_way(test):
+    for mark in EVERY_WAY:
+        test = mark(test)
+    return test
+
+
+@in_every_way
+def test_of_400_forwards_under_50_publications_none_sees_two_versions(lowered, source, swap):
+    publish_in_the_background(lowered, source, swap, 400, 50)
+
+
+@pytest.mark.slow
+@in_every_way
+def test_of_2400_forwards_under_300_publications_none_sees_two_versions(lowered, source, swap):
+    publish_in_the_background(lowered, source, swap, 2400, 300)
 
 
 @pytest.mark.parametrize("swap", ["rollout", "step"])
@@ -403,7 +423,7 @@ def test_registered_models_are_whole_for_the_thread_that_uses_them():
         rounds.append(used.bias.item())
         torn.append((before, used.bias.item()))
 
-    made = collector(Layers(), replay_buffer=Kept(), post_collect_hook=hook)
+    made = collector(Layers(), replay_buffer=Kept(), post_collect_hook=hook, frames_per_batch=8)
     made.register_model("critic", trained, used)
     made.update_policy_weights_()
     with made:

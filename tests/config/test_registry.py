@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import types
 
 import pytest
 
@@ -133,3 +134,12 @@ def test_a_package_of_the_working_folder_can_be_imported(tmp_path, monkeypatch):
 def test_a_package_that_is_not_there_is_a_sentence():
     with pytest.raises(ConfigError, match="no package 'not_there_at_all'"):
         registry.import_package("not_there_at_all")
+
+
+def test_a_part_may_name_arguments_of_its_own_among_what_it_uses():
+    @registry.register_sampler("mine")
+    class Mine:
+        uses = ("sampler.alpha", "sampler.kwargs")
+
+    chosen = types.SimpleNamespace(kind="mine", alpha=0.3, beta=0.7, kwargs={"nearest": 2})
+    assert registry.arguments("sampler", chosen) == {"alpha": 0.3, "nearest": 2}

@@ -1,10 +1,12 @@
-"""Batches with ends in every place that matters, each beside its `full` twin, and a way to try what may crash."""
+"""Batches with ends in every place that matters, each beside its `full` twin, and a process for what may crash."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import traceback
+from multiprocessing import Pipe
 
 import numpy as np
 import torch
@@ -50,27 +52,54 @@ def twins(seed=0, *, batched=True, **options):
     return out
 
 
-def in_child(work, *args):
-    """What `work(*args)` returns, run in a forked process, so that a segfault fails one test and not the suite."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
+class Child:
+    """A forked process that runs functions of test modules, so that a segfault fails one test and not the suite.
+
+    One process serves all calls; after one that died, the next call forks another.
+    """
+
+    pid = 0
+
+    def __call__(self, work, *args):
+        """What `work(*args)` returns; both are pickled, `work` by its name."""
+        if not self.pid:
+            self.line, line = Pipe()
+            self.pid = os.fork()
+            if self.pid == 0:
+                self.line.close()
+                self._serve(line)
+            line.close()
         try:
-            answer = pickle.dumps((True, work(*args)))
-        except BaseException:
-            answer = pickle.dumps((False, traceback.format_exc()))
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(answer)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read()
-    status = os.waitpid(pid, 0)[1]
-    assert not os.WIFSIGNALED(status), f"the process died of signal {os.WTERMSIG(status)}"
-    fine, value = pickle.loads(answer)
-    assert fine, value
-    return value
+            self.line.send((work, args))
+            fine, value = self.line.recv()
+        except (EOFError, OSError):
+            status = self._ended()
+            raise AssertionError(f"the process ended with {status}; minus a number is a signal") from None
+        assert fine, value
+        return value
+
+    @staticmethod
+    def _serve(line):
+        try:
+            while True:
+                work, args = line.recv()
+                try:
+                    answer = pickle.dumps((True, work(*args)))
+                except BaseException:
+                    answer = pickle.dumps((False, traceback.format_exc()))
+                line.send_bytes(answer)
+        finally:
+            os._exit(0)
+
+    def _ended(self):
+        pid, self.pid = self.pid, 0
+        self.line.close()
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def close(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self._ended()
 
 
 def same(ours, theirs) -> None:

@@ -17,16 +17,16 @@ from rlcli.config.schemas import Config, EnvConfig
 from rlcli.envs import GymEnv, build
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError, ResourceError
-from rlcli.lanes import make as make_module
-from rlcli.lanes.make import make_gym
+from rlcli.lanes import building
+from rlcli.lanes.make import GymRecipe
 
 
 def test_wrappers_apply_in_order_and_limits_replace_the_registered_one():
-    env = make_gym(
+    env = GymRecipe(
         "CartPole-v1",
         max_episode_steps=7,
-        wrappers=[gym.wrappers.FlattenObservation, lambda env: gym.wrappers.DtypeObservation(env, np.float64)],
-    )
+        wrappers=(gym.wrappers.FlattenObservation, lambda env: gym.wrappers.DtypeObservation(env, np.float64)),
+    ).make()
     assert isinstance(env, gym.wrappers.DtypeObservation) and isinstance(env.env, gym.wrappers.FlattenObservation)
     assert env.spec.max_episode_steps == 7
 
@@ -101,13 +101,13 @@ def test_a_missing_package_names_the_extra(package, extra, monkeypatch):
 
     monkeypatch.setattr(gym, "make", fail)
     with pytest.raises(EnvError, match=rf"pip install \"rlcli\[{extra}\]\""):
-        make_gym("Some-v0")
+        GymRecipe("Some-v0").make()
 
 
 def test_a_missing_emulator_names_the_extra(monkeypatch):
-    monkeypatch.setattr(make_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(building.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvError, match=r"ALE/Pong-v5 needs ale-py.*rlcli\[atari\]"):
-        make_gym("ALE/Pong-v5")
+        GymRecipe("ALE/Pong-v5").make()
 
 
 def test_an_env_that_raises_while_it_is_built_keeps_its_text():
@@ -117,7 +117,7 @@ def test_an_env_that_raises_while_it_is_built_keeps_its_text():
 
     gym.register("test/Fails-v0", entry_point=Fails)
     with pytest.raises(EnvError, match=r"could not be built \(test/Fails-v0\): OSError: no such port"):
-        make_gym("test/Fails-v0")
+        GymRecipe("test/Fails-v0").make()
     del gym.registry["test/Fails-v0"]
 
 
@@ -140,7 +140,7 @@ def test_a_name_that_cannot_be_imported_is_no_missing_package(error, said):
 
     gym.register("test/Arm-v0", entry_point=fails)
     with pytest.raises(EnvError, match=said):
-        make_gym("test/Arm-v0")
+        GymRecipe("test/Arm-v0").make()
     del gym.registry["test/Arm-v0"]
 
 
@@ -159,7 +159,7 @@ def test_spaces_that_cannot_be_used_are_refused_at_once(space):
 LOUD = """
 import logging, os, sys
 from concurrent.futures import ThreadPoolExecutor
-from rlcli.lanes.make import building
+from rlcli.lanes.building import building
 
 def build(number):
     with building("x"), building("y"):

@@ -219,7 +219,8 @@ def pong(lanes=2):
 
 
 def resumable(make) -> Collector:
-    collector = Collector(make(), frames_per_batch=10 * make().lanes.n, seed=3, episode_seeds=True)
+    env = make()
+    collector = Collector(env, frames_per_batch=10 * env.lanes.n, seed=3, episode_seeds=True)
     collector.lanes.history_limit = 1000
     return collector
 
@@ -272,7 +273,7 @@ def test_an_atari_lane_shows_what_an_engine_of_one_lane_would():
     for env in (both, alone):
         env.lanes.seed(2, every_episode=True, total=2)
     td, one = both.reset(), alone.reset()
-    for t in range(60):
+    for t in range(40):
         action = torch.tensor([t % 6, (t * 5) % 6])
         td, following = both.step_and_maybe_reset(td.set("action", action))
         one, next_one = alone.step_and_maybe_reset(one.set("action", action[:1]))

@@ -142,18 +142,18 @@ def name_of(change) -> str:
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_value_outside_is_refused_and_named(face, name):
+@pytest.mark.parametrize("place", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_a_value_outside_is_refused_and_named(face, name, place):
     change = MUTATIONS[name]
-    rng = np.random.default_rng(list(MUTATIONS).index(name))
-    for _ in range(3):
-        episode, step, lane = int(rng.integers(6)), int(rng.integers(LENGTH + 1)), int(rng.integers(LANES))
-        with pytest.raises(EnvError) as caught:
-            collected(FACES[face](makers(change, episode, step, lane)), next_obs=str(rng.choice(MEMORY)))
-        text = str(caught.value)
-        where = f"lane {lane}, episode {episode}, step {step}, step {LENGTH * episode + step} of the run, seed "
-        words = [f"the env's {name_of(change)} is outside its declared bounds", where, change[3]]
-        assert all(word in text for word in [*words, "env.out_of_bounds=count"]), text
-        assert caught.value.exit_code == 3
+    rng = np.random.default_rng([list(MUTATIONS).index(name), list(FACES).index(face), place])
+    episode, step, lane = int(rng.integers(6)), int(rng.integers(LENGTH + 1)), int(rng.integers(LANES))
+    with pytest.raises(EnvError) as caught:
+        collected(FACES[face](makers(change, episode, step, lane)), next_obs=str(rng.choice(MEMORY)))
+    text = str(caught.value)
+    where = f"lane {lane}, episode {episode}, step {step}, step {LENGTH * episode + step} of the run, seed "
+    words = [f"the env's {name_of(change)} is outside its declared bounds", where, change[3]]
+    assert all(word in text for word in [*words, "env.out_of_bounds=count"]), text
+    assert caught.value.exit_code == 3
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -168,18 +168,22 @@ def test_the_rows_that_only_ends_have_are_checked(face, step, steps, episode):
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("name", ["above", "nested int below", "no bit"])
-@given(episode=st.integers(0, 5), step=st.integers(0, LENGTH), lane=st.integers(0, LANES - 1), steps=st.integers(1, 9))
-@settings(max_examples=5, deadline=None)
-def test_what_is_counted_is_counted_once(face, name, episode, step, lane, steps):
-    change = MUTATIONS[name]
-    env = FACES[face](makers(change, episode, step, lane), "count")
-    collector, batches = collected(env, batches=-(-25 // steps), steps=steps, next_obs="exact")
-    found = collector.lanes.bounds.figures()
-    assert list(found) == [name_of(change)] and found[name_of(change)]["observations"] == 1
-    worst = found[name_of(change)]["worst"]
-    assert worst["element"] == list(change[1]) and worst["value"] == change[2]
-    assert worst["excess"] == pytest.approx(max(change[2] - worst["high"], worst["low"] - change[2]))
-    assert len(batches) * steps >= 25  # nothing was held back
+@pytest.mark.parametrize("draws", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_what_is_counted_is_counted_once(face, name, draws):
+    @settings(max_examples=draws, deadline=None)
+    @given(st.integers(0, 5), st.integers(0, LENGTH), st.integers(0, LANES - 1), st.integers(1, 9))
+    def check(episode, step, lane, steps):
+        change = MUTATIONS[name]
+        env = FACES[face](makers(change, episode, step, lane), "count")
+        collector, batches = collected(env, batches=-(-25 // steps), steps=steps, next_obs="exact")
+        found = collector.lanes.bounds.figures()
+        assert list(found) == [name_of(change)] and found[name_of(change)]["observations"] == 1
+        worst = found[name_of(change)]["worst"]
+        assert worst["element"] == list(change[1]) and worst["value"] == change[2]
+        assert worst["excess"] == pytest.approx(max(change[2] - worst["high"], worst["low"] - change[2]))
+        assert len(batches) * steps >= 25  # nothing was held back
+
+    check()
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -225,9 +229,9 @@ def test_a_transform_hides_nothing(face, step):
             keep = None if make is not None else [("next", "reward")]
             if mode == "refuse":
                 with pytest.raises(EnvError, match=f"lane 1, episode 2, step {step}, step {8 + step} of the run"):
-                    collected(env, keep_keys=keep)
+                    collected(env, batches=2, keep_keys=keep)
             else:
-                collector, _ = collected(env, keep_keys=keep)
+                collector, _ = collected(env, batches=2, keep_keys=keep)
                 assert collector.lanes.bounds.figures()["place"]["observations"] == 1
 
 

@@ -166,8 +166,14 @@ def raised(env) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("fault", STEP_FAULTS)
-@pytest.mark.parametrize("at", [1, 5])
+@pytest.mark.parametrize(
+    ("fault", "at"),
+    [
+        pytest.param(fault, at, marks=[] if at == (1, 5)[n % 2] else pytest.mark.slow)  # each fault once, by turns
+        for n, fault in enumerate(STEP_FAULTS)
+        for at in (1, 5)
+    ],
+)
 def test_a_broken_step_is_refused_with_the_sentence_of_one_process(fault, at):
     makers = [lambda: GymEnv(Breaking(lambda result: result, 0))] * 2
     makers.append(lambda: GymEnv(Breaking(STEP_FAULTS[fault][0], at)))
@@ -308,7 +314,7 @@ def test_workers_import_nothing_heavy_and_do_not_run_main(tmp_path):
         "print('main runs')\n"
         "if __name__ == '__main__':\n"
         "    for method in ('forkserver', 'spawn'):\n"
-        "        env = ParallelEnv(2, lambda: GymEnv('CartPole-v1', wrappers=[Mine]), start_method=method)\n"
+        "        env = ParallelEnv(2, lambda: GymEnv('CartPole-v1', wrappers=[Mine]), workers=1, start_method=method)\n"
         "        print(env.lanes.heavy, env.rollout(3)['next', 'done'].shape[0])\n"
     )
     (tmp_path / "mine.py").write_text(program)

@@ -28,6 +28,18 @@ class CountingDisk(Disk):
         self.calls.append((call, path.name))
 
 
+def places(calls: list, every: bool = False) -> list[int]:
+    """Numbers of the calls, from 1; where a file is written in many pieces only those of the first two, or of `every`.
+
+    Before the second piece a file is torn, and so it is before each that follows.
+    """
+    numbers, repeated = [], 0
+    for n, call in enumerate(calls, 1):
+        repeated = repeated + 1 if calls[n - 2 : n - 1] == [call] else 0
+        numbers += [n] if every or repeated < 2 else []
+    return numbers
+
+
 class DyingDisk(CountingDisk):
     """The process is gone, without a word to anybody, before call number `n`."""
 

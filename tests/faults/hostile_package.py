@@ -143,7 +143,7 @@ env("interrupts", fault=lambda self, result: (os.kill(os.getpid(), signal.SIGTER
 env("interrupts_twice", fault=lambda self, result: ([signal.raise_signal(signal.SIGINT) for _ in range(2)], result)[1])
 env("other_dtype", fault=lambda self, result: (other_dtype(), result)[1])
 env("other_dtype_at_once", __init__=lambda self: (Told.__init__(self), other_dtype())[0])
-env("imports_torch", __init__=lambda self: (Told.__init__(self), importlib.import_module("tensordict"))[0])
+env("imports_more", __init__=lambda self: (Told.__init__(self), *map(importlib.import_module, ("rich", "hydra")))[0])
 env("vast_reward", fault=lambda self, result: (result[0], 2**24 + 1, *result[2:]))
 
 
@@ -159,7 +159,7 @@ env("hangs", fault=lambda self, result: (time.sleep(600), result)[1])
 env(
     "hangs_in_reset", reset=lambda self, **options: (time.sleep(600 * (self.life > 60)), Told.reset(self, **options))[1]
 )
-env("dawdles", fault=lambda self, result: (time.sleep(2.5), result)[1])
+env("dawdles", fault=lambda self, result: (time.sleep(1.0), result)[1])
 env("closes_files", fault=lambda self, result: close_others(result))
 env("slow", step=lambda self, action: (time.sleep(0.002), Told.step(self, action))[1])
 

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, run_and_die
+from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, places, run_and_die
 
 from rlcli.data.files import sealed_folder
 from rlcli.errors import DamagedDataError, ResourceError
@@ -54,8 +54,13 @@ def calls(tmp_path):
     return disk.calls
 
 
-def test_killed_before_every_single_call(tmp_path, calls):
-    for n in range(1, len(calls) + 1):
+# one torn file stands by default for all pieces that it may be torn at
+PIECES = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
+@PIECES
+def test_killed_before_every_single_call(tmp_path, calls, every):
+    for n in places(calls, every):
         folder = tmp_path / str(n)
         before(folder)
         code, _ = run_and_die(lambda report, n=n, folder=folder: save(folder, 3, DyingDisk(n)))
@@ -72,7 +77,7 @@ def test_killed_before_every_single_call(tmp_path, calls):
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_power_cut_before_every_single_call(tmp_path, calls, seed):
     rng = np.random.default_rng(seed)
     for n in range(1, len(calls) + 1):
@@ -88,8 +93,9 @@ def test_power_cut_before_every_single_call(tmp_path, calls, seed):
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_every_call_may_be_refused_and_the_old_one_stays(tmp_path, calls, error):
-    for n in range(1, len(calls) + 1):
+@PIECES
+def test_every_call_may_be_refused_and_the_old_one_stays(tmp_path, calls, error, every):
+    for n in places(calls, every):
         folder = tmp_path / str(n)
         before(folder)
         with pytest.raises(ResourceError) as caught:
@@ -132,13 +138,14 @@ def is_passed_over(folder, path, text):
     assert len(found.skipped) == 1 and str(path) in found.skipped[0]
 
 
-def test_a_flip_of_any_byte_in_any_file_is_found_and_the_one_before_is_taken(tmp_path):
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flip_of_any_byte_in_any_file_is_found_and_the_one_before_is_taken(tmp_path, step):
     before(tmp_path)
     rng = np.random.default_rng(0)
     newest = checkpoint.list_checkpoints(tmp_path)[-1]
     for path in sorted(newest.iterdir()):
         content = path.read_bytes()
-        for at in range(len(content)):
+        for at in range(int(rng.integers(step)), len(content), step):
             path.write_bytes(content[:at] + bytes([content[at] ^ (1 << int(rng.integers(8)))]) + content[at + 1 :])
             is_passed_over(tmp_path, path, f"seed 0, byte {at} of {path.name}")
         path.write_bytes(content)

@@ -271,8 +271,16 @@ def flip(*files: Path) -> None:
         file.write_bytes(data)
 
 
-@pytest.mark.parametrize("console", ["plain", "off"])
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    ("name", "console"),
+    [
+        ("tensors.safetensors", "plain"),
+        ("state.json", "off"),
+        ("manifest.json", "plain"),
+        *(pytest.param(name, "off", marks=pytest.mark.slow) for name in ("tensors.safetensors", "manifest.json")),
+        pytest.param("state.json", "plain", marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over_loudly(rlcli, run, name, console):
     flip(run.joinpath("checkpoints", "checkpoint_000004", name))
     for verb, rest in (("eval", ["--episodes", "1"]), ("resume", [f"console.kind={console}"])):
@@ -377,8 +385,15 @@ def test_weights_are_read_with_the_configuration_that_is_sealed_with_them(rlcli,
     assert rlcli("collect", "policy=checkpoint", "policy.path=r", "run.dir=c").code == 0
 
 
-@pytest.mark.parametrize("part", ["policy", "update", "collector", "loop", "reporter", "random"])
-@pytest.mark.parametrize("value", [None, {}, 3])
+# every part missing, and with one of the other two values; with both in the long form
+WRONG = [
+    pytest.param(part, value, id=f"{value}-{part}", marks=[pytest.mark.slow] * (value is not None and k % 2 != v % 2))
+    for k, part in enumerate(["policy", "update", "collector", "loop", "reporter", "random"])
+    for v, value in enumerate([None, {}, 3])
+]
+
+
+@pytest.mark.parametrize(("part", "value"), WRONG)
 def test_a_checkpoint_with_a_fitting_seal_and_a_wrong_content_is_refused(rlcli, run, part, value):
     for path in checkpoint.list_checkpoints(run / "checkpoints"):
         state = json.loads((path / "state.json").read_text())

@@ -184,13 +184,20 @@ def go(folder, kind, mode, sampler, ndim, seed):
     return refused
 
 
+KINDS = ["tensor", "temporary", "disk", "compressed"]
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["tensor", "temporary", "disk", "compressed"])
-def test_what_is_refused_never_was(tmp_path, kind, mode):
-    refused = set()
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_refused_never_was(tmp_path, kind, mode, every):
+    """With every sampler, or with two of the four: the other two where the kind or the mode is the next one."""
+    refused, which = set(), (KINDS.index(kind) + list(MODES).index(mode)) % 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed, sampler in enumerate(SAMPLERS):
+            if not every and seed % 2 != which:
+                continue
             (tmp_path / sampler).mkdir()
             refused |= go(tmp_path / sampler, kind, mode, sampler, 1 + seed % 2, seed)
     assert {"a dead row", "a load"} <= refused and len(refused) > 5
@@ -252,7 +259,7 @@ def test_a_close_that_was_refused_can_be_made_again(tmp_path):
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
-EVERY = pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.slow)])
+EVERY = pytest.mark.parametrize("every", [83, pytest.param(1, marks=pytest.mark.slow)])
 
 
 def rows(first, count):

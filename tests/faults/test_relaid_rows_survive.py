@@ -118,7 +118,7 @@ def relays(calls):
 
 
 def test_killed_before_every_call_of_a_change(tmp_path, calls):
-    killed(tmp_path, calls, relays(calls)[::4])
+    killed(tmp_path, calls, relays(calls)[::7])
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def killed(tmp_path, calls, numbers):
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_power_cut_before_every_call_of_a_change(tmp_path, calls, step):
     for n in relays(calls)[1::step]:
         folder, disk, told = tmp_path / f"{n}", LosingPages(n), [0]
@@ -148,7 +148,7 @@ def test_power_cut_before_every_call_of_a_change(tmp_path, calls, step):
         shutil.rmtree(after)
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_call_of_a_change_may_be_refused(tmp_path, calls, step):
     """The write is refused as a whole and may be tried again; nothing else changes."""
     for n in relays(calls)[2::step]:

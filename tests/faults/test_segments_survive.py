@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, batch, equal, run_and_die
+from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, batch, equal, places, run_and_die
 
 from rlcli.data import SegmentReader, SegmentWriter, open_segments, verify_segments
 from rlcli.data.files.disk import Disk
@@ -60,12 +60,17 @@ def check_and_finish(folder, acknowledged, text):
     assert sum(path.is_file() for path in folder.iterdir()) == len(BATCHES) + 1, text
 
 
+# one torn file stands by default for all pieces that it may be torn at
+PIECES = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
+@PIECES
 @pytest.mark.parametrize("commit_seconds", [0.0, 3600.0])
-def test_killed_before_every_single_call(tmp_path, commit_seconds):
+def test_killed_before_every_single_call(tmp_path, commit_seconds, every):
     counted = CountingDisk()
     write_all(tmp_path / "whole", counted, commit_seconds=commit_seconds)
     assert {call for call, _ in counted.calls} >= {"create", "reserve", "write", "sync", "sync_folder"}
-    for n in range(1, len(counted.calls) + 1):
+    for n in places(counted.calls, every):
         folder = tmp_path / str(n)
         code, reported = run_and_die(
             lambda report, n=n, folder=folder: write_all(folder, DyingDisk(n), report, commit_seconds=commit_seconds)
@@ -76,12 +81,13 @@ def test_killed_before_every_single_call(tmp_path, commit_seconds):
         shutil.rmtree(folder)
 
 
+@PIECES
 @pytest.mark.parametrize("seed", range(3))
-def test_power_cut_before_every_single_call(tmp_path, seed):
+def test_power_cut_before_every_single_call(tmp_path, seed, every):
     counted = CountingDisk()
     write_all(tmp_path / "whole", counted)
     rng = np.random.default_rng(seed)
-    for n in range(1, len(counted.calls) + 1):
+    for n in places(counted.calls, every):
         folder, disk, reported = tmp_path / f"{n}", LosingDisk(n), [0]
         folder.mkdir()
         disk.names[tmp_path.stat().st_ino] = {folder.name: folder.stat().st_ino}
@@ -99,11 +105,12 @@ def test_power_cut_before_every_single_call(tmp_path, seed):
         check_and_finish(after, max(reported), f"seed {seed}, power cut before call {n}: {counted.calls[n - 1]}")
 
 
+@PIECES
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_every_call_may_be_refused_and_nothing_acknowledged_is_lost(tmp_path, error):
+def test_every_call_may_be_refused_and_nothing_acknowledged_is_lost(tmp_path, error, every):
     counted = CountingDisk()
     write_all(tmp_path / "whole", counted)
-    for n in range(1, len(counted.calls) + 1):
+    for n in places(counted.calls, every):
         folder, done = tmp_path / str(n), [0]
         with pytest.raises(ResourceError) as caught:
             write_all(folder, RefusingDisk(n, error), done.append)

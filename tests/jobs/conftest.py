@@ -11,7 +11,7 @@ from rlcli.config.compose import configure
 from rlcli.envs.build import build_env
 from rlcli.jobs import train
 
-SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "run.eval_episodes=0", "console=off"]
+SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "optim.epochs=2", "run.eval_episodes=0", "console=off"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from rlcli.jobs import collect, train
 from rlcli.processes.memory import process_memory
 from rlcli.report import closing, peaks, reporter
 from rlcli.runs.folder import open_run
-from rlcli.runs.session import begun
+from rlcli.runs.session import new_run
 
 WORDS = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "run.dir=r"]
 
@@ -110,7 +110,7 @@ def test_a_run_that_could_not_begin_takes_back_what_it_made_and_no_more(verb, gi
 def test_an_empty_file_of_somebody_else_stays_in_a_folder_that_was_given(tmp_path):
     (tmp_path / "r").mkdir()
     cfg = configure("train", [f"run.dir={tmp_path / 'r'}"])
-    with pytest.raises(ResourceError, match="no room"), begun(cfg, "train", []) as (run, _):
+    with pytest.raises(ResourceError, match="no room"), new_run(cfg, "train", []) as (run, _):
         (run.path / ".keep").touch()
         raise ResourceError("no room")
     assert [path.name for path in run.path.iterdir()] == [".keep"]

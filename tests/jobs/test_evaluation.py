@@ -394,7 +394,7 @@ def test_a_film_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_
     for name in ("folder", "folder.gif"):
         (tmp_path / name).mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
+    monkeypatch.setattr(video, "has", lambda package: package != "imageio_ffmpeg")
     with pytest.raises(ConfigError, match=re.escape(words)):
         evaluate("no run, and nobody has looked for one", episodes=1, video=path)
     assert not (tmp_path / "film.avi").exists()

@@ -30,10 +30,10 @@ SMALL = ["run.eval_episodes=0", "console=off", "logger=none", "policy.hidden=[16
 DQN = [
     "loss=dqn", "storage=tensor", "sampler=random", "storage.max_size=500", "total_frames=1200", "env.num=4",
     "collector.frames_per_batch=64", "collector.init_random_frames=200", "loss.target_every=20",
-    "optim.updates_per_frame=0.3", "policy.eps_frames=800", *SMALL,
+    "optim.updates_per_frame=0.1", "policy.eps_frames=800", *SMALL,
 ]  # fmt: skip
 SAC = [
-    "loss=sac", "storage=tensor", "sampler=random", "storage.max_size=300", "total_frames=450", "env.num=2",
+    "loss=sac", "storage=tensor", "sampler=random", "storage.max_size=160", "total_frames=240", "env.num=2",
     "env.id=Pendulum-v1", "collector.frames_per_batch=10", "collector.init_random_frames=50",
     "env.max_episode_steps=40", *SMALL,
 ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_figures_of_a_resumed_run_are_those_of_one_that_was_never_stopped(ru
         timed = ("seconds", "frames_per_second", "stages", "memory")
         return [{key: x for key, x in record.items() if key not in timed} for record in made.metrics()]
 
-    task = [*task, "total_frames=2600", "run.eval_every=700", "run.eval_episodes=1"]
+    task = [*task, "total_frames=2600", "optim.updates_per_frame=0.1", "run.eval_every=700", "run.eval_episodes=1"]
     whole = figures(run("run.dir=whole", *task))
     with stop_after(24):  # with updates since the last report, and an evaluation
         run("run.dir=cut", *task)
@@ -130,7 +130,7 @@ def test_exact_and_full_learn_the_same_weights(run):
 
 
 def test_updates_are_those_that_frames_have_earned(run):
-    state = final_state(run("run.dir=a", *DQN))
+    state = final_state(run("run.dir=a", *DQN, "optim.updates_per_frame=0.3"))
     learned = 1200 + 16 - 200  # the last batch is cut to whole steps; the first 200 frames earn nothing
     assert abs(int(state["update"]["counters"][0]) - 0.3 * learned) <= 6
     assert 0 <= state["loop"]["owed"] < 1

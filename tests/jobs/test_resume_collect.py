@@ -88,14 +88,15 @@ def test_stopped_and_resumed_equals_uninterrupted(task):
 
 
 def test_stopped_after_every_batch_it_still_ends_the_same():
-    start("whole", *TASKS["random"])
+    words = [*TASKS["random"], "total_frames=780"]
+    start("whole", *words)
     with stop_after(1):
-        start("cut", *TASKS["random"])
-    for _ in range(11):
+        start("cut", *words)
+    for _ in range(5):
         with stop_after(1):
             resume("cut")
     resume("cut")
-    assert segments("cut") == segments("whole") and len(segments("cut")) == 13
+    assert segments("cut") == segments("whole") and len(segments("cut")) == 7
 
 
 def test_a_run_may_be_made_longer_and_a_finished_one_says_so(capsys):
@@ -168,7 +169,7 @@ def dies_at_call(n: int, folder: str, *words: str) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("points", [8, pytest.param(10**6, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("points", [5, pytest.param(10**6, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_killed_before_every_call_of_a_disk_it_goes_on(monkeypatch, points):
     words = ["policy=random", "total_frames=600"]
     start("whole", *words)

@@ -44,12 +44,18 @@ SMALL = {
     "a2c_cartpole": ["total_frames=512", "collector.frames_per_batch=256"],
     "reinforce_cartpole": ["total_frames=2048", "collector.frames_per_batch=1024"],
     "ppo_halfcheetah": ["total_frames=512", "collector.frames_per_batch=256"],
-    "ppo_pong": ["total_frames=64", "collector.frames_per_batch=32", "sampler.batch_size=16", "optim.epochs=1"],
+    "ppo_pong": [
+        "env.num=2",
+        "total_frames=64",
+        "collector.frames_per_batch=32",
+        "sampler.batch_size=16",
+        "optim.epochs=1",
+    ],
     "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_exact": ["total_frames=1024", "collector.init_random_frames=512"],
     "sac_pendulum": ["total_frames=200", "collector.init_random_frames=150"],
     "sac_halfcheetah": ["total_frames=60", "collector.init_random_frames=50"],
-    "dqn_pong": ["total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"],
+    "dqn_pong": ["env.num=2", "total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"],
     "collect_random": ["total_frames=4096", "collector.frames_per_batch=2048"],
 }
 QUIET = ["console=off", "logger=none"]
@@ -252,7 +258,7 @@ def test_planning_leaves_random_streams_as_they_were():
 
 def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monkeypatch):
     loaded = []
-    monkeypatch.setattr("rlcli.algorithms.policy_gradient.load_buffer_compiler", loaded.append)
+    monkeypatch.setattr("rlcli.algorithms.algorithm.load_buffer_compiler", loaded.append)
     rlcli.plan(QUIET)
     assert not loaded
     rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])

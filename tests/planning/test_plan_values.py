@@ -15,7 +15,7 @@ from rlcli.planning.foresee import rows_at_once, stage_peak
 from rlcli.report.peaks import LargestPeak
 
 CARTPOLE = ["total_frames=1024", "collector.frames_per_batch=1024", "env.num=8", "optim.epochs=1"]
-PONG = ["recipe=ppo_pong", "total_frames=32", "collector.frames_per_batch=32", "env.num=4", "sampler.batch_size=16"]
+PONG = ["recipe=ppo_pong", "total_frames=32", "collector.frames_per_batch=32", "env.num=2", "sampler.batch_size=16"]
 QUIET = ["console=off", "run.eval_episodes=0", "logger=none"]
 LANES, STEPS, WIDE = 6, 16, 5
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rlcli.errors import ArgumentError
+from rlcli.processes import crew as crew_module
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew, Lost, Traceback, serve
 from rlcli.processes.region import Region
@@ -102,21 +103,25 @@ def test_what_a_worker_raises_is_raised_here_with_its_traceback():
     workers.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("die", "how"),
-    [
-        (lambda pid: os.kill(pid, signal.SIGKILL), "was killed by SIGKILL"),
-        (lambda pid: os.kill(pid, signal.SIGSEGV), "was killed by SIGSEGV"),
-        (None, "ended with exit code 7"),
-    ],
-    ids=["SIGKILL", "SIGSEGV", "exit"],
-)
+# every way to end with the server's workers, who are children of another process, and one of a signal and of an exit
+ENDS = [
+    *[("forkserver", number, f"was killed by {number.name}") for number in (signal.SIGKILL, signal.SIGSEGV)],
+    ("forkserver", None, "ended with exit code 7"),
+    ("spawn", signal.SIGSEGV, "was killed by SIGSEGV"),
+    ("fork", signal.SIGKILL, "was killed by SIGKILL"),
+    ("fork", None, "ended with exit code 7"),
+    pytest.param("spawn", signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.slow),
+    pytest.param("spawn", None, "ended with exit code 7", marks=pytest.mark.slow),
+    pytest.param("fork", signal.SIGSEGV, "was killed by SIGSEGV", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("method", "die", "how"), ENDS)
 def test_the_end_of_a_worker_is_noticed_at_once(method, die, how):
     workers = crew(method=method)
     ask(workers, "hello")
     if die is not None:
-        die(workers.workers[1].pid)
+        os.kill(workers.workers[1].pid, die)
     began = time.monotonic()
     with pytest.raises(Lost, match=how) as caught:
         workers.order(1, [packed(("hello",)), packed(("exit", 7) if die is None else ("hello",))])
@@ -138,13 +143,15 @@ def test_the_end_is_noticed_though_somebody_holds_the_channel_open():
     workers.close()
 
 
-def test_a_worker_that_does_not_end_is_killed():
+def test_a_worker_that_does_not_end_is_killed(monkeypatch):
+    assert crew_module.GRACE <= 2
+    monkeypatch.setattr(crew_module, "GRACE", 0.5)
     workers = crew(2)
     workers.workers[0].channel.send(1, 9, packed(("sleep", 60)))
     os.kill(workers.workers[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     workers.close()
-    assert time.monotonic() - began < 4
+    assert 0.4 < time.monotonic() - began < 2.5
     assert [worker.exit_code() for worker in workers.workers] == [-signal.SIGKILL] * 2
 
 
@@ -168,9 +175,9 @@ def test_an_answer_that_nobody_waited_for_is_passed_over():
     workers = crew(1)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            ask(workers, "sleep", 0.4)
+            ask(workers, "sleep", 0.2)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert ask(workers, "next") == [("next",)]
@@ -195,6 +202,7 @@ sys.path[:0] = {path!r}
 from test_workers import crew, ask
 if __name__ != "__main__":
     print("run by", __name__, flush=True)
+__import__("rlcli.processes.crew").processes.crew.GRACE = 0.3  # for the worker that sleeps through the end
 workers = crew(2, {method!r})
 ask(workers, "hello")
 print(*[worker.pid for worker in workers.workers], flush=True)
@@ -243,7 +251,7 @@ def test_workers_of_a_killed_parent_die_within_two_seconds(tmp_path, method):
 def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, method):
     then = (
         "import threading\nmade = []\nthread = threading.Thread(target=lambda: made.append(crew(1, "
-        f"{method!r})))\nthread.start(); thread.join(); time.sleep(0.7)\n"
+        f"{method!r})))\nthread.start(); thread.join(); time.sleep(0.3)\n"
         'print(ask(made[0], "hello"), made[0].workers[0].pid, flush=True)\ntime.sleep(60)'
     )
     parent, pids = _parent(tmp_path, method, then)

@@ -145,7 +145,7 @@ def test_an_unknown_logger_is_refused_with_the_choices():
 
 
 def test_tensorboard_is_optional_unless_asked_for(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rlcli.report.metrics.has", lambda package: False)
     assert wants_tensorboard("auto") is False
     with pytest.raises(ConfigError, match="not installed"):
         wants_tensorboard("tensorboard")

@@ -230,9 +230,9 @@ def test_a_run_that_stopped_before_its_first_batch_still_closes(tmp_path):
 
 def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
     reporter = Reporter(FACTS, folder=tmp_path, console="off")
-    reporter.expect(Expected(total=1000, imported=10, values=8000))
+    reporter.memory.expected = Expected(total=1000, imported=10, values=8000)
     for _ in range(2):
-        with reporter.clock("values"), reporter.values.of(N * T):
+        with reporter.clock("values"), reporter.memory.values.of(N * T):
             kept = torch.zeros(1000) + 1
         reporter.batch(batch(), valued=ValueRows(2 * N * T, 4, 3))
     del kept
@@ -263,17 +263,17 @@ def test_what_cannot_be_dropped_or_measured_is_not_told(tmp_path):
 
 def test_a_resumed_run_counts_dropped_rows_on_and_measures_anew(tmp_path):
     first = Reporter(FACTS, console="off")
-    with first.values.of(N * T):
+    with first.memory.values.of(N * T):
         torch.zeros(10) + torch.zeros(10)
     first.batch(batch(), valued=ValueRows(N * T, dropped=2))
     state = json.loads(json.dumps(first.state_dict()))
     second = Reporter(FACTS, console="off")
     second.load_state_dict(state)
-    assert second.values.bytes is None
-    with second.values.of(N * T):
+    assert second.memory.values.bytes is None
+    with second.memory.values.of(N * T):
         torch.zeros(1000) + torch.zeros(1000)
     second.batch(batch(), valued=ValueRows(N * T, dropped=5))
-    assert second.snapshot().dropped == 7 and (first.values.bytes, second.values.bytes) == (120, 12000)
+    assert second.snapshot().dropped == 7 and (first.memory.values.bytes, second.memory.values.bytes) == (120, 12000)
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):

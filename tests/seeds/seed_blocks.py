@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import io
 import itertools
 import textwrap
@@ -84,6 +85,7 @@ def cut(text: str, starts: str, after: str = "", until: str = "") -> tuple[str, 
     return _source(lines[first:last]), "\n".join(lines[last:])
 
 
+@functools.cache
 def span(text: str, starts: str, after: str = "", until: str = "") -> tuple[int, int]:
     """The lines of a block: the first one's number, and that of the first one below."""
     lines = text.splitlines()
@@ -110,12 +112,14 @@ def _source(lines: list[str]) -> str:
 
 def _is_code(lines: list[str]) -> bool:
     """Whether this is Python to its last line: a word of prose or a printed value would parse, but does nothing."""
+    if not lines[-1].strip():
+        return False
     try:
         statements = ast.parse(_source(lines)).body
     except SyntaxError:
         return False
     idle = [s for s in statements if isinstance(s, ast.Expr) and not isinstance(s.value, ast.Call)]
-    return bool(lines[-1].strip()) and not idle
+    return not idle
 
 
 def imports_for(text: str, code: str) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, Key, show, unravel
-from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.actions import ActionFormat, in_a_line
 
 _BEFORE = "step {} of the batch; the env was not stepped"
 
@@ -137,9 +137,7 @@ def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
         chosen = decoded.tolist()  # of a few numbers, the ends are found sooner than in an array
         if not 0 <= min(chosen) <= max(chosen) < actions.nvec[0]:
             raise _out_of_range(actions, decoded, t)
-    elif actions.kind == "multi_discrete" and (
-        decoded.min() < 0 or (decoded >= np.reshape(actions.nvec, actions.shape)).any()
-    ):
+    elif actions.kind == "multi_discrete" and (decoded.min() < 0 or (decoded > actions.last).any()):
         raise _out_of_range(actions, decoded, t)
     return decoded
 
@@ -166,11 +164,10 @@ def refuse_soft(value: torch.Tensor, t: int) -> None:
 
 
 def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:
-    last = np.reshape(actions.nvec, actions.shape) - 1
     return ArgumentError(
         "the policy's action is out of range",
         where=_BEFORE.format(t),
-        why=f"expected 0 to {' '.join(str(last).split())}, got {' '.join(str(chosen).split())}",
+        why=f"expected {actions.offered}, got {in_a_line(chosen)}",
     )
 
 

@@ -70,13 +70,13 @@ class LoweredProgram(Program):
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
         self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
-        self.lent: set[Key] = set()  # what called stages read, and may write to
+        self.called_keys: set[Key] = set()  # what called stages read, and may write to
         for i, stage in enumerate(stages):
             known = self.layers[i] is not None or _only_reads(stage.module)
-            self.called.append(stage.scale is None and not (known and self.lent.isdisjoint(stage.in_keys)))
+            self.called.append(stage.scale is None and not (known and self.called_keys.isdisjoint(stage.in_keys)))
             if self.called[i]:
                 self.layers[i] = None
-                self.lent.update(stage.in_keys)
+                self.called_keys.update(stage.in_keys)
         self.reads = {key for stage in stages for key in stage.in_keys} - set(written)
         self.live: Schema = {}
         self.once: Schema = {**written, ACTION: actions.stored}
@@ -97,26 +97,23 @@ class LoweredProgram(Program):
     def bind(self, columns: Columns, lanes: int) -> Bound:
         return _BoundLowered(self, columns, lanes)
 
-    def watch(self, policy: Any, again: Callable[[Any], Program]) -> None:
-        """`policy` was taken apart by `again(policy)`: once its modules or hooks change, that must be done anew."""
-        self._policy, self._structure, self._again = policy, Structure(policy), again
-
-    def act_with(self, policy: Any) -> None:
-        self._take_apart(policy)
+    def watch(self, policy: Any, take_apart: Callable[[Any], Program]) -> None:
+        """`take_apart(policy)` made this: it is called again once the policy's modules or hooks have changed."""
+        self._policy, self._structure, self._take_apart = policy, Structure(policy), take_apart
 
     def refresh(self) -> None:
-        """Take the policy apart anew if it is no longer made of the same modules.
+        if self._structure is not None and not self._structure.holds():
+            self.act_with(self._policy)
+
+    def act_with(self, policy: Any) -> None:
+        """Take a policy apart in the place of the one before.
 
         Raises
         ------
         ArgumentError
-            What it is now has to be run, or writes, otherwise.
+            It has to be run, or writes, otherwise.
         """
-        if self._structure is not None and not self._structure.holds():
-            self._take_apart(self._policy)
-
-    def _take_apart(self, policy: Any) -> None:
-        new = self._again(policy)
+        new = self._take_apart(policy)
         if not isinstance(new, LoweredProgram) or (new.reads, new.once) != (self.reads, self.once):
             raise ArgumentError(
                 "the policy was changed after its collector was made",
@@ -124,7 +121,7 @@ class LoweredProgram(Program):
                 fix="Make a new collector after such changes.",
             )
         self.stages, self.layers, self.draw = new.stages, new.layers, new.draw
-        self.called, self.lent = new.called, new.lent
+        self.called, self.called_keys = new.called, new.called_keys
         self._policy, self._structure = policy, new._structure
         self.version += 1
 
@@ -178,7 +175,7 @@ class _BoundLowered(Bound):
         if not any(program.called):
             return runs[0] if len(runs) == 1 else _all(runs)
         choosing = set_interaction_type(program.setting.exploration)
-        passed = [(key, self._as_shown(key)) for key in program.lent & self.kept.keys()]  # from stage to stage
+        passed = [(key, self._as_shown(key)) for key in program.called_keys & self.kept.keys()]  # from stage to stage
 
         def forward(t: int) -> None:
             values.clear()

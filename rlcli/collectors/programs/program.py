@@ -21,7 +21,7 @@ from tensordict.nn import InteractionType
 
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import Placement
-from rlcli.envs.tensordict_lanes import LateColumns
+from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key, show
 from rlcli.lanes.actions import ActionFormat

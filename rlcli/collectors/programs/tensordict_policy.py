@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import set_interaction_type
@@ -28,12 +27,12 @@ from rlcli.collectors.programs.called import (
 )
 from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.collectors.states import States, no_place
-from rlcli.envs.tensordict_lanes import LateColumns
+from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, END_FLAGS, NEXT, Key, as_tuple, show, unravel
+from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
 from rlcli.lanes.lanes import Schema
+from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
 
-LOG_PROBS = ("sample_log_prob", "action_log_prob")
 _Outputs = dict[Key, torch.Tensor]
 
 
@@ -84,7 +83,7 @@ class TensorDictProgram(Program):
         self.flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # of the root, where any may be set
         self.late = LateColumns(self.batch_size.numel() if self.batch_size else 1, late_output)
         self.live: Schema = {ACTION: self.actions.stored}
-        self.action_dtype = torch.from_numpy(np.empty(0, self.actions.stored[1])).dtype
+        self.action_dtype = torch_dtype(self.actions.stored[1])
         self.kinds: dict[Key, torch.dtype] = {}  # of those of `live` that it wrote so in the example
         self.once: Schema = {}
         self.states: list[Key] = []
@@ -98,13 +97,15 @@ class TensorDictProgram(Program):
             if as_tuple(key)[0] == NEXT:
                 self.states.append(unravel(as_tuple(key)[1:]))
         kept = {key: value for key, value in outputs.items() if as_tuple(key)[0] != NEXT}
-        self.kinds = {key: value.dtype for key, value in kept.items() if key != ACTION and _is_numpy(value.dtype)}
-        self.live |= {key: (tuple(kept[key].shape[1:]), kept[key].numpy().dtype) for key in self.kinds}
+        found = {key: numpy_dtype(value.dtype) for key, value in kept.items() if key != ACTION}
+        numbers = {key: dtype for key, dtype in found.items() if dtype is not None}
+        self.kinds = {key: kept[key].dtype for key in numbers}
+        self.live |= {key: (tuple(kept[key].shape[1:]), dtype) for key, dtype in numbers.items()}
         late = {key: value for key, value in kept.items() if key not in self.kinds}
         if late[ACTION].dtype is self.action_dtype:
             del late[ACTION]
         self.late.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in late.items()}
-        self.log_prob_key = next((key for key in LOG_PROBS if key in self.live), None)
+        self.log_prob_key = next((key for key in (SAMPLE_LOG_PROB, ACTION_LOG_PROB) if key in self.live), None)
         if self.log_prob_key is not None:
             self.log_prob_shape = self.live[self.log_prob_key][0]
 
@@ -144,10 +145,10 @@ class TensorDictProgram(Program):
             raise no_place(key)
         shape, dtype = self.schema[key]
         got = tuple(value.shape[dims:])
-        if (got, value.dtype) != (shape, torch.from_numpy(np.empty(0, dtype)).dtype):
+        if (got, value.dtype) != (shape, torch_dtype(dtype)):
             raise ArgumentError(
                 f"the policy's next.{show(key)} does not fit the env's {show(key)}",
-                why=f"expected {shape} {dtype} a step, got {got} {_name(value.dtype)}",
+                why=f"expected {shape} {dtype} a step, got {got} {dtype_name(value.dtype)}",
                 fix=f"Give the primer of {show(key)} that shape and dtype.",
             )
 
@@ -171,7 +172,7 @@ class TensorDictProgram(Program):
         whole = not (action.is_floating_point() or action.is_complex())
         if dtype.kind in "iub" and not whole and not self.actions.encoded:
             raise ArgumentError(
-                "the policy's action does not fit the env", why=f"expected {dtype}, got {_name(action.dtype)}"
+                "the policy's action does not fit the env", why=f"expected {dtype}, got {dtype_name(action.dtype)}"
             )
 
     def bind(self, columns: Columns, lanes: int) -> Bound:
@@ -297,15 +298,3 @@ class _BoundTensorDict(Bound):
                 raise NumericsError(
                     f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
                 )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _is_numpy(dtype: torch.dtype) -> bool:
-    try:
-        torch.empty(0, dtype=dtype).numpy()
-    except TypeError:
-        return False
-    return True

@@ -228,7 +228,7 @@ class ReplayBufferEnsemble:
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
         """Samples of members as one, and what is known beside it."""
-        parts = [self._told(member, part) for member, part in drawn]
+        parts = [self._with_member(member, part) for member, part in drawn]
         index = [part.info[INDEX] for _, part in drawn]
         ids = [torch.full_like(rows, member) for rows, (member, _) in zip(index, drawn, strict=True)]
         join: Callable[[list[Any]], Any] = torch.stack if self.layout == "stack" else torch.cat
@@ -268,9 +268,9 @@ class ReplayBufferEnsemble:
         buffer = self.buffers[member]
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
-        return buffer.stream.next(size, ahead=self._ahead is None)
+        return buffer.drawn(size, ahead=self._ahead is None)
 
-    def _told(self, member: int, part: Sampled) -> Any:
+    def _with_member(self, member: int, part: Sampled) -> Any:
         """A sample of a member that says which one it is of."""
         batch = part.batch
         if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(batch, TensorDictBase):

@@ -9,6 +9,7 @@ drawn is their affair.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.gate import Gate, SharedGate
-from rlcli.data.buffer.given import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.saving import SavedParts, need_state, no_copy, shallow
-from rlcli.data.buffer.stream import SampleStream
+from rlcli.data.buffer.stream import Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.files.dumps import resume
 from rlcli.data.ring.ring import Ring
@@ -111,6 +112,7 @@ class ReplayBuffer:
         size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
         self._lock: Gate = SharedGate(self._follow) if shared else Gate()
         self._transforms = Transforms(self.ring)
+        self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
         self.stream = SampleStream(
             self.ring, chosen, self._transforms, self._lock, batch_size=size, prefetch=prefetch,
             collate_fn=collate_fn, pin_memory=pin_memory, device=device, annotate=self._annotate,
@@ -118,7 +120,7 @@ class ReplayBuffer:
         if transform is not None:
             self.append_transform(transform)
         if resume(self.ring):
-            self._saved.use_asked_markers()
+            self.ring.use_asked_markers()
             self.sampler.extended(self.ring, len(self.ring))
         self.storage.belong_to(self.ring)  # last: the parts of a buffer that was refused are free for another
         self.sampler.belong_to(self.ring)
@@ -231,7 +233,29 @@ class ReplayBuffer:
             The buffer is empty, no batch size is known, or the sampler finds nothing to draw.
         """
         sampled = self.stream.next(self._size(batch_size))
+        if self._noted and (noted := self._noted.get(threading.get_ident())) is not None:
+            noted.append(sampled)
         return (sampled.batch, sampled.info) if return_info else sampled.batch
+
+    def drawn(self, size: int, *, ahead: bool = True, info: bool = True) -> Sampled:
+        """What `sample` gives, a subclass's own too, with what an iteration or an ensemble has to know of it.
+
+        Without `ahead` the thread makes no further ones; a `sample` of a subclass's own is not told so. Without `info`
+        that need not be there.
+        """
+        if getattr(self.sample, "__func__", None) is ReplayBuffer.sample:
+            return self.stream.next(size, ahead=ahead)
+        noted: list[Sampled] = []
+        self._noted[threading.get_ident()] = noted
+        try:
+            batch, known = self.sample(size, return_info=True) if info else (self.sample(size), {})
+        except BaseException:
+            self.stream.take_back(Sampled(None, {}, False, size, since=-1, drawn=tuple(noted)))
+            raise
+        finally:
+            del self._noted[threading.get_ident()]
+        last = any(one.last for one in noted) if noted else self.sampler.ran_out
+        return Sampled(batch, known, last, size, since=-1, drawn=tuple(noted))
 
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
@@ -241,7 +265,7 @@ class ReplayBuffer:
             self.stream.moved()
         last = False
         while not last:
-            sampled = self.stream.next(size)
+            sampled = self.drawn(size, info=False)
             last = sampled.last
             yield sampled.batch
 
@@ -455,8 +479,8 @@ class ReplayBuffer:
 
     def _follow(self) -> None:
         """See what the writer published."""
-        anew, count = self.ring.follow()
-        if anew:
+        restarted, count = self.ring.follow()
+        if restarted:
             self.sampler.empty()
         if count:
             self.sampler.extended(self.ring, count)

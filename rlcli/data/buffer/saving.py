@@ -19,7 +19,6 @@ import numpy as np
 
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.files.dumps import dump, load, read_rows, take_rows
-from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.errors import ArgumentError
 from rlcli.typed import anything, flag, listed, mapping, record, some, whole
@@ -68,12 +67,10 @@ class SavedParts:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`'s answer; refused, the buffer is as it was."""
-        with self._or_as_before():
+        with self._loading():
             self.take_over(state["rest"])
             self.ring.storage.need_writable()
             take_rows(self.ring, state["rows"]["ring"], state["rows"]["columns"])
-            self.use_asked_markers()
-            self.sampler.loaded(self.ring)
 
     def dump(self, folder: Path | str) -> Path:
         """Write all of it beside the dumps that a folder holds; the folder of this dump."""
@@ -81,25 +78,17 @@ class SavedParts:
 
     def load_dump(self, folder: Path | str) -> None:
         """Go on from the newest dump of a folder that verifies; refused, the buffer is as it was."""
-        with self._or_as_before():
+        with self._loading():
             load(self.ring, folder, take=self.take_over)
-            self.use_asked_markers()
-            self.sampler.loaded(self.ring)
-
-    def use_asked_markers(self) -> None:
-        """Divide loaded rows into trajectories by the keys that this buffer's sampler and transforms name, if any.
-
-        The buffer that was saved may have used others.
-        """
-        if isinstance(self.ring, Ring):
-            self.ring.use_asked_markers()
 
     @contextmanager
-    def _or_as_before(self) -> Iterator[None]:
-        """Whatever fails in here, what the buffer knows beside its rows fits the rows that it then holds."""
+    def _loading(self) -> Iterator[None]:
+        """Load rows in here; whatever fails, what the buffer knows beside its rows fits those that it then holds."""
         before = deepcopy(self.rest())  # a transform's state is its live tensors
         try:
             yield
+            self.ring.use_asked_markers()  # the buffer that was saved may have used others
+            self.sampler.loaded(self.ring)
         except BaseException:
             self.take_over(before)
             if not len(self.ring):

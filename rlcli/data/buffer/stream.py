@@ -18,7 +18,7 @@ from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import columns_of, nested
 from rlcli.data.samplers import Draw, Sampler
 from rlcli.data.samplers.sampler import is_ours, need_draw, need_rows, need_size
-from rlcli.data.storages.list_storage import ObjectRing, tell
+from rlcli.data.storages.list_storage import ObjectRing, annotate
 from rlcli.errors import ArgumentError
 from rlcli.keys import show
 from rlcli.typed import Misfit
@@ -35,6 +35,7 @@ class Sampled(NamedTuple):
     size: int
     position: Any = None  # of what draws, before this was drawn; None: of a state, it cannot be drawn again
     since: int = 0  # see `SampleStream.moved`; of a state, when it was last thrown away
+    drawn: tuple[Any, ...] = ()  # what a buffer's own `sample` made it of, in order: that is taken back in its place
 
     def state(self) -> dict[str, Any]:
         """As columns and plain values, for a checkpoint."""
@@ -145,9 +146,9 @@ class Prefetcher(Generic[Item]):
     def drop(self) -> None:
         """Throw away what is ready, and wait for what is being made."""
         with self.lock:
-            begun = [future for future in self._waiting if not future.cancel()]
+            running = [future for future in self._waiting if not future.cancel()]
             self._waiting.clear()
-            for item in reversed([future.result() for future in begun if future.exception() is None]):
+            for item in reversed([future.result() for future in running if future.exception() is None]):
                 self._undo(item)
 
     @contextmanager
@@ -260,12 +261,13 @@ class SampleStream:
         `moved`, or came with a state and others of it were thrown away since, is forgotten.
         """
         with self._queue:
-            if sampled.position is None:
-                if sampled.since == self._dropped:
-                    self._kept.appendleft(sampled)
-            elif sampled.since == self._since:
-                self._drop()
-                self._undraw(sampled)
+            for one in reversed(sampled.drawn or (sampled,)):
+                if one.position is None:
+                    if one.since == self._dropped:
+                        self._kept.appendleft(one)
+                elif one.since == self._since:
+                    self._drop()
+                    self._undraw(one)
 
     def drop(self) -> None:
         """Throw away what is ready: it is drawn again. Not under the lock: a sample that is being made needs it."""
@@ -369,7 +371,7 @@ class SampleStream:
             if type(columns) is dict:
                 columns[name] = value.to(self._ring.storage.device)
             else:  # a batch of objects
-                tell(columns, name, value.to(self._ring.storage.device))
+                annotate(columns, name, value.to(self._ring.storage.device))
 
     def _placed(self, batch: Any) -> Any:
         if self._device is None and not self._pin:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from rlcli.config.run_files import SEGMENTS, SUMMARY, read_run_file, saved_frames
 from rlcli.data.fields import DTYPE, KEY, SHAPE
 from rlcli.data.files.disk import STAMP
+from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key, unravel
 from rlcli.typed import Misfit, anything, kinds, listed, mapping, number, optional, record, some, text, whole
 
-JOURNAL, SUFFIX, STATE = "journal.jsonl", ".safetensors", "state-"
-FORMAT, VERSION = "rlcli-segments", 3
+SUFFIX, FORMAT, VERSION = ".safetensors", "rlcli-segments", 3
 RECORDS = kinds(
     header=record(
         kind=anything, format=anything, version=anything, created=text(),
@@ -90,22 +90,6 @@ def file_name(sequence: int) -> str:
     return f"{sequence:08d}{SUFFIX}"
 
 
-def state_name(count: int) -> str:
-    """What the file is called that holds the writer's state after `count` segments."""
-    return f"{STATE}{count:08d}{SUFFIX}"
-
-
-def states(folder: Path) -> list[Path]:
-    """State files, oldest first."""
-    found = (path for path in folder.glob(f"{STATE}*{SUFFIX}") if path.stem.removeprefix(STATE).isdecimal())
-    return sorted(found, key=count_of)
-
-
-def count_of(path: Path) -> int:
-    """How many segments are before the state in a file."""
-    return int(path.stem.removeprefix(STATE))
-
-
 def numbered(folder: Path) -> list[Path]:
     """Segment files, whoever names them, in the order of their numbers."""
     return sorted((p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdecimal()), key=lambda path: int(path.stem))
@@ -140,7 +124,7 @@ class Leftovers(NamedTuple):
     def of(cls, folder: Path, count: int, named: Sequence[int]) -> Leftovers:
         """Beside a journal that names `count` segments."""
         after = [path for path in numbered(folder) if int(path.stem) >= count]
-        return cls(folder, after, [path for path in states(folder) if count_of(path) > count], named)
+        return cls(folder, after, [path for path in states(folder) if number_of(path) > count], named)
 
     @property
     def paths(self) -> list[Path]:
@@ -150,7 +134,7 @@ class Leftovers(NamedTuple):
         """Why these were acknowledged by a commit that the journal no longer knows; None where nothing says so."""
         if not self.states:
             return None
-        first = count_of(self.states[0])
+        first = number_of(self.states[0])
         if len(self.states) > 1:
             return f"{self.states[0].name} and {self.states[-1].name} are of later commits than its last"
         if self.segments and int(self.segments[-1].stem) >= first:

@@ -13,7 +13,6 @@ from tensordict import TensorDictBase
 from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, tensors_of
 from rlcli.data.collected.folder import (
     FORMAT,
-    JOURNAL,
     METADATA,
     RECORDS,
     VERSION,
@@ -23,10 +22,9 @@ from rlcli.data.collected.folder import (
     missing_of_run,
     need_journal,
     need_next,
-    state_name,
 )
-from rlcli.data.files.disk import MISSING, Stamp, digest_of
-from rlcli.data.files.journal import Record, read_record, records, scan
+from rlcli.data.files.disk import Stamp, digest_of
+from rlcli.data.files.journal import JOURNAL, Record, read_record, records, scan, state_name
 from rlcli.data.files.tensors import decode, encode, header_of
 from rlcli.data.next_obs.modes import with_next
 from rlcli.data.next_obs.packing import concat
@@ -289,10 +287,8 @@ class SegmentReader:
         self.frames += record["frames"]
         self.nbytes += record["size"]
         path = self.folder / record["file"]
-        if check_size and not path.is_file():
-            raise _damaged(path, MISSING)
-        if check_size and path.stat().st_size != record["size"]:
-            raise _damaged(path, f"it has {path.stat().st_size} bytes, {record['size']} were written")
+        if check_size and (why := Stamp.said(record).resized(path)) is not None:
+            raise _damaged(path, why)
         self._offsets.append(offset)
         if "state" in record:
             self._states.append(len(self))

@@ -16,19 +16,16 @@ from tensordict import TensorDictBase
 from rlcli.data.collected.batches import layout_of, tensors_of
 from rlcli.data.collected.folder import (
     FORMAT,
-    JOURNAL,
     METADATA,
     VERSION,
     Leftovers,
     file_name,
     need_journal,
     need_next,
-    state_name,
-    states,
 )
 from rlcli.data.collected.reader import SegmentReader
 from rlcli.data.files.disk import Disk
-from rlcli.data.files.journal import Journal, Record
+from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, states
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.typed import Misfit

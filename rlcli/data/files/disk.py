@@ -43,6 +43,10 @@ class Stamp(NamedTuple):
         """What is wrong with a file that must be this one, read in pieces; None where nothing is."""
         return self.unlike(stamp_of(path)) if path.is_file() else MISSING
 
+    def resized(self, path: Path) -> str | None:
+        """`altered`, by its size alone."""
+        return self.unlike(Stamp(path.stat().st_size, self.digest)) if path.is_file() else MISSING
+
     def content(self, path: Path) -> bytes:
         """What a file holds that must be this one.
 

@@ -23,6 +23,7 @@ from rlcli.data.files.lock import ProcessLock
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed
 
+JOURNAL = "journal.jsonl"
 Record = dict[str, Any]
 
 
@@ -285,6 +286,23 @@ class Journal:
     def close(self) -> None:
         """Let other processes write; does nothing when that was done."""
         self._lock.drop()
+
+
+# ---- the states beside a journal -----------------------------------------------------------------------------------
+def state_name(number: int) -> str:
+    """What the file is called of the state that goes with so many segments, or with a record of this number."""
+    return f"state-{number:08d}.safetensors"
+
+
+def states(folder: Path) -> list[Path]:
+    """State files, oldest first."""
+    found = (path for path in folder.glob("state-*.safetensors") if path.stem.removeprefix("state-").isdecimal())
+    return sorted(found, key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """The number in the name of a state file."""
+    return int(path.stem.removeprefix("state-"))
 
 
 def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:

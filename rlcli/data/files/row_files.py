@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
+from rlcli.data.fields import Field, check_fields, column_offsets, listed_fields, read_fields
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.tensors import memory_of
@@ -79,7 +79,6 @@ class RowFile(NamedTuple):
     def columns(self, folder: Path, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
         """The live rows; the caller has compared the checksum of the file."""
         from rlcli.data.storages.frame_column import unpack_frames
-        from rlcli.data.storages.mapped import column_offsets
 
         content = np.fromfile(folder / self.name, np.uint8)
         offsets, _ = column_offsets(fields, self.stride, self.packed)
@@ -201,8 +200,6 @@ def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
     Misfit
         Files are of another size, do not follow each other, or hold more than there is room for.
     """
-    from rlcli.data.storages.mapped import column_offsets
-
     fields, found = read_fields(about["fields"]), [RowFile(**entry) for entry in about["rows"]]
     if about["capacity"] > about["max_size"] or (found and not fields):
         raise Misfit(f"{len(found)} files of {len(fields)} keys, capacity {about['capacity']} of {about['max_size']}")

@@ -227,7 +227,7 @@ class SealedFolders:
         """What is wrong with a file, by the manifest; None where nothing is. See `verify`."""
         file, wanted = path / name, Stamp.said(manifest["files"][name])
         if file.is_file() and _inode(file) in known:
-            return wanted.unlike(Stamp(file.stat().st_size, wanted.digest))
+            return wanted.resized(file)
         return wanted.altered(file)
 
     def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:

@@ -157,6 +157,10 @@ class TrajectoryIndex:
         successors(*self.arrays.of_rows, rows, out)
         return out
 
+    def goes_below(self, rows: np.ndarray) -> np.ndarray:
+        """Whether each row's trajectory goes on in the row below it, bool."""
+        return self.successors(rows) == self.arrays.space.below(rows)
+
     def is_end(self, rows: np.ndarray) -> np.ndarray:
         """Whether no stored row continues each row's trajectory, bool."""
         return self.successors(rows) < 0

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, column_offsets
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 
@@ -151,8 +151,8 @@ class SidePool:
     def __init__(self, fields: Mapping[Key, Field]) -> None:
         self.fields = dict(fields)
         self.widths = np.array([field.width for field in self.fields.values()], np.int64)
-        self.offsets = np.concatenate(([0], np.cumsum(self.widths)[:-1])).astype(np.int64)[: len(self.widths)]
-        self.slot_width = int(self.widths.sum())
+        offsets, self.slot_width = column_offsets(self.fields, 1)
+        self.offsets = np.array([*offsets.values()], np.int64)
         self.memory = np.empty((0, self.slot_width), np.uint8)
 
     @property

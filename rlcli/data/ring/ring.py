@@ -85,7 +85,7 @@ class Ring:
         self.packing = Packing(storage, codes)
         self.asked: Asked = NO_ASK
         self._asks: dict[str, Asked] = {}  # by whom
-        self._who, self._told = "", False
+        self._who, self._warned = "", False
         self.contents, self.plans = Contents(storage, self.packing, NOTHING), Plans()
 
     # ---- what it holds -----------------------------------------------------------------------------------------
@@ -195,17 +195,17 @@ class Ring:
         who : "sampler" or "transform"
             A sampler speaks in place of the one before it, a transform beside those before it.
         """
-        held, asked, asks, outer = self.contents, self.asked, self._asks, self._who
-        layout, index, pool, pairs = held.layout, held.index, held.pool, held.pairs
+        contents, asked, asks, outer = self.contents, self.asked, self._asks, self._who
+        layout, index, pool, pairs = contents.layout, contents.index, contents.pool, contents.pairs
         self._who, self._asks = who, {name: ask for name, ask in asks.items() if name != who or who == "transform"}
         try:
             yield
         except BaseException:
             self.asked, self._asks = asked, asks
-            if held.index is not index:
+            if contents.index is not index:
                 self.plans.forget()  # rows that are stored may lie elsewhere
-                held.layout = layout
-                held.use(index, pool, pairs)
+                contents.layout = layout
+                contents.use(index, pool, pairs)
             raise
         finally:
             self._who = outer
@@ -217,11 +217,11 @@ class Ring:
 
     def tell_apart(self, markers: Markers) -> None:
         """Tell the trajectories of a ring that is laid out apart by these keys."""
-        held = self.contents
+        contents = self.contents
         if markers == self.markers:
             return
-        self.packing.keep_ids(markers.traj_key, held.index, held.first, len(self), held.encoded)
-        remark(held, markers)
+        self.packing.keep_ids(markers.traj_key, contents.index, contents.first, len(self), contents.encoded)
+        remark(contents, markers)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> np.ndarray:
@@ -237,12 +237,12 @@ class Ring:
         ArgumentError
             Keys, shapes, dtypes or batch dims differ from what is stored; nothing was written.
         """
-        held, lead = self.contents, batch.batch_size
+        contents, lead = self.contents, batch.batch_size
         plan = self.plans.writes.get(lead)
-        rows = None if plan is None else plan.write(held, batch)
+        rows = None if plan is None else plan.write(contents, batch)
         if rows is not None:
-            if held.layout.exact and not held.unfollowed.warned:
-                held.unfollowed.count(held.index.unfollowed, held.index.paired, lead)
+            if contents.layout.exact and not contents.unfollowed.warned:
+                contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
@@ -250,8 +250,8 @@ class Ring:
             if not self.fields:
                 self._begin(given, lead)
             self.contents.layout.check(given, lead, self.storage.ndim)
-            if lead.numel() > self.space.size and not self._told:
-                self._told = warn_of_left_out(lead.numel(), self.space.size)
+            if lead.numel() > self.space.size and not self._warned:
+                self._warned = warn_of_left_out(lead.numel(), self.space.size)
             rows = write(self.contents, given, lead, sparse)
         self.plans.learn(self.contents, batch)
         return rows
@@ -357,9 +357,9 @@ class Ring:
 
     def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """`read` without the TensorDict around: key -> ``[N, *F]``."""
-        held = self.contents
-        plan = None if keys is not None or held.sparse else self.plans.reading(held)
-        return held.read(rows, keys) if plan is None else plan.columns(rows)
+        contents = self.contents
+        plan = None if keys is not None or contents.sparse else self.plans.reading(contents)
+        return contents.read(rows, keys) if plan is None else plan.columns(rows)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -71,6 +71,10 @@ class RingSpace:
         """The rows that hold something, int64, oldest step first."""
         return np.arange(self.base(cursor) * self.lanes, cursor * self.lanes) % self.size
 
+    def below(self, rows: np.ndarray) -> np.ndarray:
+        """The row after each of these int64 ``[N]`` in its lane, stored or not."""
+        return (rows + self.lanes) % self.size
+
     # ---- from rows to steps ------------------------------------------------------------------------------------
     def numbers_of(self, rows: np.ndarray, cursor: int) -> np.ndarray:
         """Numbers of live rows int64 ``[N]``."""

@@ -197,14 +197,14 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    told: list[tuple[Any, ...]] = []
-    _signal.signal(_signal.SIGINT, lambda *args: told.append(args))
+    signals: list[tuple[Any, ...]] = []
+    _signal.signal(_signal.SIGINT, lambda *args: signals.append(args))
     try:
         yield
     finally:
         _signal.signal(_signal.SIGINT, handler)
-        if told:
-            handler(*told[0])
+        if signals:
+            handler(*signals[0])
 
 
 _PIECE = 1 << 26  # bytes of observations that are read at once, about
@@ -215,7 +215,7 @@ def remark(contents: Contents, markers: Markers) -> None:
     old, layout = contents.index, replace(contents.layout, markers=markers)
     known, has_ids = contents.pool is not None, markers.traj_key is not None
     index, pool, pairs = contents.new_index(layout)
-    apart = _apart(contents, seams_only=has_ids)
+    apart = _apart(contents, unexplained=has_ids)
     index.arrays.begin(old.arrays)
     for start, stop in _pieces(contents, apart, has_ids):
         length = stop - start
@@ -244,17 +244,17 @@ def remark(contents: Contents, markers: Markers) -> None:
     contents.use(index, pool, pairs)
 
 
-def _apart(contents: Contents, *, seams_only: bool) -> np.ndarray:
+def _apart(contents: Contents, *, unexplained: bool) -> np.ndarray:
     """Bool ``[lanes, live steps]``: rows that do not go on from the one above, as the index has it.
 
-    Of those, `seams_only` leaves the ones that the keys of that index do not explain.
+    With `unexplained` only those that the keys of that index do not explain.
     """
     index, markers, lanes = contents.index, contents.layout.markers, contents.space.lanes
     rows = contents.space.rows(index.base, index.cursor - index.base).reshape(lanes, -1)
     apart = np.zeros(rows.shape, bool)
     above = rows[:, :-1]
-    apart[:, 1:] = (index.successors(above.reshape(-1)) != rows[:, 1:].reshape(-1)).reshape(above.shape)
-    if seams_only and markers:
+    apart[:, 1:] = ~index.goes_below(above.reshape(-1)).reshape(above.shape)
+    if unexplained and markers:
         ids, ends = markers.read(contents.read(rows.reshape(-1), markers.keys), rows.size)
         explained = ends.reshape(rows.shape)[:, :-1].copy()
         if len(ids):

@@ -20,7 +20,6 @@ from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, need_size, uni
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
 from rlcli.kernels.sum_tree import SumTree
-from rlcli.keys import Key
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -303,16 +302,18 @@ class PrioritizedSliceSampler(SliceSampler):
         super().bind(ring)
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
-        count, length = self.slices(batch_size)
-        self._check(ring, length)
+        draw = super().sample(ring, batch_size)
+        assert draw.lengths is not None
+        repeats = np.full(len(draw.lengths), draw.padded) if draw.padded else draw.lengths
+        weight = self.priorities.weight(draw.rows[np.cumsum(repeats) - repeats])
+        draw.columns[WEIGHT] = weight.repeat_interleave(torch.from_numpy(repeats))
+        return draw
+
+    def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         path, sizes = self._legal(ring, count, length)
-        weight = self.priorities.weight(path[:, 0])
         if self.strict_length or self.pad_output:  # a walk that ends early repeats its last row: that is the padding
-            rows, repeats = path.reshape(-1), np.full(count, length)
-        else:
-            rows, repeats = path[np.arange(length) < sizes[:, None]], sizes
-        columns: dict[Key, torch.Tensor] = {WEIGHT: weight.repeat_interleave(torch.from_numpy(repeats))}
-        return Draw(rows, sizes, columns, padded=length if self.pad_output else 0)
+            return path.reshape(-1), sizes
+        return path[np.arange(length) < sizes[:, None]], sizes
 
     def _legal(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Paths `[count, length]` from starts drawn by priority, and how many of their rows are real."""

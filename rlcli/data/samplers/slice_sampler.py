@@ -130,20 +130,17 @@ class SliceSampler(Sampler):
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         count, length = self.slices(batch_size)
         self._check(ring, length)
-        return self._drawn(self._choose(ring, count, length), length)
+        rows, lengths = self._choose(ring, count, length)
+        if self.pad_output and len(rows) < len(lengths) * length:
+            first = np.cumsum(lengths) - lengths
+            place = first[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # [slices, length]
+            rows = rows[place.reshape(-1)]
+        return Draw(rows, lengths, padded=length if self.pad_output else 0)
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows `[M]` of `count` slices and their lengths."""
+        """Rows `[M]` of `count` slices, each perhaps padded already where that is asked for, and their lengths."""
         slices = ring.index.draw(self.random, count, length, self.strict_length, self.span, self.weighting)
         return slices.rows, slices.lengths
-
-    def _drawn(self, chosen: tuple[np.ndarray, np.ndarray], length: int) -> Draw:
-        rows, lengths = chosen
-        if not self.pad_output:
-            return Draw(rows, lengths)
-        first = np.cumsum(lengths) - lengths
-        place = first[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # [slices, length]
-        return Draw(rows[place.reshape(-1)], lengths, padded=length)
 
     def mark(self, columns: dict[Key, Tensor], draw: Draw) -> None:
         self._marks.write(columns, draw)

@@ -64,29 +64,29 @@ class SharedRing(Ring):
 
         Returns
         -------
-        anew, count : bool, int
+        restarted, count : bool, int
             Whether all rows before were given up, and how many live rows are new.
         """
         if self._whole and self.region.cursor == self.rows.total:
             return False, 0
         for _ in range(_TRIES):
-            anew, self._whole = not self._whole, False  # whatever stops it: the next one begins anew
+            restart, self._whole = not self._whole, False  # whatever stops it: the next one begins anew
             try:
-                count = self._catch_up(anew=anew)
+                count = self._catch_up(restart=restart)
             except FileNotFoundError:  # dropped before it was mapped: the writer has gone round
                 continue
             self._whole = True
-            return anew, min(count, len(self))
+            return restart, min(count, len(self))
         raise ResourceError(
             "rows are dropped before they can be read", where=str(self.folder.path), fix="Raise storage.max_size."
         )
 
-    def _catch_up(self, *, anew: bool) -> int:
-        """Index all new writes, or `anew` the newest that a ring can hold; how many rows."""
+    def _catch_up(self, *, restart: bool) -> int:
+        """Index all new writes; with `restart`, in place of all, the newest that a ring can hold; how many rows."""
         to = self.region.cursor
         if not self.fields:
             self.region.lay_out(self)
-        if anew:
+        if restart:
             self._start_at(max(0, to - self.rows.capacity))
             self.region.lay_out(self)
         first = self.rows.total

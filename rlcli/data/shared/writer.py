@@ -199,7 +199,7 @@ def _marks(ring: Ring, before: int, lead: torch.Size) -> tuple[np.ndarray, np.nd
     sides: Any = np.empty((0, 0), np.uint8)
     if ring.exact and ring.pool is not None:
         rows = (before - storage.begin + np.arange(len(marks))) % storage.capacity
-        apart = ring.index.next_places(rows)[0] != (rows + ring.lanes) % storage.capacity
+        apart = ring.index.next_places(rows)[0] != ring.space.below(rows)
         marks[apart] |= APART
         pairs = ring.contents.pairs
         found = ring.columns(rows[apart], pairs.nexts)

@@ -132,7 +132,7 @@ class ObjectRing:
     lanes = 1
 
     def __init__(self, storage: ListStorage) -> None:
-        self.storage, self.steps, self.cursor, self._told = storage, storage.max_size, 0, False
+        self.storage, self.steps, self.cursor, self._warned = storage, storage.max_size, 0, False
         self.space = RingSpace(self.steps)
 
     @property
@@ -146,8 +146,8 @@ class ObjectRing:
     def extend(self, batch: Any) -> np.ndarray:
         """Write objects after the newest one; their rows."""
         items = items_of(batch)
-        if len(items) > self.space.size and not self._told:
-            self._told = warn_of_left_out(len(items), self.space.size)
+        if len(items) > self.space.size and not self._warned:
+            self._warned = warn_of_left_out(len(items), self.space.size)
         rows = self.space.rows(self.cursor, len(items))
         for i, row in zip(range(len(items)), rows.tolist(), strict=True):
             self.storage.put(row, items[i : i + 1])
@@ -195,7 +195,7 @@ def items_of(batch: Any) -> list[Any]:
     return list(batch)
 
 
-def tell(batch: TensorDictBase, name: str, values: Tensor) -> None:
+def annotate(batch: TensorDictBase, name: str, values: Tensor) -> None:
     """Write what is known of each object, ``[N]``, into a batch of them, in every row of those that have rows."""
     if isinstance(batch, LazyStackedTensorDict):
         for item, value in zip(batch.tensordicts, values, strict=True):

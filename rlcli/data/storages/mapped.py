@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, column_offsets
 from rlcli.data.files.disk import MISSING
 from rlcli.data.files.tensors import map_file
-from rlcli.data.storages.segment import numbers_of
+from rlcli.data.storages.segment import damaged_rows, numbers_of
 from rlcli.data.storages.storage import Saved, Storage
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import Key, show
@@ -61,24 +61,6 @@ class Part(NamedTuple):
         begin, _ = column_offsets(fields, stride)
         offsets = {key: begin[key] + start * field.width for key, field in fields.items()}
         return cls(path, size, first + start, stop - start, offsets)
-
-
-def column_offsets(
-    fields: Mapping[Key, Field], stride: int, packed: Sequence[int | None] | None = None
-) -> tuple[dict[Key, int], int]:
-    """Where in a file of so many rows each column begins, and the bytes of all columns.
-
-    Parameters
-    ----------
-    packed : sequence of (int or None), optional
-        For each column its bytes where they are packed; None for raw rows.
-    """
-    offsets, at = {}, 0
-    sizes = [None] * len(fields) if packed is None else packed
-    for (key, field), size in zip(fields.items(), sizes, strict=True):
-        offsets[key] = at
-        at += field.width * stride if size is None else size
-    return offsets, at
 
 
 MAPPED = 8192  # files at a time; a process may have some 65,000 mappings
@@ -267,11 +249,6 @@ class MappedStorage(Storage):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "folder": self.where, "files": len(self.parts)}
-
-
-def damaged_rows(path: Path, why: str) -> DamagedDataError:
-    """The error for a file that is only read."""
-    return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it, or load a dump.")
 
 
 @cache

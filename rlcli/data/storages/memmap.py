@@ -27,9 +27,9 @@ from torch import Tensor
 
 from rlcli.data.fields import Field
 from rlcli.data.files.disk import SCRATCH, Disk
+from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
 from rlcli.data.storages.row_journal import (
-    JOURNAL,
     Committed,
     Mark,
     RowJournal,
@@ -38,12 +38,19 @@ from rlcli.data.storages.row_journal import (
     is_taken,
     named_files,
     need_class,
-    number_of,
-    state_name,
-    states,
+    taken,
     unnamed,
 )
-from rlcli.data.storages.segment import Piece, Segment, SegmentTable, files_in, name_of, newest_version, numbers_of
+from rlcli.data.storages.segment import (
+    Piece,
+    Segment,
+    SegmentTable,
+    damaged_rows,
+    files_in,
+    name_of,
+    newest_version,
+    numbers_of,
+)
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
@@ -101,11 +108,7 @@ class LazyMemmapStorage(Storage):
         self._forget()
         if self.kept and is_taken(self.folder):
             if not resume:
-                raise ResourceError(
-                    "the folder holds rows already",
-                    where=self.where,
-                    fix="Choose another scratch_dir, or go on with it (resume=True).",
-                )
+                raise taken(self.folder)
             self._open()
 
     def _use_folder(self, folder: Path | str | None) -> None:
@@ -420,8 +423,7 @@ class LazyMemmapStorage(Storage):
             self.first, self.total, self.acknowledged = said.first, said.to, said.to
             for path, segment, why in named_files(self.folder, said, self._table.layout):
                 if why is not None:
-                    fix = "Restore it, or load a dump."
-                    raise DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix=fix)
+                    raise damaged_rows(path, why)
                 if segment is not None:
                     self._table.add(segment)
             self._sweep(said)

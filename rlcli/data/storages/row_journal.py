@@ -21,14 +21,24 @@ from typing import Any, NamedTuple
 
 from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
-from rlcli.data.files.journal import End, Journal, Record, records, scan
+from rlcli.data.files.journal import (
+    JOURNAL,
+    End,
+    Journal,
+    Record,
+    number_of,
+    records,
+    scan,
+    state_name,
+    states,
+)
 from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
 from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.typed import Misfit, anything, kinds, listed, optional, parsed, record, row, text, whole
 
-JOURNAL, FORMAT, VERSION = "journal.jsonl", "rlcli-rows", 3
+FORMAT, VERSION = "rlcli-rows", 3
 SIZE = whole(1, MOST_ROWS)  # of a storage, in rows
 RECORDS = kinds(
     header=record(
@@ -197,19 +207,19 @@ class RowJournal:
         path = folder / JOURNAL
         before = Committed(path) if header is None else None  # with its torn end, which is cut next
         self._journal = Journal(path, disk)
-        begun = False
+        created = False
         try:
             if header is not None:
                 if self._journal.count or files_in(folder) or states(folder):
-                    raise _taken(folder)
-                begun = True
+                    raise taken(folder)
+                created = True
                 first = {"kind": "header", "format": FORMAT, "version": VERSION, "number": 0, **header}
                 _need_readable(first, path)
                 self._journal.append(first)
                 disk.sync_folder(folder)
             self.committed = before or Committed(path)
         except BaseException:
-            if begun:  # it would stand in the way of the next try
+            if created:  # it would stand in the way of the next try
                 with contextlib.suppress(ResourceError):  # the first error is the one to report
                     disk.remove(path)
             self._journal.close()
@@ -358,22 +368,6 @@ def need_class(header: Mapping[str, Any], path: Path, name: str | None = None) -
         )
 
 
-def state_name(number: int) -> str:
-    """What the file of the state is called that the journal's record `number` names."""
-    return f"state-{number:08d}.safetensors"
-
-
-def states(folder: Path) -> list[Path]:
-    """State files, oldest first."""
-    found = (path for path in folder.glob("state-*.safetensors") if path.stem.removeprefix("state-").isdecimal())
-    return sorted(found, key=number_of)
-
-
-def number_of(path: Path) -> int:
-    """The number of the record that a state file belongs to."""
-    return int(path.stem.removeprefix("state-"))
-
-
 def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
     """(file, what is wrong with it or None) of every file that the last commit names; the journal comes first."""
     folder = Path(folder)
@@ -418,7 +412,8 @@ def unfinished(folder: Path | str) -> list[str]:
     return found + [f"{left}: no commit names it" for left in unnamed(path.parent, said)]
 
 
-def _taken(folder: Path) -> ResourceError:
+def taken(folder: Path) -> ResourceError:
+    """The error for a folder in which a storage was begun, where a new one is to begin."""
     return ResourceError(
         "the folder holds rows already",
         where=str(folder),

@@ -24,15 +24,16 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8).numpy()
-        self.loan: weakref.ref[np.ndarray] | None = None
+        self.user: weakref.ref[np.ndarray] | None = None
 
     @property
     def free(self) -> bool:
-        return self.loan is None or self.loan() is None
+        return self.user is None or self.user() is None
 
-    def lend(self, size: int) -> Tensor:
+    def use(self, size: int) -> Tensor:
+        """The first bytes, in use as long as a tensor, view or array of them is left."""
         part = self.memory[:size]
-        self.loan = weakref.ref(part)  # the tensor's storage holds the part, and every view holds that storage
+        self.user = weakref.ref(part)  # the tensor's storage holds the part, and every view holds that storage
         return torch.from_numpy(part)
 
 
@@ -43,7 +44,7 @@ def sample_memory(field: Field, count: int) -> Tensor:
     """`field.empty(count)`, on the CPU; its storage cannot be resized."""
     if is_plain(field, count):
         return field.empty(count)
-    flat = _lent(count * field.width)
+    flat = _memory(count * field.width)
     return field.empty(count) if flat is None else flat.view(field.dtype).view(count, *field.shape)
 
 
@@ -52,7 +53,8 @@ def is_plain(field: Field, count: int) -> bool:
     return not _LEAST <= count * field.width <= _MOST
 
 
-def _lent(size: int) -> Tensor | None:
+def _memory(size: int) -> Tensor | None:
+    """Of a block that is free, or a new one; None where blocks hold as much as they may."""
     held = 0
     for _ in range(len(_blocks)):
         try:
@@ -62,7 +64,7 @@ def _lent(size: int) -> Tensor | None:
         fits = block.free and size <= len(block.memory) <= 2 * size
         if block.free and not fits and len(_blocks) * size >= _HELD // 4:
             continue  # of another size than what is asked for now: it goes
-        flat = block.lend(size) if fits else None
+        flat = block.use(size) if fits else None
         held += len(block.memory)
         _blocks.append(block)
         if flat is not None:
@@ -70,6 +72,6 @@ def _lent(size: int) -> Tensor | None:
     if held + size > _HELD:
         return None
     block = _Block(size)
-    flat = block.lend(size)
+    flat = block.use(size)
     _blocks.append(block)
     return flat

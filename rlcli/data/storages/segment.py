@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, column_offsets
 from rlcli.data.files.disk import Disk, digest_of
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.storage import Again, contiguous
@@ -57,8 +57,8 @@ class SegmentLayout(NamedTuple):
     def of(cls, fields: Mapping[Key, Field], rows: int) -> SegmentLayout:
         """Of segments with this many rows, a power of two."""
         widths = np.array([field.width for field in fields.values()], np.int64)
-        offsets = np.concatenate([[0], np.cumsum(widths)[:-1]]) * rows
-        return cls(rows.bit_length() - 1, widths, offsets.astype(np.int64), max(1, int(widths.sum()) * rows))
+        offsets, size = column_offsets(fields, rows)
+        return cls(rows.bit_length() - 1, widths, np.array([*offsets.values()], np.int64), max(1, size))
 
     @property
     def rows(self) -> int:
@@ -108,12 +108,7 @@ class Segment:
         self._whole: str | None = None
         size = self.path.stat().st_size
         if size != layout.size:
-            raise DamagedDataError(
-                "a file of rows is damaged",
-                where=str(self.path),
-                why=f"it has {size} bytes, {layout.size} were reserved",
-                fix="Restore it from a copy.",
-            )
+            raise damaged_rows(self.path, f"it has {size} bytes, {layout.size} were reserved")
         self._memory = map_file(self.path, size)
         self.bytes = self._memory.numpy()
         self.address = self._memory.data_ptr()
@@ -159,6 +154,11 @@ class Segment:
     def damaged(self, pieces: Iterable[Piece]) -> str | None:
         """What is wrong with the rows that these checksums cover."""
         return self.layout.damage(self.bytes, self.number, pieces)
+
+
+def damaged_rows(path: Path, why: str) -> DamagedDataError:
+    """The error for a file of rows, or of the state that goes with them."""
+    return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it, or load a dump.")
 
 
 class SegmentTable:

@@ -29,14 +29,15 @@ from rlcli.data.fields import Field
 from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
 from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS, read_dump, take_rows
+from rlcli.data.files.journal import JOURNAL, state_name
 from rlcli.data.files.row_files import SavedRows
 from rlcli.data.files.state import ROWS, decode_state, loading_state
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
-from rlcli.data.storages.mapped import MappedStorage, Part, damaged_rows
-from rlcli.data.storages.row_journal import JOURNAL, Committed, need_class, state_name
-from rlcli.data.storages.segment import SegmentLayout, name_of
+from rlcli.data.storages.mapped import MappedStorage, Part
+from rlcli.data.storages.row_journal import Committed, need_class
+from rlcli.data.storages.segment import SegmentLayout, damaged_rows, name_of
 from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple
@@ -87,8 +88,8 @@ def _pieces(ring: Ring, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     start, most = max(ring.base, ring.cursor - steps), max(1, PIECE // ring.lanes)
     while start < ring.cursor:
         length = min(most, ring.cursor - start)
-        rows, below = (ring.space.rows(step, length).reshape(ring.lanes, length) for step in (start, start + 1))
-        stops = (ring.index.successors(rows.reshape(-1)).reshape(rows.shape) != below) & ~_ended(ring, rows)
+        rows = ring.space.rows(start, length).reshape(ring.lanes, length)
+        stops = ~(ring.index.goes_below(rows.reshape(-1)).reshape(rows.shape) | _ended(ring, rows))
         cuts = np.flatnonzero(stops.any(0))
         length = cuts[0] + 1 if len(cuts) else rows.shape[1]
         yield rows[:, :length], stops[:, length - 1]

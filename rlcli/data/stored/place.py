@@ -21,11 +21,11 @@ from rlcli.config.run_files import CONFIG
 from rlcli.config.run_files import SEGMENTS as FRAMES_OF_A_RUN
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import FORMAT as SEGMENTS
-from rlcli.data.collected.folder import JOURNAL, need_journal, numbered
+from rlcli.data.collected.folder import need_journal, numbered
 from rlcli.data.files.checkpoints import BUFFER, gone, read_manifest
 from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS as DUMPS
-from rlcli.data.files.journal import format_of
+from rlcli.data.files.journal import JOURNAL, format_of
 from rlcli.data.files.row_files import SavedRows
 from rlcli.data.files.sealed_folder import MANIFEST, SealedFolders
 from rlcli.data.storages.row_journal import FORMAT as ROWS

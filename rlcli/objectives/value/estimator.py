@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
     ADVANTAGE,
@@ -50,11 +50,11 @@ from rlcli.objectives.value.reading import (
     check_numbers,
     ends_of,
     need,
+    need_count,
     need_rate,
 )
 from rlcli.objectives.value.successors import (
     cut_at_dropped,
-    need_budget,
     refuse_what_one_call_cannot,
     shifted_values,
     successor_values,
@@ -157,8 +157,7 @@ class ValueEstimator(KeyedModule, ABC):
     ) -> None:
         super().__init__()
         elsewhere(self, upstream, self.upstream_options)
-        if backend not in BACKENDS:
-            raise ArgumentError(f"unknown backend {backend!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
+        one_of("backend", backend, BACKENDS)
         if differentiable and isinstance(value_norm, PopArt):
             raise ArgumentError(
                 "PopArt cannot be used with differentiable=True",
@@ -177,7 +176,7 @@ class ValueEstimator(KeyedModule, ABC):
         self._net = None if value_network is None else values_of(value_network, dtype)
         if self._net is not None:
             self.tensor_keys.value = self._net.key
-        self.shifted, self.shifted_budget = shifted, need_budget(shifted_budget)
+        self.shifted, self.shifted_budget = shifted, need_count("shifted_budget", shifted_budget)
         self.average, self.average_rewards = average, average_rewards
         self.differentiable, self.network_gradient, self.two_calls = differentiable, network_gradient, two_calls
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend

@@ -16,7 +16,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 
 from rlcli.config import registry
-from rlcli.errors import ArgumentError, NumericsError
+from rlcli.errors import ArgumentError, NumericsError, one_of
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
@@ -263,8 +263,7 @@ def make_estimator(
     """
     name = kind.value if isinstance(kind, ValueEstimators) else kind
     known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
-    if name not in known:
-        raise ArgumentError(f"unknown value estimator {name!r}", fix=f"Choose one of {', '.join(known)}")
+    one_of("value estimator", name, known)
     given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
     if "value.lmbda" in registry.part("estimator", name).uses:
         given.setdefault("lmbda", 0.95)

@@ -24,6 +24,7 @@ from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
 from rlcli.objectives.networks import Columns, Lowered, value_key
 from rlcli.objectives.value.observations import Observations
+from rlcli.objectives.value.reading import need_count
 
 
 class Chunks:
@@ -39,8 +40,8 @@ class Chunks:
         if number is not None and size is not None:
             raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
         for name, count in (("num_chunks", number), ("value_chunk_size", size)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
+            if count is not None:
+                need_count(name, count)
         self.number, self.size = number, size
 
     def rows(self, shape: Size) -> int | None:

@@ -134,6 +134,13 @@ def need_rate(name: str, rate: Rate) -> Rate:
     return rate
 
 
+def need_count(name: str, count: Any) -> int:
+    """A whole number from 1 on, or the sentence why not."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
+    return count
+
+
 def check_columns(
     td: TensorDictBase, keys: SimpleNamespace, observed: Sequence[tuple[Key, Any]], masks: Mapping[Key, Tensor]
 ) -> None:

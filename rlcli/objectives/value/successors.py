@@ -192,13 +192,6 @@ def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:
     return Ends(ends.terminated, cut)
 
 
-def need_budget(budget: int) -> int:
-    """A usable number of extra slots, or the sentence why not."""
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise ArgumentError("shifted_budget must be at least 1", why=f"got {budget!r}")
-    return budget
-
-
 def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBase | None) -> None:
     """Refuse other parameters for successors, and successors that are not the next row."""
     if target_params is not None:

@@ -6,10 +6,9 @@ from torch import nn
 import rlcli
 from rlcli.algorithms import Bootstrapped
 from rlcli.algorithms.policy import actor_and_critic, network_options
-from rlcli.keys import ACTION, OBSERVATION, under_next
+from rlcli.keys import ACTION, OBSERVATION, TD_ERROR, under_next
 from rlcli.modules import ActorCritic, network
 from rlcli.objectives.bootstrap import BootstrappedLoss, mean_of, next_columns, target_of
-from rlcli.objectives.loss import ROWS
 from rlcli.objectives.networks import Density
 
 
@@ -48,7 +47,7 @@ class IQLLoss(BootstrappedLoss):
             "loss_value": self.reduced(side * ahead**2, mask, weights),
             "loss_qvalue": self.reduced((value - target) ** 2, mask, weights),
             "q_value": mean_of(value, mask),
-            ROWS: (value.detach() - target).abs(),
+            TD_ERROR: (value.detach() - target).abs(),
         }
 
     def _value(self, columns):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batches import in_child
 from tensordict import TensorDict
 
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
@@ -90,11 +89,12 @@ def _agree(ours, plain, rng):
     np.testing.assert_array_equal(ours.index.ids(rows), plain.index.ids(rows))
 
 
+@pytest.mark.parametrize("histories", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("next_obs", ["exact", "full"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_reads_equal_writes_bit_for_bit(tmp_path, kind, next_obs):
-    relaid = 0
-    for seed in range(12):
+def test_reads_equal_writes_bit_for_bit(tmp_path, kind, next_obs, histories):
+    relaid, first = 0, 2 * list(KINDS).index(kind) + (next_obs == "full")
+    for seed in range(first, first + 8 * histories, 8):  # each storage has histories of its own
         rng = np.random.default_rng(seed)
         envs, ndim = int(rng.integers(1, 4)), int(rng.integers(1, 3))
         size = int(rng.integers(20, 60)) // envs * envs
@@ -222,19 +222,19 @@ def test_ids_that_the_index_knew_are_stored_when_rows_are_told_apart_by_another_
     _agree(ring, plain, play.rng)
 
 
-def test_a_batch_on_a_device_is_packed_from_a_copy_in_memory():
+def packed_on_a_device():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100), codes=True)
+    batch = TensorDict({"flag": torch.zeros(20, 64, dtype=torch.bool)}, [20])
+    rb.extend(batch)
+    packing = rb.ring.packing
+    assert packing.codes and not packing.coded.plain
+    with pytest.raises(NotImplementedError, match="meta"):
+        packing.coded.pack({"flag": batch["flag"].to("meta")})
+
+
+def test_a_batch_on_a_device_is_packed_from_a_copy_in_memory(child):
     """`meta` stands for a device: its tensors have no address that may be read, and refuse to be copied."""
-
-    def work():
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100), codes=True)
-        batch = TensorDict({"flag": torch.zeros(20, 64, dtype=torch.bool)}, [20])
-        rb.extend(batch)
-        packing = rb.ring.packing
-        assert packing.codes and not packing.coded.plain
-        with pytest.raises(NotImplementedError, match="meta"):
-            packing.coded.pack({"flag": batch["flag"].to("meta")})
-
-    in_child(work)
+    child(packed_on_a_device)
 
 
 def counted(first, rows=40):

@@ -38,7 +38,9 @@ def test_a_dump_gives_the_same_ring_in_any_storage(tmp_path, kind, ndim, mode):
         if i in (0, 3, 11, 17):
             extra = {"sampler": {"state": 2**100 + i, "weights": torch.arange(i)}, "none": None}
             dumps.dump(ring, tmp_path / "dumps", extra)
-            for other in KINDS:
+            every = list(KINDS)
+            some = every if i == 17 else [every[(every.index(kind) + i + 2 * ndim + (mode == "full")) % len(every)]]
+            for other in some:
                 again = Ring(KINDS[other](tmp_path, ndim), next_obs=mode)
                 back = dumps.load(again, tmp_path / "dumps")
                 assert back["sampler"]["state"] == 2**100 + i and back["none"] is None
@@ -86,11 +88,11 @@ def test_a_dump_of_a_storage_on_disk_writes_only_what_is_new(tmp_path):
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("kind", ["memory", "compressed"])
 def test_a_dump_of_memory_writes_only_what_is_new_and_proves_by_bytes_what_is_not(tmp_path, kind, keep):
-    storage = {"memory": LazyTensorStorage, "compressed": CompressedStorage}[kind](1000)
+    storage = {"memory": LazyTensorStorage, "compressed": CompressedStorage}[kind](500)
     ring, kept = Ring(storage), []
-    for number in range(1, 130):
+    for number in range(1, 70):
         ring.extend(steps(number))
-        if number == 64:
+        if number == 32:
             ring.overwrite(np.arange(100, 104), steps(99).reshape(-1)[:4])
         if number % 8:
             continue
@@ -101,7 +103,7 @@ def test_a_dump_of_memory_writes_only_what_is_new_and_proves_by_bytes_what_is_no
         assert len(set.union(*inodes)) == sum(map(len, inodes))  # no two of the kept ones share a byte
         for folder, _ in kept:
             assert dumps.FOLDERS.verify(folder) is None
-        back = Ring(LazyTensorStorage(1000))
+        back = Ring(LazyTensorStorage(500))
         assert dumps.load(back, tmp_path) == {"number": number} and same(live(back), keeps)
 
 

@@ -93,6 +93,14 @@ PLANTED = {
     "strangers are followed where bytes coincide": (
         "write", "goes = goes and ids[i] == ids[i + 1]", "goes = notes[i] != 0 or (goes and ids[i] == ids[i + 1])"),
 }  # fmt: skip
+TRIED_FIRST = {  # of the runs, one that sees what few of them see
+    "eight rows are passed over if one is plain": 497,
+    "env rows of a flat batch are one stream": 142,
+    "a link reads the row below": 497,
+    "many env rows are forgotten at the next write": 773,
+    "a link keeps its slot": 497,
+    "strangers are followed where bytes coincide": 497,
+}
 
 
 def copy_bytes(target, source, count):
@@ -143,9 +151,9 @@ def plain(monkeypatch):
         yield install
 
 
-def seen(runs=RUNS):
-    """Whether a few random runs end in a failure."""
-    for seed in random.Random(0).sample(range(1000), runs):
+def seen(runs=RUNS, first=None):
+    """Whether a few random runs end in a failure; that of the seed `first` comes before the others."""
+    for seed in sorted(random.Random(0).sample(range(1000), runs), key=lambda seed: seed != first):
         try:
             go(seed, writes=30)
         except (AssertionError, IndexError, ValueError, KeyError, OverflowError, TypeError):
@@ -155,13 +163,13 @@ def seen(runs=RUNS):
 
 def test_the_passes_as_plain_python_give_the_same_answers(plain):
     plain()
-    assert not seen(8)
+    assert not seen(5)
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_is_caught(plain, name):
     plain(*PLANTED[name])
-    assert seen(), name
+    assert seen(first=TRIED_FIRST.get(name)), name
 
 
 def test_values_compared_instead_of_bits_are_caught(plain):

@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from batches import in_child, same, twins
+from batches import same, twins
 from torch import nn
 
 from rlcli.data.next_obs import ReadOnlyRowsError, Rows, full_next_obs, pack, unpack
@@ -123,60 +123,61 @@ def saved(x):
     return file
 
 
-def compare(operation, dtype):
+def compare(name, dtype):
     warnings.simplefilter("ignore")
     exact, full = (td.get(NEXT) for td in twins(dtype=dtype))
-    same(operation(exact), operation(full))
+    same(VALUES[name](exact), VALUES[name](full))
     same(exact, full)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("name", VALUES)
-def test_operation_equals_the_plain_tensors(name, dtype):
-    in_child(compare, VALUES[name], dtype)
+def test_operation_equals_the_plain_tensors(child, name, dtype):
+    child(compare, name, dtype)
 
 
-def refuse(operation):
+def refuse(name):
     exact, full = (td.get(NEXT) for td in twins())
     with pytest.raises(ReadOnlyRowsError):
-        operation(exact)
+        WRITES[name](exact)
     same(exact, full)
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_write_in_place_is_refused_and_changes_nothing(name):
-    in_child(refuse, WRITES[name])
+def test_write_in_place_is_refused_and_changes_nothing(child, name):
+    child(refuse, name)
 
 
-def raw_memory(read):
+RAW = {
+    "data_ptr": lambda x: x.data_ptr(),
+    "to_dlpack": lambda x: torch.utils.dlpack.to_dlpack(x),
+    "bytes": lambda x: bytes(x.untyped_storage()),
+    "data_ptr of the storage": lambda x: x.untyped_storage().data_ptr(),
+    "element of the storage": lambda x: x.storage()[0],
+}
+
+
+def raw_memory(name):
     exact, _ = twins()
     with pytest.raises(RuntimeError):
-        read(exact.get(NEXT))
+        RAW[name](exact.get(NEXT))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.data_ptr(),
-        lambda x: torch.utils.dlpack.to_dlpack(x),
-        lambda x: bytes(x.untyped_storage()),
-        lambda x: x.untyped_storage().data_ptr(),
-        lambda x: x.storage()[0],
-    ],
-)
-def test_asking_for_memory_that_is_not_there_is_an_error_not_a_segfault(read):
-    in_child(raw_memory, read)
+@pytest.mark.parametrize("name", RAW)
+def test_asking_for_memory_that_is_not_there_is_an_error_not_a_segfault(child, name):
+    child(raw_memory, name)
+
+
+def compiled_alike(backend):
+    exact, full = twins()
+    compiled = torch.compile(lambda x: (x * 2).sum(-1) + x.reshape(-1, 4)[0, 0], backend=backend, fullgraph=True)
+    same(compiled(exact.get(NEXT)), compiled(full.get(NEXT)))
+    same(compiled(exact.get(NEXT)[:, 1:3]), compiled(full.get(NEXT)[:, 1:3]))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_functions_read_the_same_values(backend):
-    def work():
-        exact, full = twins()
-        compiled = torch.compile(lambda x: (x * 2).sum(-1) + x.reshape(-1, 4)[0, 0], backend=backend, fullgraph=True)
-        same(compiled(exact.get(NEXT)), compiled(full.get(NEXT)))
-        same(compiled(exact.get(NEXT)[:, 1:3]), compiled(full.get(NEXT)[:, 1:3]))
-
-    in_child(work)
+def test_compiled_functions_read_the_same_values(child, backend):
+    child(compiled_alike, backend)
 
 
 def test_gradients_of_a_network_and_of_the_rows_equal_the_plain_ones():
@@ -257,21 +258,41 @@ def test_minibatch_on_another_device_is_only_its_own_rows():
     assert not isinstance(part, Rows) and part.shape == (3, 4)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_what_torch_saved_is_loaded_elsewhere_by_default(known, tmp_path):
+ELSEWHERE = """
+import sys, torch
+for known in (False, True):
+    try:
+        if known:
+            import rlcli.data
+        parts = torch.load(f"saved {known}.pt")
+        assert ("rlcli" in sys.modules) == known
+        read = [x if isinstance(x, torch.Tensor) else x["next"]["observation"] for x in parts]
+        assert all(type(x) is torch.Tensor for x in read)
+        torch.save(read, f"read {known}.pt")
+    except Exception as error:
+        open(f"error {known}.txt", "w").write(repr(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Where a process that had not heard of rlcli, and then imported it, has written what it loaded."""
+    folder, (exact, _) = tmp_path_factory.mktemp("elsewhere"), twins()
+    torch.save([exact["next", "observation"], exact.to_dict()], folder / "saved False.pt")
+    torch.save([exact], folder / "saved True.pt")
+    subprocess.run([sys.executable, "-c", ELSEWHERE], check=True, cwd=folder)
+    return folder
+
+
+@pytest.mark.parametrize(("known", "parts"), [(False, 2), (True, 1)])
+def test_what_torch_saved_is_loaded_elsewhere_by_default(elsewhere, known, parts):
     """By a process that never heard of rlcli; whole batches by one that imported it."""
-    exact, full = twins()
-    parts = [exact] if known else [exact["next", "observation"], exact.to_dict()]
-    torch.save(parts, tmp_path / "saved.pt")
-    lines = ["import sys, torch", *(["import rlcli.data"] if known else [])]
-    lines += [f"parts = torch.load({str(tmp_path / 'saved.pt')!r}); assert ('rlcli' in sys.modules) == {known}"]
-    lines += ["read = [x if isinstance(x, torch.Tensor) else x['next']['observation'] for x in parts]"]
-    lines += [f"assert all(type(x) is torch.Tensor for x in read); torch.save(read, {str(tmp_path / 'read.pt')!r})"]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
-    read = torch.load(tmp_path / "read.pt")
-    assert len(read) == len(parts)
+    error = elsewhere / f"error {known}.txt"
+    assert not error.exists(), error.read_text()
+    read = torch.load(elsewhere / f"read {known}.pt")
+    assert len(read) == parts
     for tensor in read:
-        same(tensor, full["next", "observation"])
+        same(tensor, twins()[1]["next", "observation"])
 
 
 def test_pickle_of_a_packed_batch_holds_observations_once():

@@ -1,4 +1,4 @@
-"""Every TensorDict operation on an `exact` batch gives what `full` gives, or is refused; each in a child process."""
+"""Every TensorDict operation on an `exact` batch gives what `full` gives, or is refused; all in a child process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from batches import in_child, same, twins
+from batches import same, twins
 from tensordict import LazyStackedTensorDict, TensorDict, pad
 
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
@@ -217,8 +217,9 @@ REFUSED = {
 }
 
 
-def compare(operation, dtype, lazy):
+def compare(name, dtype, lazy):
     warnings.simplefilter("ignore")
+    operation = (LAZY if lazy else GATHERED)[name]
     exact, full = twins(dtype=dtype)
     ours, theirs = operation(exact), operation(full)
     same(ours, theirs)
@@ -228,21 +229,21 @@ def compare(operation, dtype, lazy):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("name", LAZY)
-def test_operation_that_only_moves_rows_equals_full_and_stays_lazy(name, dtype):
+def test_operation_that_only_moves_rows_equals_full_and_stays_lazy(child, name, dtype):
     # dicts, flattened keys and unpickled parts are compared by value alone
-    in_child(compare, LAZY[name], dtype, True)
+    child(compare, name, dtype, True)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 @pytest.mark.parametrize("name", GATHERED)
-def test_operation_that_needs_values_equals_full(name, dtype):
-    in_child(compare, GATHERED[name], dtype, False)
+def test_operation_that_needs_values_equals_full(child, name, dtype):
+    child(compare, name, dtype, False)
 
 
-def refused(operation):
+def refused(name):
     exact, _ = twins()
     with pytest.raises((ReadOnlyRowsError, ValueError)) as caught:
-        operation(exact)
+        REFUSED[name](exact)
     reasons, error = [], caught.value
     while error is not None:  # tensordict wraps what a leaf raises
         reasons.append(error)
@@ -251,8 +252,8 @@ def refused(operation):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_operation_that_writes_next_observations_is_refused_with_the_way_out(name):
-    in_child(refused, REFUSED[name])
+def test_operation_that_writes_next_observations_is_refused_with_the_way_out(child, name):
+    child(refused, name)
 
 
 def test_a_single_env_batch_works_the_same_way():

@@ -43,7 +43,7 @@ def test_a_storage_holds_what_plain_memory_holds(tmp_path, kind, seed):
     storage.declare(fields(), CAPACITY)
     plain.declare(fields(), CAPACITY)
     cursor = 0
-    for i in range(80):
+    for i in range(40):
         count = int(rng.integers(1, [4, 60][int(rng.integers(2))]))
         for one in (storage, plain):
             one.write(cursor, columns(count, 1000 * seed + i))

@@ -1,4 +1,4 @@
-"""What a buffer is given, as what it works with: storage, sampler, ring, batches, and the rows named in brackets."""
+"""The arguments of a buffer, as what it works with: storage, sampler, ring, batches, and the rows named in brackets."""
 
 from __future__ import annotations
 

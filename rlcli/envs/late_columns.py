@@ -1,0 +1,82 @@
+"""Columns of what nobody declared: a user's env or policy shows in its first step that it writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from rlcli.errors import RlcliError
+from rlcli.keys import Key, show
+
+
+class LateColumns:
+    """Columns of what a user's env or policy writes beside what it declares: they show when they are written.
+
+    The first step decides which they are; their memory is a batch's own: torch tensors of the very dtype that was
+    written.
+
+    Parameters
+    ----------
+    lanes : int
+    refuse : callable
+        `(what, why, fix) -> error`, in the writer's words: of a key that comes, goes or changes after the first step.
+    """
+
+    def __init__(self, lanes: int, refuse: Callable[[str, str, str], RlcliError]) -> None:
+        self.lanes, self.refuse = lanes, refuse
+        self.kinds: dict[Key, tuple[tuple[int, ...], torch.dtype]] | None = None  # until the first step
+        self.columns: dict[Key, torch.Tensor] = {}
+        self.marks: dict[Key, torch.Tensor] = {}
+        self._rows: dict[Key, tuple[torch.Tensor, ...]] = {}  # of each column, one a step
+        self.steps = 0
+
+    def begin(self, steps: int) -> None:
+        """A batch of `steps` steps: zeros, until a step says more."""
+        self.steps, self.marks = steps, {}
+        self._allocate()
+
+    def _allocate(self) -> None:
+        self.columns = {key: self._column(*kind) for key, kind in (self.kinds or {}).items()}
+        self._rows = {key: column.unbind(1) for key, column in self.columns.items()}
+
+    def _column(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(self.lanes, self.steps, *shape, dtype=dtype)
+
+    def write(self, t: int, values: Mapping[Key, torch.Tensor]) -> None:
+        """The values `[N, *shape]` of step t.
+
+        Raises
+        ------
+        RlcliError
+            They are not those of the first step, in key, shape or dtype.
+        """
+        if self.kinds is None:
+            self.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in values.items()}
+            self._allocate()
+        if values.keys() != self.kinds.keys():
+            key = min(values.keys() ^ self.kinds.keys(), key=show)
+            done = "was not written" if key in self.kinds else "was written"
+            raise self.refuse(
+                f"{show(key)} {done}, unlike at the first step", "the first step decides which columns a batch has",
+                "Write it at every step, zeros where there is nothing to say.",
+            )  # fmt: skip
+        for key, value in values.items():
+            row = self._rows[key][t]
+            if value.shape != row.shape or value.dtype is not row.dtype:
+                shape, dtype = self.kinds[key]
+                raise self.refuse(
+                    f"{show(key)} is not what it was at the first step",
+                    f"expected {shape} {dtype} a step, got {tuple(value.shape[1:])} {value.dtype}", "",
+                )  # fmt: skip
+            row.copy_(value)
+
+    def mark(self, t: int, key: Key, value: torch.Tensor) -> None:
+        """A flag `[N, 1]` of step t, which is False wherever nothing is said: it may come at any step."""
+        if bool(value.any()):
+            self.marks.setdefault(key, self._column((1,), torch.bool))[:, t] = value
+
+    def take(self, steps: int) -> dict[Key, torch.Tensor]:
+        """The first `steps` steps of the batch, `[N, steps, *shape]`."""
+        taken, self.columns, self.marks, self._rows = {**self.columns, **self.marks}, {}, {}, {}
+        return {key: column[:, :steps] for key, column in taken.items()}

@@ -1,0 +1,39 @@
+"""What a dtype is called, which numbers it holds, and which dtype of the other library has the same ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`, as numpy says it too."""
+    return str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """torch's dtype of the same numbers as numpy's."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype | None:
+    """numpy's dtype of the same numbers as torch's; None where it has none (bfloat16)."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
+
+
+def limits(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest of a dtype of whole numbers, or of bool."""
+    return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+
+def holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a number is one of a dtype's; floats are rounded."""
+    if dtype.is_floating_point:
+        return True
+    least, greatest = limits(dtype)
+    return least <= value <= greatest and value == int(value)

@@ -1,0 +1,57 @@
+"""Programs in a process of their own each, forked from one that has loaded torch and its like once for all of them."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+FORK = """
+import json, os, sys, types
+import gymnasium, numba, tensordict, torch
+{first}
+for name, (program, folder) in json.load(sys.stdin).items():
+    if os.fork() == 0:
+        os.chdir(folder)
+        for stream, file in enumerate(("stdout", "stderr"), 1):
+            os.dup2(os.open(os.path.join({into!r}, f"{{name}}.{{file}}"), os.O_WRONLY | os.O_CREAT), stream)
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(program, name, "exec"), vars(main))
+        sys.exit()
+    with open(os.path.join({into!r}, f"{{name}}.code"), "w") as code:
+        code.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+
+
+@dataclass
+class Ran:
+    """How a program ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_forked(programs: dict[str, tuple[str, Path]], into: Path, first: str = "") -> dict[str, Ran]:
+    """Run programs, each in a folder, one after the other; what they write is kept in `into`.
+
+    Parameters
+    ----------
+    first : str
+        What the process does from which they are forked.
+    """
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", FORK.format(first=first, into=str(into))],
+        env={**os.environ, "PYTHONPATH": path},
+        input=json.dumps({name: (program, str(folder)) for name, (program, folder) in programs.items()}),
+        text=True,
+        check=True,
+        timeout=600,
+    )
+
+    def said(name: str, of: str) -> str:
+        return (into / f"{name}.{of}").read_text()
+
+    return {name: Ran(int(said(name, "code")), said(name, "stdout"), said(name, "stderr")) for name in programs}
