@@ -5,9 +5,12 @@ A plan asks before there is anything, a run that is about to begin beside what i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -57,6 +60,19 @@ def played(cfg: CollectConfig) -> int:
     return evaluation_lanes(cfg.env, cfg.run.eval_episodes) if isinstance(cfg, Config) and cfg.run.eval_episodes else 0
 
 
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Nothing that was left before, the envs of an earlier run perhaps, is freed while envs are measured."""
+    automatic = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if automatic:
+            gc.enable()
+
+
+@_no_collections()
 def one_more(cfg: CollectConfig) -> Envs:
     """What one more env takes where there is one.
 
@@ -81,6 +97,7 @@ def one_more(cfg: CollectConfig) -> Envs:
     return found
 
 
+@_no_collections()
 def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     """What a run that has made its envs, and has `reset` them or not, will hold of envs beside.
 

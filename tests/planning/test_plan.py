@@ -26,6 +26,7 @@ from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
 from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.hooks import priority_bytes
+from rlcli.planning.envs import EVALUATION, to_come
 from rlcli.planning.fit import advice_for
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
@@ -429,6 +430,27 @@ def test_a_run_foretells_the_envs_of_its_evaluation_and_its_workers_as_its_plan_
     assert planned.process["envs of the evaluation"] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert whole.get("workers", 0) == pytest.approx(planned.workers, rel=0.2)
     assert ("worker processes" in (tmp_path / "4" / "report.md").read_text()) == bool(words)
+
+
+class CollectedEnv(LargeEnv):
+    """Its constructor makes so many objects that garbage is collected, that of others too."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = [[number] for number in range(10 * gc.get_threshold()[0])]
+
+
+@pytest.mark.parametrize("words", [[], ["env.workers=2"]])
+def test_what_an_earlier_run_left_does_not_lessen_what_envs_take(large_env, words):
+    rlcli.register_env("collected")(CollectedEnv)
+    cfg = configure("train", ["env.id=collected", "env.num=2", "run.eval_episodes=4", *words])
+    to_come(cfg, reset=True)  # imports what it needs
+    gc.collect()
+    left = [LargeEnv(), LargeEnv(), LargeEnv(), LargeEnv()]
+    left.append(left)  # a circle
+    del left
+    assert to_come(cfg, reset=True)[EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert gc.isenabled()
 
 
 def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
