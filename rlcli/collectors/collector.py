@@ -26,10 +26,9 @@ from rlcli.collectors.options import Counted, Stepping, divided, next_steps, ste
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.weights import FollowedWeights, Source
-from rlcli.collectors.wiring import EnvMaker, delta_of, make_env, wire, with_delta, with_transforms
+from rlcli.collectors.wiring import EnvMaker, array_face, delta_of, make_env, wire, with_delta, with_transforms
 from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase
-from rlcli.envs.array_face import array_face
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.lanes.bounds import Bounds

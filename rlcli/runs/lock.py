@@ -6,12 +6,9 @@ drops the lock, so the next process takes it and knows the last one did not fini
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import socket
-import weakref
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from rlcli.errors import ResourceError
+from rlcli.processes.lock import ProcessLock, hold, let_go
 from rlcli.typed import Misfit, number, read_json, record, text, whole
 
 LOCK = "lock"
@@ -68,12 +66,12 @@ class RunLock:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._fd = -1
+        self._lock: ProcessLock | None = None
 
     def acquire(self) -> RunLock:
         path = self.folder / LOCK
         try:
-            self._take(path)
+            self._lock = hold(path, json.dumps(asdict(_myself())), 0o644)
         except BlockingIOError as error:
             holder = read_holder(self.folder)
             raise ResourceError(
@@ -91,37 +89,18 @@ class RunLock:
                 why=error.strerror or str(error),
                 fix="Give write permission, or choose another run.dir.",
             ) from error
-        _held.add(self)
         return self
 
     def release(self) -> None:
-        """Give the folder back; does nothing when it is not held."""
-        if self._fd < 0:
-            return
-        with contextlib.suppress(OSError):  # the lock goes with the descriptor even where its text cannot
-            os.ftruncate(self._fd, 0)
-        self._close()
+        """Give the folder back; does nothing when it is not held, by a forked child for one."""
+        if self._lock is not None:
+            let_go(self._lock)
 
     def __enter__(self) -> RunLock:
         return self.acquire()
 
     def __exit__(self, *exc: object) -> None:
         self.release()
-
-    def _take(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, json.dumps(asdict(_myself())).encode(), 0)
-        except OSError:
-            self._close()
-            raise
-
-    def _close(self) -> None:
-        _held.discard(self)
-        os.close(self._fd)
-        self._fd = -1
 
 
 def read_holder(folder: Path | str) -> Holder | None:
@@ -137,15 +116,3 @@ def read_holder(folder: Path | str) -> Holder | None:
 def _myself() -> Holder:
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     return Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
-
-
-_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    # a forked worker shares the lock's descriptor, and would hold the folder on after its parent is killed
-    for lock in list(_held):
-        lock._close()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

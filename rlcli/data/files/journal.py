@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.data.files.disk import Disk, digest_of
-from rlcli.data.files.lock import ProcessLock
 from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.processes.lock import ProcessLock
 from rlcli.typed import Check, Misfit, check_format, held, mapping, parsed
 
 JOURNAL = "journal.jsonl"

@@ -30,11 +30,11 @@ import torch
 
 from rlcli.data.fields import listed_fields, read_fields
 from rlcli.data.files.disk import SCRATCH, Disk, explained
-from rlcli.data.files.lock import ProcessLock
 from rlcli.data.files.tensors import map_file
 from rlcli.data.ring.layout import Layout
 from rlcli.data.ring.ring import Ring
 from rlcli.errors import ResourceError
+from rlcli.processes.lock import ProcessLock, hold, let_go
 
 _RUN, _counted = secrets.token_hex(4), itertools.count()
 _NAME = re.compile(rf"{SCRATCH}[0-9a-f]{{8}}-(\d+)-\d+")
@@ -60,7 +60,7 @@ class ScratchFolder:
         self.path = above / f"{SCRATCH}{_RUN}-{os.getpid()}-{next(_counted)}"
         with explained(self.path):
             self.path.mkdir(mode=0o700)
-            lock = hold(self.path / OWNER)
+            lock = hold(self.path / OWNER, str(os.getpid()))
         self.remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
 
@@ -104,32 +104,6 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
 
 
 # ---- who is there ----------------------------------------------------------------------------------------------
-def hold(path: Path) -> ProcessLock:
-    """Hold a file from now on, which is made if it is not there; for people this process's pid is written into it.
-
-    Raises
-    ------
-    BlockingIOError
-        Somebody holds it (`holder`), perhaps this process itself.
-    """
-    lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    try:
-        os.ftruncate(lock.fd, 0)
-        os.pwrite(lock.fd, str(os.getpid()).encode(), 0)
-    except BaseException:
-        lock.drop()
-        raise
-    return lock
-
-
-def let_go(lock: ProcessLock) -> None:
-    """Let another process have it; does nothing when that was done."""
-    if lock.held:
-        with contextlib.suppress(OSError):  # a full disk; the lock goes all the same
-            os.ftruncate(lock.fd, 0)
-        lock.drop()
-
-
 def holder(path: Path) -> int | None:
     """The pid in a lock's file: who holds it, or held it when it was killed."""
     with contextlib.suppress(OSError, ValueError):

@@ -17,13 +17,13 @@ from tensordict import TensorDictBase
 
 from rlcli.data.fields import columns_of
 from rlcli.data.files.disk import Disk
-from rlcli.data.files.lock import ProcessLock
 from rlcli.data.next_obs.sparse import is_sparse
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.region import LAYOUT, Place, Region, gone, hold, holder, let_go
+from rlcli.data.shared.region import LAYOUT, Place, Region, gone, holder
 from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
 from rlcli.keys import Key, show, under_next
+from rlcli.processes.lock import ProcessLock, hold, let_go
 
 LOCK = "writer"
 
@@ -161,7 +161,7 @@ class RegionWriter:
 
 def _lock(folder: Path) -> ProcessLock:
     try:
-        return hold(folder / LOCK)
+        return hold(folder / LOCK, str(os.getpid()))
     except BlockingIOError as error:
         pid = holder(folder / LOCK)
         raise ResourceError(

@@ -6,9 +6,11 @@ open, locks too, which would outlive the parent: so it closes its copy at once.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import weakref
+from pathlib import Path
 
 
 class ProcessLock:
@@ -43,6 +45,34 @@ class ProcessLock:
         """Let go of it; once."""
         _held.discard(self)
         self._close()
+
+
+def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
+    """Hold a file from now on, which is made if it is not there, and have it say `text`: to people, who holds it.
+
+    Raises
+    ------
+    BlockingIOError
+        Somebody holds it, perhaps this process itself.
+    OSError
+        It cannot be opened or written.
+    """
+    lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
+    try:
+        os.ftruncate(lock.fd, 0)
+        os.pwrite(lock.fd, text.encode(), 0)
+    except BaseException:
+        lock.drop()
+        raise
+    return lock
+
+
+def let_go(lock: ProcessLock) -> None:
+    """Empty the file that is held, and let another process have it; does nothing when that was done."""
+    if lock.held:
+        with contextlib.suppress(OSError):  # a full disk; the lock goes all the same
+            os.ftruncate(lock.fd, 0)
+        lock.drop()
 
 
 _held: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
