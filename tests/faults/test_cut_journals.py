@@ -14,7 +14,9 @@ from rings import begin, quiet, wrong
 
 from rlcli import verify
 from rlcli.data import SegmentReader, SegmentWriter, open_buffer
-from rlcli.errors import DamagedDataError
+from rlcli.data.files.disk import Disk
+from rlcli.data.files.journal import Journal
+from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.inspection.folder import inspect
 from rlcli.jobs import resume
 
@@ -190,3 +192,23 @@ def test_rows_of_an_interrupted_first_commit_are_moved_aside(tmp_path):
     assert files(folder / "aside-0001") == before
     again.storage.close(again.contents.encoded)
     assert wrong(folder) == []
+
+
+# ---- a journal that was closed -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "write", [lambda journal, end: journal.append({"n": 1}), Journal.take_back, lambda journal, end: journal.replace()],
+    ids=["append", "take back", "replace"],
+)  # fmt: skip
+def test_a_closed_journal_leaves_the_file_alone_that_got_its_descriptor(tmp_path, write):
+    journal = Journal(tmp_path / "journal.jsonl", Disk())
+    begun, fd = journal.end, journal._lock.fd
+    journal.append({"n": 0})
+    said = journal.path.read_bytes()
+    journal.close()
+    with open(tmp_path / "other", "w+b") as other:
+        assert other.fileno() == fd
+        other.write(b"of somebody else")
+        other.flush()
+        with pytest.raises(ResourceError, match="does not write here"):
+            write(journal, begun)
+    assert (tmp_path / "other").read_bytes() == b"of somebody else" and journal.path.read_bytes() == said

@@ -211,7 +211,6 @@ class Journal:
 
     def append(self, *new: Record) -> None:
         """Add records with one write; they are durable on return, and gone if anything is raised."""
-        self.need_held()
         self._settle()
         data, digest = _lines(new, self.end.digest)
         end = End(self.end.size + len(data), self.end.records + len(new), digest)
@@ -227,7 +226,7 @@ class Journal:
         Raises
         ------
         ResourceError
-            The disk refuses. What is appended next takes the place of the records all the same.
+            The disk refuses, or this process does not write here. What is appended next takes the place of the records all the same.
         """
         self.end = end
         self._settle()
@@ -238,7 +237,7 @@ class Journal:
         Raises
         ------
         ResourceError
-            The disk refuses: the journal says what it said.
+            The disk refuses, or this process does not write here: the journal says what it said.
         """
         self._settle()
         data, digest = _lines(new, "")
@@ -255,6 +254,7 @@ class Journal:
 
     def _settle(self) -> None:
         """Have the file that has the name, and nothing in it behind what counts: an interrupt may come at any time."""
+        self.need_held()  # the number of a descriptor that was closed may be another file's by now
         if self._next is not None:
             (left, end), renamed = self._next, not self._beside.exists()
             if renamed:

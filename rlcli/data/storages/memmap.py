@@ -483,11 +483,14 @@ class LazyMemmapStorage(Storage):
 
     def close(self, state: State | None = None) -> None:
         """Commit, and let another process go on with the folder; once. In a forked child nothing changes there."""
-        if self._journal is not None and not self._forked:
+        journal = None if self._forked else self._journal
+        if journal is not None:
             self.commit(state)
-            self._journal.close()
-        self._journal = None
+            journal.finish()
+        self._journal, self.fields = None, {}  # in one statement: interrupted, it is open still, or closed
         self._forget()
+        if journal is not None:
+            journal.abandon()
 
     @property
     def nbytes(self) -> int:

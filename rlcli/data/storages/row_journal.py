@@ -303,21 +303,19 @@ class RowJournal:
         if self.committed.pieces or self.committed.state:
             self.commit(self.committed.to, self.committed.to, [], None, False, self.committed.fields)
 
-    def close(self) -> None:
-        """Say that nothing is missing, and let other processes write; once. Refused by the disk, it is open still."""
-        if self._journal.closed:
+    def finish(self) -> None:
+        """Say that nothing is missing, which is so until the next commit. Refused by the disk, it says what it said."""
+        if self.committed.closed:
             return
-        if not self.committed.closed:
-            mark = self.mark
-            try:
-                self._append({"kind": "closed", "to": self.committed.to})
-            except BaseException:
-                self.take_back(mark)
-                raise
-        self._journal.close()
+        mark = self.mark
+        try:
+            self._append({"kind": "closed", "to": self.committed.to})
+        except BaseException:
+            self.take_back(mark)
+            raise
 
     def abandon(self) -> None:
-        """Let other processes write, and say nothing."""
+        """Let other processes write, and say nothing; once."""
         self._journal.close()
 
 
