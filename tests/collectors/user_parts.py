@@ -107,14 +107,18 @@ class OwnTransformed(TransformedEnv):
 
 
 class ByHand(EnvBase):
-    """Written on tensordicts: counts, gives the same tensors again, and only says `done`, or only what it must."""
+    """Written on tensordicts: counts, gives the same tensors again, and only says `done`, or only what it must.
 
-    def __init__(self, lanes, actions, flags) -> None:
+    One that `reuses` gives its flags as the same tensors too; a reset shows something else of the lanes that go on.
+    """
+
+    def __init__(self, lanes, actions, flags, reuses=False) -> None:
         super().__init__(batch_size=lanes)
         size = self.batch_size
         self.observation_spec = Composite({"observation": Unbounded((*size, 2))}, shape=size)
         self.action_spec = Bounded(-1, 1, (*size, 2)) if actions == "box" else OneHot(3, shape=(*size, 3))
-        self.flags, self.seen, self.calls = flags, torch.zeros(*size, 2), 0
+        self.flags, self.seen, self.calls, self.reuses = flags, torch.zeros(*size, 2), 0, reuses
+        self.over = {name: torch.zeros(*size, 1).bool() for name in ("done", "terminated", "truncated")}
         self.generator = torch.Generator()
         self.left = torch.ones(*size, 1)
 
@@ -127,7 +131,11 @@ class ByHand(EnvBase):
         self.left = torch.where(mask, length, self.left)
         start = torch.randn(self.seen.shape, generator=self.generator)
         self.seen.copy_(torch.where(mask, start, self.seen))
-        return TensorDict({"observation": self.seen}, self.batch_size)
+        if not self.reuses:
+            return TensorDict({"observation": self.seen}, self.batch_size)
+        for flag in self.over.values():
+            flag.logical_and_(~mask)
+        return TensorDict({"observation": torch.where(mask, self.seen, 7.0), **self.over}, self.batch_size)
 
     def _step(self, td):
         self.calls += 1
@@ -139,6 +147,8 @@ class ByHand(EnvBase):
             out["done"] = over
         else:
             out |= {"terminated": over & (self.seen[..., :1] > 0), "truncated": over & (self.seen[..., :1] <= 0)}
+        if self.reuses:
+            out |= {name: self.over[name].copy_(out[name]) for name in self.over if name in out}
         return TensorDict(out, self.batch_size)
 
 
@@ -159,12 +169,12 @@ class World:
 
     def make(self) -> EnvBase:
         if self.face == "by hand, batched" and self.lanes:
-            return ByHand((self.lanes,), self.actions, self.ends.replace("terminates", "done"))
+            return ByHand((self.lanes,), self.actions, self.ends.replace("terminates", "done"), self.reuses)
         return SerialEnv(self.lanes, self.single) if self.lanes else self.single()
 
     def single(self) -> EnvBase:
         if self.face.startswith("by hand"):
-            return ByHand((), self.actions, self.ends.replace("terminates", "done"))
+            return ByHand((), self.actions, self.ends.replace("terminates", "done"), self.reuses)
         world = Drift(self.keys, np.dtype(self.dtype), self.reuses, self.actions, self.ends)
         kind = {"own step": OwnStep, "own reset": OwnReset}.get(self.face, GymEnv)
         env = kind(WRAPPERS[self.wrapper](world), categorical_action_encoding=self.actions == "index")
