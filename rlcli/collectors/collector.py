@@ -330,7 +330,7 @@ class Collector(BaseCollector):
         if POLICY_VERSION in columns:
             columns[POLICY_VERSION][:] = self._weights.versions(*columns[POLICY_VERSION].shape)
         batch = assemble(filled, batched=self.batched, delta=self.delta)
-        self.frames += batch.numel()
+        self.frames += batch.shape.numel()
         return Collected(self._stored_where_asked(batch), filled.reward, done, filled.seconds)
 
     def _look(self, random_frames: int) -> None:

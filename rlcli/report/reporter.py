@@ -174,7 +174,7 @@ class Reporter:
         frames : int, optional
             Frames since the last report, where `batch` is the last of several; those of `batch` by default.
         """
-        frames = batch.numel() if frames is None else frames
+        frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done

@@ -90,7 +90,9 @@ class ReplayBufferEnsemble:
         self.batch_size = None if batch_size is None else need_size("batch_size", batch_size)
         self.drawn = len(buffers) if num_buffer_sampled is None else need_size("num_buffer_sampled", num_buffer_sampled)
         self._layout = layout
-        self._chances = _cumulated(p, len(buffers))
+        self._chances = _checked(p, len(buffers))
+        sums = np.cumsum(self._chances)
+        self._below = sums[:-1] / sums[-1]  # of each but the first, the chance of those before it
         self.random = RandomStream(seed)
         self._lock = threading.RLock()
         self._transforms = Transforms()
@@ -133,8 +135,8 @@ class ReplayBufferEnsemble:
             chosen = self.buffers[member]
             options: dict[str, Any] = {"sample_from_all": True}
             if not self.sample_from_all:
-                p = np.diff(self._chances, prepend=0.0, append=1.0)[member]
-                options = {"p": p, "num_buffer_sampled": None if self.drawn == len(self.buffers) else self.drawn}
+                drawn = None if self.drawn == len(self.buffers) else self.drawn
+                options = {"p": self._chances[member], "num_buffer_sampled": drawn}
             return ReplayBufferEnsemble(*chosen, batch_size=self.batch_size, layout=self._layout, **options)
         if (
             isinstance(member, bool)
@@ -261,7 +263,7 @@ class ReplayBufferEnsemble:
             self.random.state[:] = random
 
     def _members(self) -> np.ndarray:
-        return np.searchsorted(self._chances, uniform(self.random, self.drawn), side="right")
+        return np.searchsorted(self._below, uniform(self.random, self.drawn), side="right")
 
     def _part(self, member: int, size: int) -> Sampled:
         """A sample of a member."""
@@ -377,10 +379,10 @@ class ReplayBufferEnsemble:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"
 
 
-def _cumulated(p: Sequence[float] | Tensor | None, count: int) -> np.ndarray:
-    chances = np.ones(count) if p is None else np.asarray(p, np.float64)
-    if chances.shape != (count,) or not (chances >= 0).all() or not np.isfinite(chances).all() or not chances.sum():
+def _checked(p: Sequence[float] | Tensor | None, count: int) -> np.ndarray:
+    chances = np.ones(count) if p is None else np.array(p, np.float64)
+    if chances.shape != (count,) or not (chances >= 0).all() or not 0 < chances.sum() < np.inf:
         raise ArgumentError(
             "p has a chance for every buffer, from 0 on", where="p", why=f"got {np.asarray(p).tolist()} for {count}"
         )
-    return np.cumsum(chances)[:-1] / chances.sum()
+    return chances

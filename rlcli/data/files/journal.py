@@ -226,7 +226,8 @@ class Journal:
         Raises
         ------
         ResourceError
-            The disk refuses, or this process does not write here. What is appended next takes the place of the records all the same.
+            This process does not write here; or the disk refuses, and what is appended next takes the place of the
+            records all the same.
         """
         self.end = end
         self._settle()

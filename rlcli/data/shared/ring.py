@@ -155,7 +155,7 @@ class SharedRing(Ring):
             self._writer = self.writer()
         self._writer.extend(batch)
         self.follow()
-        length = batch.numel() // self.lanes
+        length = batch.shape.numel() // self.lanes  # `batch.numel()` is 1 of an empty one
         return self.space.rows(self.cursor - length, length)
 
     def clear(self, *, fields: bool = False) -> None:

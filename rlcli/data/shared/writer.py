@@ -106,12 +106,12 @@ class RegionWriter:
             )
         if any(is_sparse(key) for key in keys):
             raise ArgumentError("a shared buffer takes next_obs full or exact", why="these rows hold differences")
-        lanes = batch.numel() // max(1, batch.shape[-1]) if self.place.ndim > 1 else 1
-        if batch.numel() > self.place.max_size // max(1, lanes) * max(1, lanes):
+        lanes = batch.shape.numel() // max(1, batch.shape[-1]) if self.place.ndim > 1 else 1
+        if batch.shape.numel() > self.place.max_size // max(1, lanes) * max(1, lanes):
             raise ArgumentError(
                 "the batch is larger than the storage",
-                why=f"{batch.numel()} rows, max_size {self.place.max_size}",
-                fix=f"Use max_size={batch.numel()} or more, or smaller batches.",
+                why=f"{batch.shape.numel()} rows, max_size {self.place.max_size}",
+                fix=f"Use max_size={batch.shape.numel()} or more, or smaller batches.",
             )
 
     def _write(self, ring: Ring, region: Region, batch: TensorDictBase) -> None:

@@ -85,6 +85,10 @@ def test_a_part_of_an_ensemble_is_one_too():
     assert set(drawn.sample()["index", "buffer_ids"].flatten().tolist()) == {0}
     with pytest.raises(ArgumentError, match="made of buffers"):
         rb[3:]
+    chances = torch.rand(9, generator=torch.Generator().manual_seed(1)).double().numpy()
+    chances[-1] = 0  # whose chance is nothing, however the others are added up
+    nine = ReplayBufferEnsemble(*(member() for _ in range(9)), p=chances, batch_size=6)
+    assert nine[:]._chances.tolist() == chances.tolist()
 
 
 def test_members_are_drawn_by_their_chance():

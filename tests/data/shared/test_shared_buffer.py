@@ -63,6 +63,15 @@ def test_every_sampler_draws_what_was_published_since(kind):
                     rb.update_priority(sample["index"], torch.rand(len(sample)))
 
 
+def test_a_batch_without_rows_writes_none():
+    with shared(sampler=PrioritizedSampler(100, 1.0, 1.0)) as rb:
+        rows = batch(0, 0, 0, 1, 30)[0]
+        rb.extend(rows)
+        rb.update_priority(range(30), torch.arange(30.0))
+        assert rb.extend(rows[:0]).tolist() == [] and len(rb) == 30
+        assert rb.sampler.state_dict()["priorities"][:30].tolist() == pytest.approx([*range(30)], abs=1e-6)
+
+
 def test_the_owner_may_write_itself_and_knows_where_its_rows_lie():
     with shared(sampler=PrioritizedSampler(100, 1.0, 1.0)) as rb:
         first = batch(0, 0, 0, 1, 30)[0]
