@@ -134,11 +134,11 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return super().ragged or not self.drop_last
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._loaded and (dead := self._rows[~ring.space.are_live(self._rows, ring.cursor)]).size:
-            raise DamagedDataError("this state is of a sampler of another buffer", why=f"row {dead[0]} would be drawn")
-        self._loaded = False
         if self._length != length or not self._left(count):
             self._begin(ring, count, length)
+        elif self._loaded and (dead := self._rows[~ring.space.are_live(self._rows, ring.cursor)]).size:
+            raise DamagedDataError("this state is of a sampler of another buffer", why=f"row {dead[0]} would be drawn")
+        self._loaded = False
         starts, sizes = self._starts[:count], self._sizes[:count]
         self._starts, self._sizes = self._starts[count:], self._sizes[count:]
         self.ran_out = not self._left(count)

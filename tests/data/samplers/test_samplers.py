@@ -588,6 +588,18 @@ def test_rows_that_are_not_stored_are_not_drawn_after_a_state_was_loaded():
         assert set(torch.cat([rb.sample(3)["index"] for _ in range(40)]).tolist()) == set(range(6))
 
 
+def test_the_state_of_slices_of_what_was_stored_before_can_be_loaded():
+    def made():
+        return filled(SliceSamplerWithoutReplacement(slice_len=3, seed=0), size=60, batch=episodes([9] * 5))
+
+    rb, other = made(), made()
+    rb.sample(6)
+    rb.empty()
+    rb.extend(episodes([6]))  # fewer rows than the slices of the epoch lay in
+    other.load_state_dict(rb.state_dict())
+    assert set(other.sample(6)["index"].tolist()) == set(range(6))
+
+
 # ---- one read ----------------------------------------------------------------------------------------------------
 class Counting(LazyTensorStorage):
     """Counts what is gathered, by key."""
