@@ -53,7 +53,7 @@ def categorical(
 ) -> dict[str, float]:
     """`TERMS` for logits `[N, K]` and int64 actions `[N]`; writes the gradients."""
     terms = np.empty(len(TERMS))
-    _categorical(*params, action, rows, _numbers(settings), *param_grads, value_grad, terms)
+    _categorical(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
     return dict(zip(TERMS, terms.tolist(), strict=True))
 
 
@@ -62,15 +62,15 @@ def normal(
 ) -> dict[str, float]:
     """As `categorical`, for independent Gaussians: loc and scale `[N, D]`, actions `[N, D]`."""
     terms = np.empty(len(TERMS))
-    _normal(*params, action, rows, _numbers(settings), *param_grads, value_grad, terms)
+    _normal(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
     return dict(zip(TERMS, terms.tolist(), strict=True))
 
 
-def _numbers(s: Settings) -> np.ndarray:
-    """The settings as one argument."""
-    norm = 1.0 if s.normalize else 0.0
+def _numbers(s: Settings, rows: Rows) -> np.ndarray:
+    """The settings, and the smallest step of the rows' dtype at 1, as one argument."""
+    norm, eps = 1.0 if s.normalize else 0.0, np.finfo(rows.target.dtype).eps
     return np.array(
-        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm),
+        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm, eps),
         np.float64,
     )
 
@@ -101,6 +101,22 @@ def _error(miss, kind, one):
     return size - one / (one + one), sign
 
 
+@compiled()
+def _scaled(log_prob, old_log_prob):
+    """The sum of the ratios, over the largest of them, and the sum of their squares."""
+    top = -math.inf
+    for i in range(log_prob.shape[0]):
+        log_ratio = np.float64(log_prob[i]) - old_log_prob[i]
+        if log_ratio > top or log_ratio != log_ratio:
+            top = log_ratio
+    weights = squares = 0.0
+    for i in range(log_prob.shape[0]):
+        ratio = math.exp(np.float64(log_prob[i]) - old_log_prob[i] - top)
+        weights += ratio
+        squares += ratio * ratio
+    return weights, squares
+
+
 @compiled(error_model="numpy")
 def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
     """What all families share: writes the value's gradient and the terms, returns `push [N]`."""
@@ -116,7 +132,9 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
     push = np.empty(n, log_prob.dtype)
     # sums in float64
     objective = entropies = errors = drift = clipped = weights = squares = moved = 0.0
-    rest = rest2 = goal = goal2 = 0.0
+    rest = rest2 = goal = goal2 = 0.0  # of differences to the first row: large targets must not hide their spread
+    first_goal = np.float64(rows.target[0])
+    first_rest = np.float64(rows.value[0]) - first_goal
     for i in range(n):
         log_ratio = log_prob[i] - rows.old_log_prob[i]
         ratio = math.exp(log_ratio)
@@ -137,6 +155,8 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
                 near_slope = zero
             if near_error > error or near_error != near_error:
                 error, slope = near_error, near_slope
+            elif near_error == error:  # half of either, as `torch.maximum` has it
+                slope = (slope + near_slope) / (one + one)
         value_grad[i] = share * slope
 
         objective -= min(gain, near_gain)
@@ -146,10 +166,12 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
         clipped += ratio != near
         weights += ratio
         squares += np.float64(ratio) * ratio
-        rest += miss
-        rest2 += np.float64(miss) * miss
-        goal += rows.target[i]
-        goal2 += np.float64(rows.target[i]) * rows.target[i]
+        apart = np.float64(rows.target[i]) - first_goal
+        goal += apart
+        goal2 += apart * apart
+        apart = np.float64(rows.value[i]) - rows.target[i] - first_rest
+        rest += apart
+        rest2 += apart * apart
     unexplained, variance = rest2 / n - (rest / n) ** 2, goal2 / n - (goal / n) ** 2
     terms[0] = objective / n
     terms[1] = critic_coeff * errors / n
@@ -157,8 +179,10 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
     terms[3] = entropies / n
     terms[4] = drift / n
     terms[5] = clipped / n
+    if not 0 < squares < math.inf:  # ratios of another scale
+        weights, squares = _scaled(log_prob, rows.old_log_prob)
     terms[6] = weights * weights / squares / n
-    terms[7] = 1 - unexplained / (variance + 1.2e-7)
+    terms[7] = 1 - unexplained / (variance + numbers[7])
     terms[8] = moved / n
     return push
 

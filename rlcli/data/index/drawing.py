@@ -54,7 +54,15 @@ class RandomStream:
         self.state[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
 
     def integers(self, bound: int, count: int) -> np.ndarray:
-        """Uniform integers in ``[0, bound)``, int64 ``[count]``."""
+        """Uniform integers in ``[0, bound)``, int64 ``[count]``.
+
+        Raises
+        ------
+        ArgumentError
+            There is none.
+        """
+        if bound < 1:
+            raise ArgumentError("integers are drawn below a bound from 1 on", where="bound", why=f"got {bound}")
         from rlcli.kernels.index import draw
 
         out = np.empty(count, np.int64)

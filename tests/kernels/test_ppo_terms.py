@@ -1,0 +1,62 @@
+"""What the compiled PPO loss says of its rows, at scales where plain sums are lost: against the general loss's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.kernels.ppo import CRITIC_KINDS, Rows, Settings, categorical
+from rlcli.objectives.ppo import effective_sample_size
+from rlcli.objectives.reduction import clipped_value_error, explained_variance
+
+
+def of(dtype, **columns):
+    """The terms and the value's gradient of rows that are nothing but these columns."""
+    given = {name: torch.as_tensor(column, dtype=dtype) for name, column in columns.items()}
+    n = len(next(iter(given.values())))
+    rows = {name: given.get(name, torch.zeros(n, dtype=dtype)) for name in Rows._fields}
+    logits, action = np.zeros((n, 2), rows["value"].numpy().dtype), np.zeros(n, np.int64)
+    gradient = np.empty(n, logits.dtype)
+
+    def found(**settings):
+        chosen = {"low": 0.2, "high": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.0, "critic_kind": 0}
+        chosen |= {"clip_value": -1.0, "normalize": False, **settings}
+        arrays = Rows(**{name: column.numpy() for name, column in rows.items()})
+        terms = categorical((logits,), action, arrays, Settings(**chosen), (np.empty_like(logits),), gradient)
+        return terms, torch.from_numpy(gradient.copy())
+
+    return rows, np.log(0.5), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("centre", [0.0, 1e4, 1e8])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_the_explained_variance_of_large_targets(dtype, centre, spread):
+    draw = torch.Generator().manual_seed(0)
+    target = (centre + spread * torch.randn(256, generator=draw, dtype=torch.float64)).to(dtype)
+    value = target + (0.5 * torch.randn(256, generator=draw, dtype=torch.float64)).to(dtype)
+    terms, _ = of(dtype, target=target, value=value)[2]()
+    expected = explained_variance(value.double(), target.double())
+    if not target.double().var():
+        expected = 1 - (target.double() - value.double()).var(correction=0) / torch.finfo(dtype).eps
+    assert terms["explained_variance"] == pytest.approx(float(expected), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("old", [[-95.0, -1.0], [-800.0, -799.0], [900.0, 901.0], [0.0, -0.5]])
+def test_the_effective_sample_size_of_ratios_of_any_scale(dtype, old):
+    rows, log_prob, found = of(dtype, old_log_prob=old)
+    expected = effective_sample_size((log_prob - rows["old_log_prob"]).double())
+    assert found()[0]["ESS"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", CRITIC_KINDS)
+def test_a_value_as_far_off_as_the_clipped_one_has_the_gradient_that_autograd_finds(kind):
+    value = torch.tensor([2.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    old, target = torch.zeros(3, dtype=torch.float64), torch.tensor([1.5, 1.0, 0.0], dtype=torch.float64)
+    clipped_value_error(value, old, target, kind, 1.0).mean().backward()
+    _, gradient = of(torch.float64, value=value.detach(), target=target)[2](
+        critic_kind=CRITIC_KINDS[kind], clip_value=1.0
+    )
+    assert torch.allclose(gradient, value.grad)
