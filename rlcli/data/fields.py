@@ -159,22 +159,23 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
     for key, column in columns.items():
         if "" in as_tuple(key):
             raise ArgumentError("a key has a name", where=repr(key), fix="Rename it (batch.rename_key_(...)).")
-        if not isinstance(column, Tensor) or not _has_rows(column):
+        if not isinstance(column, Tensor) or not has_rows(column):
             raise ArgumentError(
                 "a buffer of rows stores tensors",
                 where=show(key),
-                why=f"got {_kind(column)}",
+                why=f"got {kind_of(column)}",
                 fix="Leave the key out (batch.exclude(...)), or use ListStorage.",
             )
     return {key: _resolved(column) for key, column in columns.items()}
 
 
-def _has_rows(column: Tensor) -> bool:
+def has_rows(column: Tensor) -> bool:
     """Whether its rows are bytes in memory, each as many as the others."""
     return column.layout is torch.strided and not (column.is_nested or column.is_meta or column.is_quantized)
 
 
-def _kind(x: Any) -> str:
+def kind_of(x: Any) -> str:
+    """What it is, for somebody who expected a tensor of rows."""
     if not isinstance(x, Tensor) or x.is_nested:
         return type(x).__name__
     return "a meta tensor" if x.is_meta else f"a tensor of layout {x.layout}, dtype {x.dtype}"
@@ -189,7 +190,7 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
     """Collect leaves without the iterators of TensorDict, which take longer than all the rest of a small write."""
     for name, value in batch._tensordict.items():
         if isinstance(value, Tensor):
-            if not name or not _has_rows(value):
+            if not name or not has_rows(value):
                 return False
             out[(*path, name) if path else name] = _resolved(value)
         elif not name or type(value) is not TensorDict or not _plain_leaves(value, (*path, name), out):

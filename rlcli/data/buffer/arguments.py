@@ -16,6 +16,7 @@ from rlcli.data.storages import ListStorage, Storage
 from rlcli.data.storages.list_storage import ObjectRing, alike, items_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.typed import MOST
 
 
 def ring_of(
@@ -83,6 +84,8 @@ def rows_at(ring: Ring, place: Any) -> tuple[np.ndarray, bool]:
     if isinstance(place, bool | np.bool_):
         raise _unusable(place)
     if isinstance(place, int | np.integer):
+        if not -MOST < place < MOST:
+            raise _unusable(place)
         return _checked(ring, np.array([place], np.int64)), True
     if place is Ellipsis:
         place = slice(None)

@@ -317,6 +317,7 @@ class ReplayBufferEnsemble:
                 fix="Make the ensemble of TensorDictReplayBuffers.",
             )
         ids, real = sample.get((INDEX, BUFFER_IDS)).reshape(-1), sample.get(COLLECTOR_MASK, None)
+        found: list[tuple[ReplayBuffer, Tensor, Tensor]] = []
         for member in ids.unique().tolist():
             buffer = self.buffers[member]
             key = buffer.priority_key  # type: ignore[attr-defined]
@@ -325,7 +326,10 @@ class ReplayBufferEnsemble:
                 raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why="the loss writes it")
             mine = ids == member if real is None else (ids == member) & real.reshape(-1)
             priority = priority.reshape(index.numel(), *priority.shape[index.ndim :])
-            buffer.update_priority(index.reshape(-1)[mine], priority[mine])
+            buffer.sampler.check_priority(priority[mine])
+            found.append((buffer, index.reshape(-1)[mine], priority[mine]))
+        for buffer, rows, priorities in found:  # all of them, or none
+            buffer.update_priority(rows, priorities)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -380,9 +384,14 @@ class ReplayBufferEnsemble:
 
 
 def _checked(p: Sequence[float] | Tensor | None, count: int) -> np.ndarray:
-    chances = np.ones(count) if p is None else np.array(p, np.float64)
+    try:
+        chances = np.ones(count) if p is None else np.array(p, np.float64)
+    except (TypeError, ValueError):
+        chances = np.empty(0)
     if chances.shape != (count,) or not (chances >= 0).all() or not 0 < chances.sum() < np.inf:
         raise ArgumentError(
-            "p has a chance for every buffer, from 0 on", where="p", why=f"got {np.asarray(p).tolist()} for {count}"
+            "p has a chance for every buffer, from 0 on",
+            where="p",
+            why=f"got {p if p is None or isinstance(p, str) else list(p)} for {count}",
         )
     return chances

@@ -194,8 +194,11 @@ class ReplayBuffer:
         """Overwrite stored rows."""
         with self._lock:
             rows, single = rows_at(self.ring, place)
+            objects = isinstance(self.ring, ObjectRing)
+            if not objects and not isinstance(batch, TensorDictBase):
+                batch = as_batch(batch, objects=False)
             given, batch = batch, self._transforms.write(batch)
-            if isinstance(self.ring, ObjectRing):
+            if objects:
                 given = batch = [batch] if single else items_of(batch)
             elif single and not batch.ndim:
                 batch = batch.unsqueeze(0)

@@ -64,6 +64,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
         MissingKeyError
             It holds no priorities, or does not say where its rows lie.
         """
+        if not isinstance(sample, TensorDictBase):
+            raise ArgumentError(
+                "a sample that holds priorities is a TensorDict", why=f"got {type(sample).__name__}",
+                fix="Use update_priority(rows, priorities).",
+            )  # fmt: skip
         if isinstance(sample, LazyStackedTensorDict) and isinstance(self.ring, ObjectRing):
             for item in sample.unbind(0):  # not alike: each by itself
                 self.update_tensordict_priority(item.unsqueeze(0))

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from rlcli.data.fields import DTYPES
+from rlcli.data.fields import DTYPES, has_rows, kind_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
 from rlcli.data.next_obs.sparse import Sparse
@@ -39,10 +39,11 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
     """
     layout = {}
     for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or not has_rows(value):
+            whose = " whose rows have bytes" if isinstance(value, Tensor) else ""
             raise ArgumentError(
-                f"{show(key)} is not a tensor",
-                why=f"it is {type(value).__name__}",
+                f"{show(key)} is not a tensor{whose}",
+                why=f"it is {kind_of(value)}",
                 fix="Leave it out of keep_keys.",
             )
         layout[name_of(key)] = {

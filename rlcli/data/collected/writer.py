@@ -28,7 +28,7 @@ from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, states
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
-from rlcli.typed import Misfit
+from rlcli.typed import Misfit, from_0
 
 
 class SegmentWriter:
@@ -75,7 +75,8 @@ class SegmentWriter:
     ) -> None:
         self.folder, self.disk = Path(folder), disk or Disk()
         self.count, self.frames, self.nbytes = 0, 0, 0
-        self.commit_seconds, self._committed = commit_seconds, time.monotonic()
+        self.commit_seconds = from_0("commit_seconds", commit_seconds, endless=True)
+        self._committed = time.monotonic()
         self.pending: list[Record] = []
         self._layout: dict[str, Any] | None = None
         self._lanes: list[int] | None = None

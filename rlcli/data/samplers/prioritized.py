@@ -4,7 +4,8 @@ P(i) = p_i^alpha / sum_k p_k^alpha      weight_i = (N P(i))^-beta / max_k weight
 
 (Schaul et al., 2016, arXiv:1511.05952.) A new row has the largest priority that was ever given, so that it is drawn
 soon. Of slices, P(start) is in proportion to the priorities of those rows that a slice may begin at: with
-`strict_length` the ones with at least `slice_len` rows of their trajectory from there on.
+`strict_length` the ones with at least `slice_len` rows of their trajectory from there on. Which row of those has the
+least is not known without a look at all of them: weights of slices are scaled by the largest one of their sample.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, need_size, uni
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
 from rlcli.kernels.sum_tree import SumTree
+from rlcli.typed import from_0
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -47,7 +49,8 @@ class PrioritizedSampler(Sampler):
     alpha : float
         How much priorities count, 0 (not at all) or more.
     beta : float
-        How much of the bias `priority_weight` undoes, 0 to 1. May be set anew at any time (`sampler.beta = ...`).
+        How much of the bias `priority_weight` undoes: 0 nothing, 1 all of it. May be set anew at any time
+        (`sampler.beta = ...`).
     eps : float
         Added to every priority, so that none is 0.
     reduction : str
@@ -78,7 +81,7 @@ class PrioritizedSampler(Sampler):
     ) -> None:
         super().__init__(seed)
         self.max_capacity = need_size("max_capacity", max_capacity)
-        self.alpha, self.beta, self.eps = _at_least_0("alpha", alpha), beta, _at_least_0("eps", eps)
+        self.alpha, self.beta, self.eps = from_0("alpha", alpha), beta, from_0("eps", eps)
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}", why=f"got {reduction!r}")
         self.reduction, self.max_priority_within_buffer = reduction, max_priority_within_buffer
@@ -128,8 +131,15 @@ class PrioritizedSampler(Sampler):
 
     def weight(self, rows: np.ndarray) -> Tensor:
         """Importance weights of rows, float32 ``[N]``, at most 1."""
-        weight = (self._tree.priorities[rows] / self._tree.least) ** -self.beta
-        return torch.from_numpy(weight.astype(np.float32))
+        return self._weight(self._tree.priorities[rows], self._tree.least)
+
+    def weight_among(self, rows: np.ndarray) -> Tensor:
+        """Importance weights of rows, float32 ``[N]``, of which the largest is 1."""
+        priorities = self._tree.priorities[rows]
+        return self._weight(priorities, priorities.min())
+
+    def _weight(self, priorities: np.ndarray, least: float) -> Tensor:
+        return torch.from_numpy(((priorities / least) ** -self.beta).astype(np.float32))
 
     @property
     def beta(self) -> float:
@@ -137,7 +147,7 @@ class PrioritizedSampler(Sampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = _at_least_0("beta", value)
+        self._beta = from_0("beta", value)
 
     # ---- priorities --------------------------------------------------------------------------------------------
     @property
@@ -192,6 +202,8 @@ class PrioritizedSampler(Sampler):
             self._given = True
 
     def _values(self, rows: np.ndarray, priority: Tensor) -> np.ndarray:
+        if priority.is_complex():
+            raise ArgumentError("priorities are real numbers", why=f"got {priority.dtype}", fix="Use priority.abs().")
         value = priority.detach().cpu().double()
         if value.ndim == 0:
             value = value.expand(len(rows))
@@ -199,11 +211,13 @@ class PrioritizedSampler(Sampler):
             raise ArgumentError("every row needs a priority", why=f"{len(rows)} rows, priorities {list(value.shape)}")
         if value.ndim > 1:
             flat = value.flatten(1)
+            if not flat.shape[1]:
+                raise ArgumentError("every row needs a priority", why=f"got {list(value.shape)}")
             value = flat[:, 0] if flat.shape[1] == 1 else REDUCTIONS[self.reduction](flat)
         raw = value.numpy()
         with np.errstate(all="ignore"):
             values = (raw + self.eps) ** self.alpha
-        fine = (raw >= 0) & (values <= _LARGEST)
+        fine = (raw >= 0) & (raw < np.inf) & (values <= _LARGEST)
         if not fine.all():
             bad = np.flatnonzero(~fine)
             raise ArgumentError(
@@ -249,19 +263,14 @@ class PrioritizedSampler(Sampler):
         self._base, self._met = ring.base * ring.lanes, ring.cursor * ring.lanes
 
 
-def _at_least_0(name: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise ArgumentError(f"{name} is a number from 0 on", where=name, why=f"got {value!r}")
-    return float(value)
-
-
 TRIES = 8
 
 
 class PrioritizedSliceSampler(SliceSampler):
     """Draw slices by the priority of their first row.
 
-    Every row of a slice has that row's `priority_weight`. Priorities are given for rows, as in `PrioritizedSampler`.
+    Every row of a slice has that row's `priority_weight`, of which the largest in a sample is 1. Priorities are given
+    for rows, as in `PrioritizedSampler`.
 
     Parameters
     ----------
@@ -305,7 +314,7 @@ class PrioritizedSliceSampler(SliceSampler):
         draw = super().sample(ring, batch_size)
         assert draw.lengths is not None
         repeats = np.full(len(draw.lengths), draw.padded) if draw.padded else draw.lengths
-        weight = self.priorities.weight(draw.rows[np.cumsum(repeats) - repeats])
+        weight = self.priorities.weight_among(draw.rows[np.cumsum(repeats) - repeats])
         draw.columns[WEIGHT] = weight.repeat_interleave(torch.from_numpy(repeats))
         return draw
 

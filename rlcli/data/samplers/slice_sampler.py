@@ -215,12 +215,12 @@ class SliceMarks:
     Parameters
     ----------
     truncated_key : key or None
-        `done` and `terminated` are its siblings. None: only `is_init` is written.
+        `done` and `terminated` are its siblings. None: only `is_init` is written, and repeats that pad end nothing.
     """
 
     def __init__(self, truncated_key: Key | None) -> None:
         self.truncated = None if truncated_key is None else unravel(truncated_key)
-        above = () if truncated_key is None else as_tuple(truncated_key)[:-1]
+        above = as_tuple(TRUNCATED if truncated_key is None else truncated_key)[:-1]
         self.done, self.terminated = unravel((*above, "done")), unravel((*above, "terminated"))
 
     def write(self, columns: dict[Key, Tensor], draw: Draw) -> None:
@@ -247,8 +247,7 @@ class SliceMarks:
         repeats = torch.from_numpy(np.arange(padded) >= lengths[:, None]).reshape(-1)  # [slices * padded]
         device = next(iter(columns.values())).device
         columns[COLLECTOR_MASK] = (~repeats).to(device)
-        ends = () if self.truncated is None else (self.truncated, self.done, self.terminated)
-        for key in (IS_INIT, *ends):
+        for key in (IS_INIT, self.truncated or TRUNCATED, self.done, self.terminated):
             if key in columns:
                 columns[key][repeats.to(device)] = 0
 

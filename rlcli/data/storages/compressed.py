@@ -56,8 +56,10 @@ class CompressedStorage(Storage):
         widest: int = 1024,
     ) -> None:
         super().__init__(max_size, ndim=ndim, device=device)
-        if longest < 0 or longest > 255:
-            raise ArgumentError("a chain has 0 to 255 patches", where="longest", why=f"got {longest}")
+        if type(longest) is not int or not 0 <= longest <= 255:
+            raise ArgumentError("a chain has 0 to 255 patches", where="longest", why=f"got {longest!r}")
+        if type(widest) is not int or widest < 0:
+            raise ArgumentError("widest is a number of bytes", where="widest", why=f"got {widest!r}")
         self.longest, self.widest = longest, widest
         self._plain = LazyTensorStorage(max_size, ndim=ndim)
         self.frames: dict[Key, FrameColumn] = {}

@@ -192,7 +192,11 @@ def items_of(batch: Any) -> list[Any]:
         return list(batch.unbind(0)) if batch.ndim else [batch]
     if isinstance(batch, Mapping):
         raise ArgumentError("a batch of objects is a sequence of them", why="got a dict", fix="Use add(...) for one.")
-    return list(batch)
+    try:
+        return list(batch)
+    except TypeError as error:
+        why = f"got {type(batch).__name__}"
+        raise ArgumentError("a batch of objects is a sequence of them", why=why, fix="Use add(...) for one.") from error
 
 
 def annotate(batch: TensorDictBase, name: str, values: Tensor) -> None:

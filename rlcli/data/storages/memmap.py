@@ -54,6 +54,7 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.typed import from_0
 
 
 class LazyMemmapStorage(Storage):
@@ -103,7 +104,7 @@ class LazyMemmapStorage(Storage):
         super().__init__(max_size, ndim=ndim, device=device)
         self.kept = scratch_dir is not None
         self._use_folder(scratch_dir)
-        self.disk, self.commit_seconds = disk or Disk(), commit_seconds
+        self.disk, self.commit_seconds = disk or Disk(), from_0("commit_seconds", commit_seconds, endless=True)
         self._journal: RowJournal | None = None
         self._forget()
         if self.kept and is_taken(self.folder):

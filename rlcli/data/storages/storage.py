@@ -121,9 +121,12 @@ class Storage(ABC):
                 fix="Give as many as memory or the disk has room for.",
             )  # fmt: skip
         max_size = int(max_size)
-        if ndim not in (1, 2, 3):
+        if type(ndim) is not int or ndim not in (1, 2, 3):
             raise ArgumentError("a storage keeps 1, 2 or 3 batch dims", where="ndim", why=f"got {ndim!r}")
-        self.max_size, self.ndim, self.device = max_size, ndim, torch.device(device)
+        try:
+            self.max_size, self.ndim, self.device = max_size, ndim, torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError("there is no such device", where="device", why=f"got {device!r}") from error
         self.capacity = max_size
         self.fields: dict[Key, Field] = {}
 

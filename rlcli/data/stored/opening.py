@@ -234,8 +234,10 @@ def open_buffer(
 
     Raises
     ------
-    ResourceError
+    ConfigError
         There are no stored steps here.
+    ResourceError
+        Nothing was committed yet.
     DamagedDataError
         Something is not as it was written: every checksum is compared.
     """
