@@ -165,11 +165,16 @@ def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
             continue
         words = [axis[where] for axis, where in zip(values[:turned], at[:turned], strict=True)]
         words += [_joined(values[turned][at[turned] + 1 :]), *texts[turned + 1 :]]
-        # jobs are numbered from 0 again: a sweep folder that was given is taken by those that ran
+        # jobs are numbered from 0 again: a folder that was given is taken by those that ran
         for item in checked:
+            folder = str(item.values[0])
             if item.key == "hydra.sweep.dir":
-                folder = os.path.join(str(item.values[0]), f"rest_{begun}_{turned}")
-                words = [f"{item.key}={spell(folder)}" if key_of(word) == item.key else word for word in words]
+                folder = os.path.join(folder, f"rest_{begun}_{turned}")
+            elif item.key == "run.dir" and len(item.values) == 1 and "${hydra:job." in folder:
+                folder = os.path.join(os.path.dirname(folder), f"rest_{begun}_{turned}", os.path.basename(folder))
+            else:
+                continue
+            words = [f"{item.key}={spell(folder)}" if key_of(word) == item.key else word for word in words]
         commands.append(words)
     return commands
 

@@ -16,7 +16,7 @@ from rlcli.errors import ConfigError
 
 _NEAR = 0.6  # below this likeness a hint misleads more than it helps
 _CLOSE_CALL = 0.06  # names this much less like than the best one are named too
-_READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
+READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no text where they stand bare
 
 
 class Problem(NamedTuple):
@@ -96,7 +96,7 @@ def quoted(text: str) -> str:
 def spell(value: Any) -> str:
     """A value in the grammar of overrides; a text stays a text."""
     if isinstance(value, str):
-        bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in _READ_AS_OTHER
+        bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in READ_AS_OTHER
         return value if bare else quoted(value)
     if isinstance(value, os.PathLike):  # workers do without `pathlib`
         return spell(os.fspath(value))

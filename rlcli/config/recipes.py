@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from rlcli.config.option import branches, choices, find, groups
 from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.resolved import as_whole, check_type, unknown_key
 from rlcli.config.schemas import verbs_with
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, in_words
 
 _HYDRA_DEFAULT = re.compile(r"override /(\w+)")
 
@@ -94,7 +95,11 @@ def folders(extra: Iterable[str | Path] = ()) -> list[Path]:
             raise ConfigError(f"no folder {folder}", where="--recipe-dir")
     found.append(Path("recipes"))
     for package in registry.recipe_packages():
-        spec = find_spec(package)
+        try:
+            spec = find_spec(package)
+        except Exception as error:  # whatever its parent does: others' recipes are there all the same
+            warnings.warn(f"recipes of {package} are left out: {in_words(error)}", stacklevel=2)
+            continue
         found += [Path(place) / "recipes" for place in (spec.submodule_search_locations or ())] if spec else []
     found.append(shipped("recipes"))
     return list({folder.resolve(): folder for folder in found if folder.is_dir()}.values())

@@ -170,7 +170,13 @@ def find(kind: str, name: str) -> Any:
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
     if name in (points := _entry_points().get(kind, {})):
-        return points[name].load()
+        try:
+            return points[name].load()
+        except Exception as error:  # whatever a package of the user's does while it is imported
+            raise ConfigError(
+                f"{kind} {name} cannot be imported", where=f"entry point {points[name].value}", why=in_words(error),
+                fix="Mend or remove the package that announces it.",
+            ) from error  # fmt: skip
     problem = unknown(kind, name, names(kind))
     raise ConfigError(str(problem), fix="If a package of yours registers it, add --import PACKAGE.")
 

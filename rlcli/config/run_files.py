@@ -36,9 +36,9 @@ _CHANGE = record(
 )  # fmt: skip
 _FORMS: dict[str, Check] = {
     RUN: some(
-        verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()), overrides=listed(text()),
-        command=listed(text()), packages=listed(text()), recipe_dirs=listed(text()), created=text(),
-        versions=mapping(text()), git=optional(mapping()), resumed=listed(_CHANGE),
+        id=text(r"[0-9a-f]{32}"), verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()),
+        overrides=listed(text()), command=listed(text()), packages=listed(text()), recipe_dirs=listed(text()),
+        created=text(), versions=mapping(text()), git=optional(mapping()), resumed=listed(_CHANGE),
     ),
     CONFIG: mapping(),
     SUMMARY: some(status=text(), frames=whole(), total_frames=whole()),

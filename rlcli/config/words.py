@@ -13,8 +13,9 @@ from hydra.errors import HydraException
 
 from rlcli.config import guard
 from rlcli.config.option import branches, find, leaves
-from rlcli.config.problem import Problem, quoted
+from rlcli.config.problem import READ_AS_OTHER, Problem, quoted
 from rlcli.config.problem import spell as spell
+from rlcli.errors import ConfigError
 
 _SHOWN = 200  # characters of an override that cannot be read
 
@@ -166,7 +167,9 @@ def entries(schema: type, override: Override) -> list[str] | None:
     # Hydra merges a mapping with free keys only into keys that are there
     if not (key in branches(schema) and f"{key}.kind" not in leaves(schema)) and not (leaf and leaf.is_free):
         return None
-    return [f"{key}.{plain(name)}={spell(plain(entry))}" for name, entry in value.items()]
+    value = plain(value)
+    _need_names(key, value)
+    return [f"{key}.{name}={spell(entry)}" for name, entry in value.items()]
 
 
 def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
@@ -176,5 +179,23 @@ def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
         if isinstance(value, Mapping) and key in branches(schema):
             texts += spelled(schema, {f"{key}.{name}": entry for name, entry in value.items()})
         else:
+            _need_names(key, value)
             texts.append(f"{key}={spell(value)}")
     return texts
+
+
+def _need_names(key: str, value: Any) -> None:
+    """Refuse names in a mapping that the grammar of overrides reads as something else."""
+    if isinstance(value, list | tuple):
+        for entry in value:
+            _need_names(key, entry)
+    if not isinstance(value, Mapping):
+        return
+    for name, entry in value.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w\-]*", name) or name.lower() in READ_AS_OTHER:
+            raise ConfigError(
+                f"{name!r} cannot be the name of a setting", where=key,
+                why="it would be read as something else than a word",
+                fix="Use letters, digits and _; a builder or wrapper of your own may take it under such a name.",
+            )  # fmt: skip
+        _need_names(f"{key}.{name}", entry)

@@ -23,7 +23,7 @@ from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.problem import spell
 from rlcli.config.resolved import to_dict
-from rlcli.config.run_files import SEGMENTS
+from rlcli.config.run_files import RUN, SEGMENTS
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.collected import SegmentReader, SegmentWriter
 from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
@@ -31,7 +31,7 @@ from rlcli.data.files.state import decode_state, encode_state, loading_state
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, DamagedDataError, RlcliError, StoppedSafely
-from rlcli.jobs.trained_run import config_of, restored_policy
+from rlcli.jobs.trained_run import check_imports, config_of, restored_policy
 from rlcli.keys import (
     DONE,
     REWARD,
@@ -434,6 +434,9 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
         raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
     path = Path(cfg.policy.path)
     one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
+    trained = path.resolve().parents[1] if one else path
+    if not one or (trained / RUN).exists():
+        check_imports(open_run(trained))
     found = checkpoint.load(path) if one else newest(open_run(path))
     learned = config_of(found.manifest["config"])
     for name in SEEN:

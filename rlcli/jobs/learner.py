@@ -73,6 +73,8 @@ def go(learner: Learner) -> None:
         learner.loop.run()
         learner.saver.finish(learner.collector.frames)
         facts |= learner.final_evaluation()
+        if learner.buffer is not None:
+            learner.buffer.close()  # nothing of its rows is missing on a disk
 
 
 class Learner:

@@ -241,10 +241,12 @@ class Changes:
         return resume_command(run, *words, *(["--force"] if force else []), moved=moved)
 
     def note(self, run: Run, cfg: CollectConfig, *, force: bool) -> Run:
-        """Write the changes into the run folder, once; the run, read anew."""
+        """Write the changes into the run folder, once, and those that were taken back; the run, read anew."""
         known = [record.get("changed", {}) for record in self._since(run)]
         all_of_them = {**self.breaking, **self.harmless}
         new = {key: list(pair) for key, pair in all_of_them.items() if not _holds(known, key, pair)}
+        before, after = _settings(str(run.info["verb"]), run.config, "config.json"), dict(_flat(to_dict(cfg)))
+        new = {key: [before.get(key), after[key]] for key in after if before.get(key) != after[key]} | new
         if not new:
             return run
         said = _spelled({key: (was, now) for key, (was, now) in new.items()})
@@ -291,7 +293,7 @@ def changes(
         Where the run's stages would be now.
     """
     verb = str(run.info["verb"])
-    before = dict(_flat(to_dict(from_dict(verb, config, where="the saved state"))))
+    before = _settings(verb, config, "the saved state")
     after = dict(_flat(to_dict(cfg)))
     if versions:
         what = "what was sealed with a run's state is damaged"
@@ -353,6 +355,11 @@ def _spelled(pairs: Mapping[str, Pair], most: int = 12) -> str:
 
 def _value(key: str, value: Any) -> str:
     return str(value or "absent") if key.startswith(AROUND) else repr(value)
+
+
+def _settings(verb: str, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A configuration that was written, key by key."""
+    return dict(_flat(to_dict(from_dict(verb, config, where=where))))
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

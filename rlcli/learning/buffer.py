@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from rlcli.data.storages import Storage
 
 
+OF_RUN = "run"  # beside rows under `storage.scratch_dir`: whose they are
+
+
 def build_buffer(
     cfg: Config, run: Run, device: torch.device | None, collector: Collector, rebuilt: Sequence[Key] = ()
 ) -> ReplayBuffer:
@@ -112,7 +115,7 @@ def clear_rows(folder: Path) -> None:
         disk.remove(old)
     if not place.is_dir():
         return
-    ours = [path for pattern in ROWS for path in place.glob(pattern)]
+    ours = [path for pattern in (*ROWS, OF_RUN) for path in place.glob(pattern)]
     if others := sorted(set(place.iterdir()).difference(ours)):
         raise ResourceError(
             "the folder of the buffer holds other files",
@@ -134,12 +137,42 @@ def build_storage(cfg: Config, run: Run) -> Storage:
     del options["codes"]  # of the buffer
     if s.kind == "memmap":
         folder = run.path / BUFFER if s.scratch_dir is None else Path(s.scratch_dir) / run.path.name
-        if run.checkpoints:  # it is resumed; rows of another run in this place are refused by the storage
+        if run.checkpoints:  # it is resumed; a new run is refused by the storage where rows are
+            if s.scratch_dir is not None:
+                _need_own(folder, run)
             clear_rows(folder)
         if s.scratch_dir is None and not folder.exists():  # else it is not the run's own
             note_new(run, *(f"{BUFFER}/{name}" for name in ROWS), BUFFER)
         options["scratch_dir"] = folder
-    return registry.build("storage", s.kind, Storage, **options)
+    storage = registry.build("storage", s.kind, Storage, **options)
+    if s.kind == "memmap" and s.scratch_dir is not None:
+        from rlcli.data.files.disk import Disk
+
+        Disk().make_folder(folder)
+        Disk().write_file(folder / OF_RUN, [_identity(run).encode()])
+    return storage
+
+
+def _need_own(folder: Path, run: Run) -> None:
+    """Refuse a place that is another run's, of the same name perhaps, or that a run writes now: a copy of this one."""
+    from rlcli.data.files.journal import JOURNAL, need_free
+
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    said = folder / OF_RUN
+    if not said.is_file() or said.read_text(errors="replace") != _identity(run):
+        raise ResourceError(
+            "the folder of the buffer holds rows of another run",
+            where=str(folder),
+            why="rows lie under storage.scratch_dir by the name of the run's folder",
+            fix="Move them away, or give this run's folder the name that it had.",
+        )
+    need_free(folder / JOURNAL)
+
+
+def _identity(run: Run) -> str:
+    """What tells a run from others, wherever it lies."""
+    return str(run.info.get("id"))
 
 
 def load_buffer_compiler(cfg: Config) -> None:

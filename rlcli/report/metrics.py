@@ -141,7 +141,8 @@ class MetricsWriter:
     path : Path
         The file; created when missing.
     resume_at : int, optional
-        Keep the records up to this many frames and drop the rest, a torn last line included.
+        Keep the records up to this many frames and drop the rest, a torn last line included: when it begins, by `begin`
+        or by what is written first.
     logger : str or callable
         "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out. A callable
         makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
@@ -164,25 +165,44 @@ class MetricsWriter:
         logger: str | Logger = "none",
         warn: Callable[[str], object] = warnings.warn,
     ) -> None:
-        self.path = Path(path)
-        make = logger if callable(logger) else EventsWriter if wants_tensorboard(logger) else None
-        with contextlib.ExitStack() as opened:  # what is open is closed where the rest is refused
-            try:
-                if resume_at is not None and self.path.exists():
-                    cut_back(self.path, resume_at)
-                self._file = opened.enter_context(open(self.path, "ab", buffering=0))
-                _end_last_line(self._file)
-                self._inode = os.fstat(self._file.fileno()).st_ino
-                self._events = Guarded(make(self.path.parent, resume_at), warn) if make else None
-            except OSError as error:
-                raise _cannot_write(self.path, error) from error
-            opened.pop_all()
+        self.path, self._resume_at, self._warn = Path(path), resume_at, warn
+        self._make = logger if callable(logger) else EventsWriter if wants_tensorboard(logger) else None
+        self._events: Guarded | None = None
+        self._begun = False
+        try:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self._inode = os.fstat(self._file.fileno()).st_ino
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        if resume_at is None:
+            self.begin()
+
+    def begin(self) -> None:
+        """Drop what a resumed run writes anew, once; until then the folder is as an earlier session left it."""
+        if self._begun:
+            return
+        self._begun = True
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._file.close)
+            self._begin()
+            undo.pop_all()
+
+    def _begin(self) -> None:
+        try:
+            if self._resume_at is not None:
+                cut_back(self.path, self._resume_at)
+            _end_last_line(self._file)
+            if self._make is not None:
+                self._events = Guarded(self._make(self.path.parent, self._resume_at), self._warn)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record; `record["frames"]` is its place in the run.
 
         Values are numbers, strings, bools, None, one-element tensors or nested mappings of these.
         """
+        self.begin()
         values = plain(record)
         data = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
@@ -200,6 +220,7 @@ class MetricsWriter:
 
     def settings(self, settings: Mapping[str, object]) -> None:
         """What the run was asked for, key by key, for TensorBoard's page that compares runs."""
+        self.begin()
         if self._events is not None:
             self._events("settings", settings)
 

@@ -139,8 +139,10 @@ class Reporter:
         """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
         for text in lines:
             self._view.say(text)
-        if self._metrics is not None and self.facts.settings:
-            self._metrics.settings(self.facts.settings)
+        if self._metrics is not None:
+            self._metrics.begin()
+            if self.facts.settings:
+                self._metrics.settings(self.facts.settings)
         self.clock.start()
         self.memory.process.read()
         if self._view.redraws:

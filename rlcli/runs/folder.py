@@ -2,7 +2,7 @@
 the commands that continue it or begin it anew.
 
 runs/train/ppo_exact/2031-05-06_14-03-59_s1/
-  run.json       verb, recipe, seed, overrides, command, packages, recipe_dirs, versions, git; what resumes changed
+  run.json       id, verb, recipe, seed, overrides, command, packages, recipe_dirs, versions, git; what resumes changed
   config.json    the resolved config that is in force; resume reads this, and writes what it was asked to change
   git.diff       where the working tree differed from the commit
   metrics.jsonl  checkpoints/  summary.json  report.md  lock
@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ class Run:
 
     @cached_property
     def info(self) -> dict:
-        """run.json: verb, recipe, seed, env, overrides, command, packages, recipe_dirs, created, versions, git, ..."""
+        """run.json: id, verb, recipe, seed, env, overrides, command, packages, recipe_dirs, created, versions, ..."""
         return read_run_file(self.path, RUN)
 
     @cached_property
@@ -222,6 +223,7 @@ def create(
         path = _claim_new(derived(verb, recipe or str(env_id or "default"), seed, root=root))
     git, diff = git_state()
     info = {
+        "id": secrets.token_hex(16),
         "verb": verb,
         "recipe": recipe,
         "seed": seed,

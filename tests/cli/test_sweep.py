@@ -63,6 +63,13 @@ def test_a_plain_sweep_is_left_with_a_plain_command(monkeypatch):
     assert list(left_over("train", checked_of(["seed=0,1"]), 2)) == []
 
 
+def test_the_rest_of_a_sweep_goes_into_folders_that_nothing_is_in_yet():
+    words = ["seed=1,2,3", "run.dir='q/r_${hydra:job.num}'"]
+    ((seeds, folder),) = rest(checked_of(words), 2)
+    assert (seeds, folder) == ("seed=3", "run.dir='q/rest_2_0/r_${hydra:job.num}'")
+    assert rest(checked_of(["seed=1,2", "run.dir=a,b"]), 1) == [["seed=1", "run.dir=b"], ["seed=2", "run.dir=a,b"]]
+
+
 def test_many_jobs_stay_on_one_page():
     lines = list(left_over("train", checked_of(["seed=range(0,5000)"]), 1))
     assert len(lines) == 12 and "... and those up to job 4999" in lines[9]

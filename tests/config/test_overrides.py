@@ -9,6 +9,7 @@ from rlcli.config.option import leaves, value_at
 from rlcli.config.overrides import check_overrides, expand, listed
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
+from rlcli.config.words import spelled
 from rlcli.errors import ConfigError
 
 
@@ -369,3 +370,13 @@ def test_a_folder_named_by_hydras_record_of_the_command_follows_it(own, tmp_path
     first = folder(1)
     monkeypatch.chdir(tmp_path)
     assert first != folder(2) and (str(tmp_path) in folder(2)) == (own == "hydra.runtime.cwd")
+
+
+@pytest.mark.parametrize("name", ["x:y", "null", "True", "a.b", "a b", "", 1, "inf"])
+def test_a_name_that_would_be_read_as_something_else_is_refused(name):
+    for asked in ({"env": {"kwargs": {name: 1}}}, {"env.kwargs": {"k": [{name: 1}]}}):
+        with pytest.raises(ConfigError, match="cannot be the name of a setting"):
+            spelled(Config, asked)
+    assert spelled(Config, {"env": {"kwargs": {"a_b": {"c-d": 1}}}}) == ["env.kwargs={a_b:{c-d:1}}"]
+    with pytest.raises(ConfigError, match=r"'a\.b' cannot be the name of a setting"):
+        configure("train", ["env.kwargs={a.b:1}"])

@@ -3,11 +3,13 @@
 import importlib
 import inspect
 import types
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from rlcli.config import registry
 from rlcli.config.parts import CHOICES
+from rlcli.config.recipes import find_recipes
 from rlcli.errors import ConfigError
 
 
@@ -117,6 +119,22 @@ def test_an_entry_point_is_known_without_being_loaded(monkeypatch):
     try:
         assert registry.users_names("policy") == ("theirs",)
         assert registry.find("policy", "theirs") == "loaded"
+    finally:
+        registry._entry_points.cache_clear()
+
+
+def test_a_broken_entry_point_is_named_and_stands_in_nobodys_way(monkeypatch):
+    def point(name, value):
+        return EntryPoint(name, value, "rlcli")
+
+    registry._entry_points.cache_clear()
+    announced = [point("policy.theirs", "no_such_package:build"), point("recipes.theirs", "no_such_package.sub")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: announced)
+    try:
+        with pytest.raises(ConfigError, match="no_such_package:build"):
+            registry.find("policy", "theirs")
+        with pytest.warns(UserWarning, match=r"recipes of no_such_package\.sub are left out"):
+            assert "ppo_exact" in find_recipes()
     finally:
         registry._entry_points.cache_clear()
 

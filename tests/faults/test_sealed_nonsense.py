@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rlcli.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, Segme
 from rlcli.data.files.disk import digest_of
 from rlcli.data.files.sealed_folder import sealed
 from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.processes.lock import ProcessLock
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import open_run
 from rlcli.runs.lock import RunLock, read_holder
@@ -256,6 +259,35 @@ def test_rows_of_another_run_are_not_taken_away(rlcli, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "rows" / "r").iterdir()}
     is_a_sentence(rlcli("train", "run.dir=b/r", *words), 5, "holds rows already")
     assert {path: path.read_bytes() for path in (tmp_path / "rows" / "r").iterdir()} == before
+
+
+def test_a_run_is_not_resumed_into_the_place_of_another_ones_rows(rlcli, tmp_path):
+    words = ["recipe=dqn_cartpole", "storage=memmap", "storage.max_size=600", f"storage.scratch_dir={tmp_path}/rows"]
+    words += ["total_frames=256", "collector.init_random_frames=64"]
+    place = tmp_path / "rows" / "r"
+    assert rlcli("train", "run.dir=a/r", *words).code == 0 == rlcli("train", "run.dir=b/r2", *words).code
+    (tmp_path / "b" / "r2").rename(tmp_path / "b" / "r")
+    before = {path: path.read_bytes() for path in place.iterdir()}
+    is_a_sentence(rlcli("resume", "b/r", "total_frames=384"), 5, "rows of another run", str(place))
+    assert {path: path.read_bytes() for path in place.iterdir()} == before
+    assert rlcli("resume", "a/r", "total_frames=384").code == 0
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    with held(place / "journal.jsonl"):
+        is_a_sentence(rlcli("resume", "copy/r", "total_frames=512"), 5, "another process is writing here", str(place))
+
+
+@contextlib.contextmanager
+def held(journal):
+    lock = ProcessLock(os.open(journal, os.O_RDWR))
+    yield
+    lock.drop()
+
+
+def test_a_finished_run_leaves_nothing_open_in_its_rows(rlcli):
+    words = ["recipe=dqn_cartpole", "storage=memmap", "storage.max_size=600", "total_frames=256"]
+    assert rlcli("train", "run.dir=r", "collector.init_random_frames=64", *words).code == 0
+    answer = rlcli("inspect", "r")
+    assert answer.code == 0 and "did not finish" not in answer.out + answer.err
 
 
 def test_a_storage_without_its_journal_is_refused(tmp_path):

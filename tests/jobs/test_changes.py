@@ -271,6 +271,29 @@ def test_what_was_forced_need_not_be_forced_again_even_if_it_was_killed_before_t
         resume("train", ["optim.lr=0.1"])
 
 
+def test_a_change_that_is_taken_back_before_the_next_checkpoint_is_gone(copied, monkeypatch):
+    from rlcli.learning.update import Update
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Update, "improve", lambda *_, **__: 1 / 0)
+        resume("train", ["total_frames=512", "optim.lr=0.5"], force=True)
+    assert resume("train", ["total_frames=384", "optim.lr=3e-4"]).config["total_frames"] == 384
+    said = [record["said"] for record in open_run("train").info["resumed"]]
+    assert "total_frames 256 -> 384" in said[1] and "optim.lr 0.5 -> 0.0003" in said[1], said
+    assert resume("train").summary["frames"] == 384, "finished at what it was told last"
+    assert resume("train", ["total_frames=512"]).config["optim"]["lr"] == 3e-4
+
+
+def test_a_refused_resume_leaves_the_metrics_as_they_were(copied):
+    shutil.move("train/checkpoints/checkpoint_000002", "aside")
+    before = Path("train/metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="does not fit"):
+        resume("train", ["policy.hidden=[16]"], force=True)
+    assert Path("train/metrics.jsonl").read_bytes() == before
+    shutil.move("aside", "train/checkpoints/checkpoint_000002")
+    assert [line["frames"] for line in resume("train", ["total_frames=384"]).metrics()] == [128, 256, 384]
+
+
 def test_a_value_that_returns_is_forced_and_noted_anew(copied):
     for frames, lr in [(384, 1e-3), (512, 3e-4)]:
         resume("train", [f"total_frames={frames}", f"optim.lr={lr}"], force=True)

@@ -8,7 +8,7 @@ from rlcli.algorithms import algorithm, algorithm_of
 from rlcli.algorithms.policy import build_policy
 from rlcli.collectors.build import build_collector
 from rlcli.config.compose import configure
-from rlcli.data import open_buffer
+from rlcli.data import ReplayBuffer, open_buffer
 from rlcli.envs.build import build_env
 from rlcli.jobs import collect, collection
 from rlcli.keys import REWARD
@@ -71,11 +71,10 @@ def test_on_policy_training_learns_from_what_iteration_yields(watched, run, word
 
 
 def test_off_policy_training_stores_what_the_hooks_were_shown(watched, run, monkeypatch):
-    buffers = []
-    build = algorithm.build_buffer
-    monkeypatch.setattr(algorithm, "build_buffer", lambda *given: buffers.append(build(*given)) or buffers[-1])
+    held, close = [], ReplayBuffer.close
+    monkeypatch.setattr(ReplayBuffer, "close", lambda rb: held.append(rb[:]) or close(rb))
     run("run.dir=a", *SHORT, "recipe=dqn_cartpole", "collector.init_random_frames=200", "memory=full")
-    rows, shown = buffers[0][:], watched.pieces
+    (rows,), shown = held, watched.pieces
     assert watched.before == len(shown) > 3
     stored = rows[REWARD].reshape(-1)
     assert len(stored) == 1024 and bool((stored == 0.5).all())  # CartPole gives 1 a step

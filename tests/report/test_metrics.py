@@ -71,7 +71,10 @@ def test_every_cut_of_the_file_resumes_to_a_prefix(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for cut in range(len(whole)):
         path.write_text(whole[:cut])
-        MetricsWriter(path, resume_at=30).close()
+        writer = MetricsWriter(path, resume_at=30)
+        assert path.read_text() == whole[:cut]  # what is refused yet leaves the file as it was
+        writer.begin()
+        writer.close()
         kept = path.read_text()
         assert whole.startswith(kept) and (not kept or kept.endswith("\n"))
         assert all(record["frames"] <= 30 for record in strict(kept))

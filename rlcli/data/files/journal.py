@@ -186,11 +186,7 @@ class Journal:
                 if os.path.samestat(os.fstat(lock.fd), path.stat()):
                     return lock
             lock.drop()
-        raise ResourceError(
-            "another process is writing here",
-            where=str(path),
-            fix="Wait for it, or choose another folder.",
-        )
+        raise _written(path)
 
     def need_held(self) -> None:
         """Refuse to write where this process does not hold the file.
@@ -287,6 +283,27 @@ class Journal:
     def close(self) -> None:
         """Let other processes write; does nothing when that was done."""
         self._lock.drop()
+
+
+def need_free(path: Path) -> None:
+    """Refuse a journal that somebody writes now; it need not be there.
+
+    Raises
+    ------
+    ResourceError
+    """
+    try:
+        ProcessLock(os.open(path, os.O_RDWR | os.O_CLOEXEC)).drop()
+    except FileNotFoundError:
+        return
+    except BlockingIOError:
+        raise _written(path) from None
+
+
+def _written(path: Path) -> ResourceError:
+    return ResourceError(
+        "another process is writing here", where=str(path), fix="Wait for it, or choose another folder."
+    )
 
 
 # ---- the states beside a journal -----------------------------------------------------------------------------------
