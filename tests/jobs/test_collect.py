@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -53,6 +55,16 @@ def test_frames_of_a_trained_policy_come_from_its_checkpoint(short_run):
     again = build_collector(cfg, env, policy, None).rollout()
     for key in ("observation", "action", "sample_log_prob"):
         assert torch.equal(segments.read(0)[key], again[key]), key
+
+
+@pytest.mark.parametrize("path", ["trained", "trained/checkpoints/checkpoint_000001"])
+def test_a_policy_made_with_a_package_that_is_not_imported_names_it(short_run, path):
+    folder = short_run("run.dir=trained").path
+    info = json.loads((folder / "run.json").read_text()) | {"packages": ["my_networks"]}
+    (folder / "run.json").write_text(json.dumps(info))
+    cfg, words = run("recipe=collect_policy", f"policy.path={path}")
+    with pytest.raises(ConfigError, match="--import my_networks"):
+        collect(cfg, words)
 
 
 def test_a_flipped_bit_in_any_segment_is_found():
