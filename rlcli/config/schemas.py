@@ -189,7 +189,7 @@ class StorageConfig:
     )
     max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
     ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2)
-    scratch_dir: str | None = option(None, "where its files lie; null: in the run folder")
+    scratch_dir: str | None = option(None, "where its files lie, by the name of the run folder; null: in that")
     codes: bool = option(True, "flags and small whole numbers take a few bits each; they are read as they were")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"

@@ -66,9 +66,12 @@ def normal(
     return dict(zip(TERMS, terms.tolist(), strict=True))
 
 
+_EPS = {np.dtype(kind).itemsize: float(np.finfo(kind).eps) for kind in (np.float32, np.float64)}
+
+
 def _numbers(s: Settings, rows: Rows) -> np.ndarray:
     """The settings, and the smallest step of the rows' dtype at 1, as one argument."""
-    norm, eps = 1.0 if s.normalize else 0.0, np.finfo(rows.target.dtype).eps
+    norm, eps = 1.0 if s.normalize else 0.0, _EPS[rows.target.dtype.itemsize]
     return np.array(
         (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm, eps),
         np.float64,
