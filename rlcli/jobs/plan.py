@@ -34,7 +34,7 @@ from rlcli.planning.foresee import (
 )
 from rlcli.planning.plan import Plan, layers
 from rlcli.planning.tensors import per_end
-from rlcli.processes.memory import process_memory
+from rlcli.processes.memory import grown, resident
 from rlcli.report.metrics import load_tensorboard, wants_tensorboard
 from rlcli.runs import random_streams
 
@@ -53,30 +53,30 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
         The env or the policy cannot be made: the run would say the same.
     """
     gc.collect()
-    imported = process_memory()[0]
+    imported = resident()
     with random_streams.kept():
         env = build_env(lanes_of(cfg, 1))
         try:
-            first = process_memory()[0]
+            first = grown(imported)
             envs = measured(cfg)
-            before = process_memory()[0]
+            before = resident()
             policy = policy_to_look_at(cfg, env)
             here = dataclasses.replace(cfg, device=DeviceConfig(kind="cpu"))
             learning, keep = _learning(here, env, policy)
             collector = build_collector(here, env, policy, keep)
-            built = process_memory()[0]
+            networks, built = grown(before), resident()
             if isinstance(cfg, Config):
                 algorithm_of(cfg).load_kernels()
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
-            loaded = process_memory()[0]
+            compiled = grown(built)
             here_only = 0 if cfg.env.workers else cfg.env.num
-            code = max(first - imported - envs.each, 0) if here_only or played(cfg) else 0
+            code = max(first - envs.each, 0) if here_only or played(cfg) else 0
             process = {
-                "after imports": imported,
+                "after imports": imported[0],
                 "envs": code + envs.each * here_only,
-                "networks, being made": max(built - before - parameter_bytes(policy), 0),
-                "compiler and kernels": max(loaded - built, 0),
+                "networks, being made": max(networks - parameter_bytes(policy), 0),
+                "compiler and kernels": compiled,
                 EVALUATION: envs.each * played(cfg),
                 "libraries at work": working(learning),
             }

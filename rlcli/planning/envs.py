@@ -19,7 +19,7 @@ from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, evaluation_lanes, wants_native
 from rlcli.envs.transformed import TransformedEnv
-from rlcli.processes.memory import process_memory
+from rlcli.processes.memory import grown, resident
 
 EVALUATION = "envs of the evaluation"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
@@ -80,17 +80,17 @@ def one_more(cfg: CollectConfig) -> Envs:
     """
     count, found = 1, Envs(0)
     for _ in range(3):  # the first is slower and larger than the others
-        began, before = time.process_time(), process_memory()[0]
+        began, before = time.process_time(), resident()
         another = build_env(lanes_of(cfg, count))
         try:
-            made = process_memory()[0]
+            made = resident()
             another.reset()
-            grown, at_reset = (max(process_memory()[0] - then, 0) for then in (before, made))
+            taken, at_reset = grown(before), grown(made)
             spent = max(time.process_time() - began, 1e-9)
         finally:
             another.close()
-        found = Envs(grown // count, min(at_reset, grown) // count)
-        more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(grown, 1)))
+        found = Envs(taken // count, min(at_reset, taken) // count)
+        more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
         if more <= count or found.each > SMALL:
             break
         count = more
@@ -105,11 +105,11 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     """
     if not (count := played(cfg)):
         return {}
-    before = process_memory()[0]
+    before = resident()
     try:
         env = build_env(lanes_of(cfg, 1)) if cfg.env.workers else None
         try:
-            code = process_memory()[0] - before
+            code = grown(before)
             envs = one_more(cfg)
         finally:
             if env is not None:
@@ -117,7 +117,7 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     except Exception:  # of the env: the evaluation will say so, and end no run
         return {}
     if cfg.env.workers:
-        return {EVALUATION: max(code, 0) + envs.each * (count - 1)}
+        return {EVALUATION: code + envs.each * (count - 1)}
     return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * cfg.env.num}
 
 

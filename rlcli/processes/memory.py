@@ -25,6 +25,23 @@ def process_memory() -> tuple[int, int]:
     return now, max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
+def resident() -> tuple[int, int]:
+    """Resident bytes of this process now: all, and those of no file; see `grown`."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return info.rss, info.rss - getattr(info, "shared", 0)
+
+
+def grown(before: tuple[int, int]) -> int:
+    """Bytes that came since `resident()` said `before`, at least 0.
+
+    The system may take pages of files back at any time, those of libraries above all: what lies in no file is looked at
+    by itself.
+    """
+    return max(0, *(now - then for now, then in zip(resident(), before, strict=True)))
+
+
 def free_memory() -> tuple[int, int]:
     """Bytes that this process may take, those it has included, and all there are; a container's limit counts."""
     import psutil

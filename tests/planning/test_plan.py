@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import mmap
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
 from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.hooks import priority_bytes
-from rlcli.planning.envs import EVALUATION, to_come
+from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
@@ -451,6 +452,19 @@ def test_what_an_earlier_run_left_does_not_lessen_what_envs_take(large_env, word
     del left
     assert to_come(cfg, reset=True)[EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped")
+def test_pages_of_files_that_the_system_takes_back_do_not_lessen_what_envs_take(large_env, tmp_path, monkeypatch):
+    (tmp_path / "library").write_bytes(bytes(100 << 20))
+    with open(tmp_path / "library", "rb") as file:
+        library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    assert sum(library[:: mmap.PAGESIZE]) == 0  # its pages are here
+    made = LargeEnv.__init__
+    monkeypatch.setattr(LargeEnv, "__init__", lambda env: made(env) or library.madvise(mmap.MADV_DONTNEED))
+    rss = psutil.Process().memory_info().rss
+    assert one_more(configure("train", ["env.id=large", "env.num=2"])).each == pytest.approx(40 << 20, rel=0.1)
+    assert psutil.Process().memory_info().rss < rss
 
 
 def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
