@@ -34,7 +34,7 @@ from rlcli.planning.foresee import (
 )
 from rlcli.planning.plan import Plan, layers
 from rlcli.planning.tensors import per_end
-from rlcli.processes.memory import grown, resident
+from rlcli.processes.memory import give_back, grown, resident
 from rlcli.report.metrics import load_tensorboard, wants_tensorboard
 from rlcli.runs import random_streams
 
@@ -53,6 +53,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
         The env or the policy cannot be made: the run would say the same.
     """
     gc.collect()
+    give_back()
     imported = resident()
     with random_streams.kept():
         env = build_env(lanes_of(cfg, 1))

@@ -19,7 +19,7 @@ from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, evaluation_lanes, wants_native
 from rlcli.envs.transformed import TransformedEnv
-from rlcli.processes.memory import grown, resident
+from rlcli.processes.memory import give_back, grown, resident
 
 EVALUATION = "envs of the evaluation"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
@@ -61,10 +61,11 @@ def played(cfg: CollectConfig) -> int:
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Nothing that was left before, the envs of an earlier run perhaps, is freed while envs are measured."""
+def _by_themselves() -> Iterator[None]:
+    """While envs are measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
     automatic = gc.isenabled()
     gc.disable()
+    give_back()
     try:
         yield
     finally:
@@ -72,7 +73,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@_no_collections()
+@_by_themselves()
 def one_more(cfg: CollectConfig) -> Envs:
     """What one more env takes where there is one.
 
@@ -97,7 +98,7 @@ def one_more(cfg: CollectConfig) -> Envs:
     return found
 
 
-@_no_collections()
+@_by_themselves()
 def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     """What a run that has made its envs, and has `reset` them or not, will hold of envs beside.
 

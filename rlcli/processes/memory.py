@@ -25,6 +25,14 @@ def process_memory() -> tuple[int, int]:
     return now, max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
+def give_back() -> None:
+    """Give the system the memory that was freed, where the C library can: used again, it would count as nothing new."""
+    import ctypes
+
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def resident() -> tuple[int, int]:
     """Resident bytes of this process now: all, and those of no file; see `grown`."""
     import psutil

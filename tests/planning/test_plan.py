@@ -454,6 +454,14 @@ def test_what_an_earlier_run_left_does_not_lessen_what_envs_take(large_env, word
     assert gc.isenabled()
 
 
+def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
+    cfg = configure("train", ["env.id=large", "env.num=2"])
+    one_more(cfg)  # imports what it needs
+    left = [np.ones(1000) for _ in range(12_000)]
+    left = left[-1:]  # it keeps the memory of the others from going back to the system
+    assert one_more(cfg).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped")
 def test_pages_of_files_that_the_system_takes_back_do_not_lessen_what_envs_take(large_env, tmp_path, monkeypatch):
     (tmp_path / "library").write_bytes(bytes(100 << 20))
