@@ -90,6 +90,8 @@ def check_request(slice_len: int, count: int, span: bool | int | tuple, weightin
         raise ArgumentError(
             "slices are weighted by transition or by trajectory", where="weighting", why=f"got {weighting!r}"
         )
+    if span is False:  # of nearly every sample
+        return 0, 0
     sides = tuple(span) if isinstance(span, tuple | list) else (span, span)
     if len(sides) != 2 or not all(isinstance(side, bool | int | np.integer) for side in sides):
         raise ArgumentError(
