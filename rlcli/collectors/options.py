@@ -60,6 +60,24 @@ def counted(name: str, value: Any) -> int:
     return number
 
 
+def _interaction(value: Any) -> InteractionType | None:
+    """An exploration type, by itself or by its name.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name.
+    """
+    if value is None or isinstance(value, InteractionType):
+        return value
+    names = [kind.name.lower() for kind in InteractionType]
+    if not isinstance(value, str) or value.lower() not in names:
+        raise ArgumentError(
+            "exploration_type must be an ExplorationType", why=f"got {value!r}", fix=f"Or one of {', '.join(names)}."
+        )
+    return InteractionType[value.upper()]
+
+
 class Counted:
     """An attribute that is such an option, and may be set anew between two batches."""
 
@@ -121,6 +139,7 @@ class Stepping:
         for name in ("frames_per_batch", "total_frames", "init_random_frames", "max_frames_per_traj", "seed"):
             if getattr(self, name) is not None or name in ("frames_per_batch", "total_frames"):
                 object.__setattr__(self, name, counted(name, getattr(self, name)))
+        object.__setattr__(self, "exploration_type", _interaction(self.exploration_type))
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
         self.next_obs_mode()

@@ -100,9 +100,9 @@ def on_rows(layers: list[Layer], source: list[Tensor], target: list[Tensor]) -> 
     """
     linear = [layer.linear for layer in layers]
     weights = [layer.weight.detach().t() for layer in linear]
-    biases = [torch.zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linear]
+    biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linear]
     activations = [None if layer.activation is None else IN_PLACE[layer.activation] for layer in layers]
-    hidden = [torch.empty(source[0].shape[0], layer.out_features) for layer in linear[:-1]]
+    hidden = [source[0].new_empty(source[0].shape[0], layer.out_features) for layer in linear[:-1]]
     addmm, tanh_ = torch.addmm, torch.tanh_
     if activations == [tanh_, tanh_, None]:
         (w1, w2, w3), (b1, b2, b3), (h1, h2) = weights, biases, hidden

@@ -142,14 +142,16 @@ class EGreedyFamily(Family):
     Parameters
     ----------
     eps : callable
-        The present epsilon; asked for once a batch.
+        The present epsilon; asked for once a batch, and where weights change within one.
+    n : int, optional
+        How many actions there are to explore; as many as have values, by default.
     """
 
     param_names = ("action_value",)
     event_dims = 0
 
-    def __init__(self, eps: Callable[[], float]) -> None:
-        self.eps = eps
+    def __init__(self, eps: Callable[[], float] = lambda: 0.0, n: int | None = None) -> None:
+        self.eps, self.n = eps, n
 
     def log_prob(self, params: Params, action: Tensor) -> NoReturn:
         raise ArgumentError("an epsilon-greedy action has no log-probability here", fix="Use a ProbabilisticActor.")
@@ -166,7 +168,7 @@ class EGreedyFamily(Family):
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)
         explore = torch.rand(best.shape, generator=generator, device=best.device) < self.eps()
-        drawn = torch.randint(params[0].shape[-1], best.shape, generator=generator, device=best.device)
+        drawn = torch.randint(self.n or params[0].shape[-1], best.shape, generator=generator, device=best.device)
         return torch.where(explore, drawn, best)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
@@ -175,7 +177,14 @@ class EGreedyFamily(Family):
 
     def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
         """int64 `[t, n]`: the action of a row that explores at the present epsilon, -1 for the greedy one."""
-        return np.where(noise[..., 0] < self.eps(), (noise[..., 1] * k).astype(np.int64), -1)
+        return np.where(noise[..., 0] < self.eps(), (noise[..., 1] * (self.n or k)).astype(np.int64), -1)
+
+    def options(self, k: int) -> tuple[int, ...]:
+        return (max(k, self.n or k),)
+
+    def is_legal(self, params: ArrayParams) -> bool:
+        """Values of all actions but one may be -inf."""
+        return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
 
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = params[0].argmax(1, out)

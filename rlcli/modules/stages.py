@@ -8,8 +8,9 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from operator import contains
+from operator import contains, is_, itemgetter
 from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
@@ -162,6 +163,18 @@ def _memory(p: Tensor) -> int:
     return id(p) if is_lazy(p) or p.is_meta else p.data_ptr()
 
 
+# what decides how a module on tensordicts is called, beside its arguments
+_SETTINGS = (
+    (TensorDictModule, itemgetter("_in_keys", "_out_keys", "_kwargs", "method")),
+    (
+        ProbabilisticTensorDictModule,
+        itemgetter("_in_keys", "_out_keys", "dist_keys", "distribution_class", "return_log_prob"),
+    ),
+    (QValueModule, itemgetter("action_value_key", "action_mask_key", "action_space")),
+    (EGreedyModule, itemgetter("action_key", "action_mask_key", "n")),
+)
+
+
 class Structure:
     """The modules inside a module, and which of them do no more than their class says.
 
@@ -183,11 +196,16 @@ class Structure:
         self._names = [name for own, name in calls if name not in own]
         self._own = [call for call in calls if call[1] in call[0]]
         self._everywhere = hooked_everywhere()
+        self._settings = [(s, vars(part)) for part in self._parts for kind, s in _SETTINGS if isinstance(part, kind)]
+        self._set = [copy.deepcopy(settings(own)) for settings, own in self._settings]
+        self._heads = [vars(part) for part in self._parts if isinstance(part, ProbabilisticTensorDictModule)]
+        self._given = self._arguments()
 
     def holds(self) -> bool:
         """Whether no module was replaced, added or taken away, and none got or lost a hook or a `forward` of its own.
 
-        Some microseconds for a policy of a dozen modules: for once a call, not once a layer.
+        Nor may a module on tensordicts read or write other keys, or draw from another distribution.  Some microseconds
+        for a policy of a dozen modules: for once a call, not once a layer.
         """
         return (
             not any(self._empty)
@@ -197,7 +215,14 @@ class Structure:
             and not any(map(contains, self._plain, self._names))
             and (not self._own or all(name in own for own, name in self._own))
             and hooked_everywhere() == self._everywhere
+            and [settings(own) for settings, own in self._settings] == self._set
+            and len(arguments := self._arguments()) == len(self._given)
+            and all(map(is_, arguments, self._given))
         )
+
+    def _arguments(self) -> list[Any]:
+        """Names and values of the constant arguments of distributions; what arrays among them hold is not looked at."""
+        return [x for own in self._heads for argument in own["distribution_kwargs"].items() for x in argument]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_empty": [True]}  # a copy does not hold: its modules have tables of their own

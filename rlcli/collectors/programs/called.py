@@ -81,6 +81,14 @@ def is_sound(values: torch.Tensor, dims: int) -> bool:
     return values.ndim > dims and values.shape[-1] > 0 and bool(values.amax(-1).isfinite().all())  # NaN is its own max
 
 
+def refuse_unsound(key: Key, column: np.ndarray) -> None:
+    """Raise where some steps' outputs `[N, T, *]` are not sound, before a batch is made of them."""
+    if column.dtype.kind == "f" and not is_sound(torch.from_numpy(column), 2):
+        raise NumericsError(
+            f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
+        )
+
+
 def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
     """Copy one output into its row, if it is what it was on the first call (`kind`).
 

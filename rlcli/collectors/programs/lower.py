@@ -28,11 +28,13 @@ from rlcli.collectors.programs.program import Program, Setting
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, Key, show, unravel
+from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
-from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, family_of, param_keys
+from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
 from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOneHotFamily
 from rlcli.modules.exploration import EGreedyFamily
 from rlcli.modules.stages import Parts, Stage, ValueParts, take_apart, take_apart_values
+from rlcli.specs.dtypes import dtype_name, numpy_dtype
 
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
 
@@ -111,18 +113,23 @@ def _lowered(
     draw = _greedy_draw(parts, setting) if isinstance(parts, ValueParts) else _draw(parts.head, setting, example)
     if draw is None:
         return None, "its distribution is none that rlcli draws from"
+    taken = numpy_dtype(example.get(ACTION).dtype)
+    if taken is None or (setting.actions.encoded and taken != setting.actions.stored[1]):
+        return None, f"its actions are {dtype_name(example.get(ACTION).dtype)}"
     if (
         written is None
         or not written.keys().isdisjoint(setting.inputs)  # rows keep what the env showed
         or any(key not in written or len(written[key][0]) != 1 for key in draw.param_keys)  # it draws from rows [N, k]
     ):
         return None, "what it writes is not float32, one row a step, beside what the env shows"
-    lowered = LoweredProgram(parts.stages, draw, setting, written)
+    if not _on_offer(draw.family, written[draw.param_keys[0]][0][0], setting.actions):
+        return None, "it may choose what the env does not offer: each action is looked at"
+    lowered = LoweredProgram(parts.stages, draw, setting, written, taken)
     copied = _parts(twin(policy))
     if (
         copied is None
         or not lowered.reads <= set(setting.inputs)
-        or not _same(LoweredProgram(copied.stages, draw, setting, written), example, shown)
+        or not _same(LoweredProgram(copied.stages, draw, setting, written, taken), example, shown)
     ):
         return None, "its stages, called one by one, do not give what it gives"
     return lowered, ""
@@ -204,6 +211,12 @@ def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) 
     return {key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32)) for key, value in values.items()}
 
 
+def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
+    """Whether the env takes all that the family chooses from parameters `[N, width]`; real actions are clipped."""
+    options = family.options(width)
+    return actions.kind == "box" or (options is not None and bool((np.asarray(options) - 1 <= actions.last).all()))
+
+
 def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example: TensorDictBase) -> Draw | None:
     actions = setting.actions
     if actions.kind == "box" and actions.dtype.kind != "f":  # the draw is of real numbers
@@ -214,9 +227,9 @@ def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example:
     if family is None:
         return None
     if actions.encoded:  # the loop works with indices; the one-hot column is written once per batch
-        if family is ONE_HOT:
+        if family is ONE_HOT and actions.kind == "discrete":
             family = CATEGORICAL
-        elif type(family) is MultiOneHotFamily:
+        elif type(family) is MultiOneHotFamily and family.nvec == actions.nvec:
             family = MultiCategoricalFamily(nvec=actions.nvec)
         else:
             return None
@@ -239,7 +252,7 @@ def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
     if (choice.action_space == "one_hot") != actions.encoded:
         return None
     mode = tries is None or setting.exploration is not InteractionType.RANDOM
-    family = EGreedyFamily((lambda: 0.0) if tries is None else (lambda: float(tries.eps)))
+    family = EGreedyFamily() if tries is None else EGreedyFamily(lambda: float(tries.eps), tries.n)
     return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 

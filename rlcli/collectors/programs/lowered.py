@@ -20,7 +20,7 @@ from tensordict.nn.utils import biased_softplus
 from torch import Tensor, nn
 
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, take
+from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import hooked, on_rows
@@ -62,10 +62,12 @@ class LoweredProgram(Program):
     setting : Setting
     written : Schema
         Of the keys the stages write, without the lane dim; all float32.
+    taken : dtype
+        Of actions as the policy draws them, and as they are stored.
     """
 
-    def __init__(self, stages: Sequence[Stage], draw: Draw, setting: Setting, written: Schema) -> None:
-        self.stages, self.draw, self.setting, self.written = stages, draw, setting, written
+    def __init__(self, stages: Sequence[Stage], draw: Draw, setting: Setting, written: Schema, taken: np.dtype) -> None:
+        self.stages, self.draw, self.setting, self.written, self.taken = stages, draw, setting, written, taken
         self.actions = actions = setting.actions
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
@@ -79,7 +81,7 @@ class LoweredProgram(Program):
                 self.called_keys.update(stage.in_keys)
         self.reads = {key for stage in stages for key in stage.in_keys} - set(written)
         self.live: Schema = {}
-        self.once: Schema = {**written, ACTION: actions.stored}
+        self.once: Schema = {**written, ACTION: (actions.stored[0], taken)}
         self.log_prob_key, self.log_prob_shape = draw.log_prob_key, draw.log_prob_shape
         if draw.log_prob_key is not None:
             self.once[draw.log_prob_key] = (draw.log_prob_shape, np.dtype(np.float32))
@@ -132,7 +134,9 @@ class _BoundLowered(Bound):
         self.data = columns.data
         steps = columns.steps
         # kept time-major: every row is contiguous, and one pass at the end makes the log-probabilities
-        self.kept = {key: torch.empty(steps, lanes, *shape) for key, (shape, _) in program.written.items()}
+        self.kept = {
+            key: torch.empty(steps, lanes, *shape, dtype=torch.float32) for key, (shape, _) in program.written.items()
+        }
         self.shown = {key: columns.rows[key][:steps] for key in sorted(program.reads, key=str)}
         self.rows: Rows = {key: [torch.from_numpy(row) for row in rows] for key, rows in self.shown.items()}
         self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
@@ -141,8 +145,7 @@ class _BoundLowered(Bound):
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
         ]  # [T] tuples of [N, k]
         self.flat_rows = [row[0].reshape(-1) for row in self.param_rows]
-        shape, dtype = program.actions.shape, program.actions.dtype
-        self.taken = np.empty((steps, lanes, *shape), dtype)
+        self.taken = np.empty((steps, lanes, *program.actions.shape), program.taken)
         self.taken_rows = list(self.taken)
         self._bind_weights()
 
@@ -220,10 +223,11 @@ class _BoundLowered(Bound):
         """The rows, without the lane dim where there is but one env."""
         return self.rows[key] if self.program.setting.batch_size else [row[0] for row in self.rows[key]]
 
-    def _places(self) -> list[tuple[int, torch.dtype]]:
+    def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
         """Where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
         linear = [layer.linear for layers in self.program.layers for layer in layers or ()]
-        return [(p.data_ptr(), p.dtype) for layer in linear for p in (layer.weight, layer.bias) if p is not None]
+        parameters = (p for layer in linear for p in (layer.weight, layer.bias) if p is not None)
+        return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters]
 
     def fill_constants(self, first: int) -> None:
         """Outputs that are the same at every step, from step `first` on."""
@@ -248,6 +252,7 @@ class _BoundLowered(Bound):
     def renew(self, t) -> None:
         self.program.refresh()
         self._follow_weights(t)
+        self._settle(t)
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
     def begin(self, noise, first, last) -> None:
@@ -255,15 +260,20 @@ class _BoundLowered(Bound):
         self.first = first  # of the steps that noise was drawn for
         draw = self.program.draw
         width = self.params[0].shape[-1]
-        self.noise = None
-        if not draw.mode:
-            drawn = noise.peek(partial(_of_lane, draw.family, width), last - first, width)
-            self.noise = list(draw.family.settled(drawn, width))
+        self.noise: list[np.ndarray] = []
+        self.drawn = None if draw.mode else noise.peek(partial(_of_lane, draw.family, width), last - first, width)
+        self._settle(first)
         self.act = self._actor(first)  # type: ignore[method-assign, assignment]
+
+    def _settle(self, t: int) -> None:
+        """The noise of the steps from t on, in the form that the family takes as it is now."""
+        if self.drawn is not None:
+            width = self.params[0].shape[-1]
+            self.noise[t - self.first :] = self.program.draw.family.settled(self.drawn[t - self.first :], width)
 
     def _actor(self, first: int) -> Callable[[int], np.ndarray]:
         forward, taken, params = self.forward, self.taken_rows, self.param_rows
-        noise = self.noise if self.noise is not None else []
+        noise = self.noise
         family = self.program.draw.family
         draw, mode = family.act, family.act_mode
 
@@ -286,7 +296,9 @@ class _BoundLowered(Bound):
                 self._check_odd(t)
             return mode(params[t], taken[t])
 
-        return act_mode if self.noise is None else act_drawn
+        act = act_mode if self.drawn is None else act_drawn
+        loop = self.program.actions.dtype
+        return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
     def _check_odd(self, t: int) -> None:
         """Parameters that are not all finite: masks, or an error."""
@@ -322,12 +334,16 @@ class _BoundLowered(Bound):
             params = tuple(param[first:last] for param in self.params)
             log_prob = self.program.draw.family.log_prob(params, torch.from_numpy(taken))
             data[log_prob_key][:, first:last] = log_prob.numpy().swapaxes(0, 1)
+            refuse_unsound(log_prob_key, data[log_prob_key][:, first:last])
         if self.program.draw.chosen_key in data:
             best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
             data[self.program.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
+                refuse_unsound(key, data[key][:, first:last])
+            elif key not in self.program.draw.param_keys and bool(kept[first:last].isnan().any()):
+                raise not_finite(key, f"steps {first} to {last - 1} of the batch")
 
 
 def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: int) -> np.ndarray:

@@ -17,18 +17,18 @@ from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import (
     call,
     changed_output,
-    is_sound,
     late_output,
     loop_action,
     refuse_nan,
     refuse_no_bits,
     refuse_soft,
+    refuse_unsound,
     take,
 )
 from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.collectors.states import States, no_place
 from rlcli.envs.late_columns import LateColumns
-from rlcli.errors import ArgumentError, NumericsError
+from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
@@ -292,9 +292,5 @@ class _BoundTensorDict(Bound):
     def end(self, first: int, last: int) -> None:
         for key in self.program.live:
             column = self.columns.data.get(key)
-            if column is None or column.dtype.kind != "f":
-                continue
-            if not is_sound(torch.from_numpy(column[:, first:last]), 2):
-                raise NumericsError(
-                    f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
-                )
+            if column is not None:
+                refuse_unsound(key, column[:, first:last])

@@ -99,6 +99,9 @@ class CategoricalFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
 
+    def options(self, k: int) -> tuple[int, ...]:
+        return (k,)
+
     def is_legal(self, params: ArrayParams) -> bool:
         """-inf masks an action, and one at least is not masked."""
         return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
@@ -262,6 +265,9 @@ class MultiCategoricalFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return gumbel(rng, (t, n, k))
 
+    def options(self, k: int) -> tuple[int, ...]:
+        return self.nvec
+
     def is_legal(self, params: ArrayParams) -> bool:
         """-inf masks an option, and of every choice one at least is not masked."""
         return all(np.isfinite(params[0][:, part].max(-1)).all() for part in self._parts)  # NaN is its own max
@@ -407,6 +413,12 @@ class BernoulliFamily(Family):
         u = rng.random((t, n, k), dtype=np.float32)
         u = np.clip(u, np.float32(2**-25), np.float32(1 - 2**-24))
         return np.log(u / (1 - u))
+
+    def options(self, k: int) -> tuple[int, ...]:
+        return (2,) * k
+
+    def is_legal(self, params: ArrayParams) -> bool:
+        return not np.isnan(params[0]).any()
 
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return self._positive(params[0] + noise, out)

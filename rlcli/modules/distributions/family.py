@@ -108,6 +108,10 @@ class Family(ABC):
         """Noise that was drawn ahead, in the form that `act` takes rows of, before the steps it is for."""
         return noise
 
+    def options(self, k: int) -> tuple[int, ...] | None:
+        """How many choices each part of an action has, given parameters `[*B, k]`; None for real actions."""
+        return None
+
     def is_legal(self, params: ArrayParams) -> bool:
         """Whether an action can be drawn in every row of parameters `[n, k]`: by default, if all are finite."""
         return all(np.isfinite(param).all() for param in params)
