@@ -92,6 +92,12 @@ class ActionFormat:
             np.equal(parts[..., part, None], np.arange(n), out=out[..., start : start + n], casting="unsafe")
             start += n
 
+    def is_one_hot(self, stored: np.ndarray) -> bool:
+        """Whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
+        starts = np.cumsum((0, *self.nvec[:-1]))
+        chosen = np.add.reduceat(stored != 0, starts, axis=-1, dtype=np.int64)
+        return bool((chosen == 1).all() and (np.maximum.reduceat(stored, starts, axis=-1) == 1).all())
+
     def decode(self, stored: np.ndarray) -> np.ndarray:
         """Loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
         if not self.encoded:
@@ -117,9 +123,9 @@ class ActionFormat:
             stored = stored.astype(np.int64)
         if self.kind == "box":
             return stored if self.dtype.kind == "f" else np.clip(stored, self.low, self.high).astype(self.dtype)
+        if self.encoded and not self.is_one_hot(stored):
+            raise _unfit("a single 1 a choice, as one-hot actions have it", stored)
         actions = self.decode(stored)
-        if self.encoded:
-            return actions
         if (actions < 0).any() or (actions > self.last).any():
             raise _unfit(self.offered, stored)
         return actions

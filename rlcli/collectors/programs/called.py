@@ -140,6 +140,8 @@ def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
         if not np.isfinite(row).all():
             raise not_finite(ACTION, _BEFORE.format(t))
         return row
+    if actions.encoded and not actions.is_one_hot(row):
+        raise _no_one_hot(row.tolist(), t)
     decoded = actions.decode(row)
     if actions.kind == "discrete":
         chosen = decoded.tolist()  # of a few numbers, the ends are found sooner than in an array
@@ -163,12 +165,16 @@ def refuse_no_bits(value: torch.Tensor, t: int) -> None:
 def refuse_soft(value: torch.Tensor, t: int) -> None:
     """Raise where a one-hot action is made of parts, before the row's int64 cuts them short."""
     if bool((value != value.round()).any()):
-        raise ArgumentError(
-            "the policy's action is not one-hot",
-            where=_BEFORE.format(t),
-            why=f"expected 0 and 1, got {value.tolist()}",
-            fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers.",
-        )
+        raise _no_one_hot(value.tolist(), t)
+
+
+def _no_one_hot(value: list, t: int) -> ArgumentError:
+    return ArgumentError(
+        "the policy's action is not one-hot",
+        where=_BEFORE.format(t),
+        why=f"expected a single 1 a choice, got {value}",
+        fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers.",
+    )
 
 
 def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:
