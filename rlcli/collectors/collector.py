@@ -22,11 +22,20 @@ from rlcli.collectors.base import BaseCollector, Collected, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import TrajectoryPool, assemble
-from rlcli.collectors.options import Counted, Stepping, divided, next_steps, steps_of
+from rlcli.collectors.options import Counted, Stepping, counted, divided, next_steps, steps_of, whole
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.weights import FollowedWeights, Source
-from rlcli.collectors.wiring import EnvMaker, array_face, delta_of, make_env, wire, with_delta, with_transforms
+from rlcli.collectors.wiring import (
+    EnvMaker,
+    array_face,
+    delta_of,
+    make_env,
+    refuse_random_now,
+    wire,
+    with_delta,
+    with_transforms,
+)
 from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError, in_words
@@ -295,7 +304,8 @@ class Collector(BaseCollector):
         steps : int, optional
             Steps per env; those of a full batch by default.
         """
-        return self._stepped(steps_of(self.frames_per_batch, self.lanes.n) if steps is None else steps, False).batch
+        usual = steps_of(self.frames_per_batch, self.lanes.n)
+        return self._stepped(usual if steps is None else whole("steps", steps), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         if getattr(self.rollout, "__func__", None) is _ROLLOUT:
@@ -320,6 +330,8 @@ class Collector(BaseCollector):
         self.stream.shared = self._thread is threading.current_thread()
         left = max(0, self.init_random_frames - self.frames)
         self._look(left)
+        if left and not self._stepping.init_random_frames:
+            refuse_random_now(self.env, self.engine.program)
         self._weights.begin()
         try:
             filled = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)
@@ -519,7 +531,7 @@ class Collector(BaseCollector):
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
         self._refuse_background()
-        self.seed = seed
+        self.seed = seed = counted("seed", seed)
         self.stream.reseed(self._stepping.process_seed(seed))
         self.engine.reseed(seed)
         self._seed_lanes(seed, episode_seeds)

@@ -253,13 +253,9 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
     """What acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
     program: Program = RandomProgram(lanes.actions)
-    chosen = own_methods(env, ["rand_action"])
-    if chosen and random_frames:
-        raise ArgumentError(
-            "the first frames take uniform random actions", why=f"{type(env).__name__} has its own rand_action",
-            fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
-        )  # fmt: skip
-    if policy is None and chosen:
+    if random_frames:
+        refuse_own_random(env)
+    if policy is None and own_methods(env, ["rand_action"]):
         program = TensorDictProgram(env.rand_action, setting, why="the env has its own rand_action")
     elif policy is not None:
         refuse_lost_states(policy, setting.inputs)
@@ -271,6 +267,25 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
     if isinstance(lanes, TensorDictLanes) and isinstance(program, TensorDictProgram):
         program.flags = lanes.flags
     return used, own, program
+
+
+def refuse_own_random(env: EnvBase) -> None:
+    """Raise where the env's random actions are not those that first frames take."""
+    if own_methods(env, ["rand_action"]):
+        raise ArgumentError(
+            "the first frames take uniform random actions", why=f"{type(env).__name__} has its own rand_action",
+            fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
+        )  # fmt: skip
+
+
+def refuse_random_now(env: EnvBase, program: Program) -> None:
+    """Raise where a collector that was made without random first frames cannot take some all the same."""
+    refuse_own_random(env)
+    if program.late is not None and program.late.kinds is None:
+        raise ArgumentError(
+            "random frames cannot come before the policy has acted",
+            why="its first step shows which columns batches have", fix="Give init_random_frames to the constructor.",
+        )  # fmt: skip
 
 
 def _kept(

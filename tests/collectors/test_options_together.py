@@ -326,3 +326,50 @@ def test_an_error_keeps_its_evidence_between_processes():
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is NumericsError and str(again) == str(error)
     assert np.array_equal(again.evidence["observation"], error.evidence["observation"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep_keys": "observation"}, "keep_keys must be a list of keys"),
+        ({"keep_keys": [3]}, "keep_keys must be a list of keys"),
+        ({"replay_buffer": "x"}, "replay_buffer must be a replay buffer"),
+    ],
+)
+def test_options_that_are_none_are_refused_by_name(options, words):
+    with pytest.raises(ArgumentError, match=words):
+        Collector(GymEnv("CartPole-v1"), **options)
+
+
+def test_steps_and_seeds_are_whole_numbers_and_a_refused_one_changes_nothing():
+    collector = Collector(GymEnv("CartPole-v1"), seed=3)
+    assert collector.rollout(2.0).shape == (2,)
+    with pytest.raises(ArgumentError, match="steps must be a whole number"):
+        collector.rollout(2.5)
+    for seed in (-1, "a"):
+        with pytest.raises(ArgumentError, match="seed must be"):
+            collector.set_seed(seed)
+    assert collector.seed == 3
+
+
+class AlwaysLeft(GymEnv):
+    def rand_action(self, td):
+        return td.set("action", torch.tensor([1, 0]))
+
+
+def test_random_frames_that_are_asked_for_later_are_refused_where_the_constructor_refuses_them():
+    def policy(td):
+        return td.set("action", torch.tensor([1, 0])).set("more", td["observation"] * 2)
+
+    own = Collector(AlwaysLeft("CartPole-v1"), policy, frames_per_batch=16)
+    own.init_random_frames = 50
+    with pytest.raises(ArgumentError, match="has its own rand_action"):
+        own.rollout()
+    unknown = Collector(GymEnv("CartPole-v1"), policy, frames_per_batch=16)
+    unknown.init_random_frames = 16
+    with pytest.raises(ArgumentError, match="Give init_random_frames to the constructor"):
+        unknown.rollout()
+    unknown.init_random_frames = 0
+    assert "more" in unknown.rollout()
+    unknown.init_random_frames = 32
+    assert "more" in unknown.rollout()
