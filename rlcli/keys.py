@@ -40,8 +40,12 @@ APPROXIMATED = "approximated"
 
 
 STEP_RESULTS = ("reward", *END_FLAGS)  # what only an env's step writes, under `next`
-# what batches hold of themselves at the root: no observation is called so
-TAKEN = {NEXT, ACTION, RESET, RAW, SAMPLE_LOG_PROB, TRAJ_IDS[0], *STEP_RESULTS}
+INDEX = "index"  # of the rows of a buffer, in samples
+
+# what batches, samples and losses hold of themselves at the root: no observation is called so
+TAKEN = {NEXT, ACTION, RESET, RAW, SAMPLE_LOG_PROB, ACTION_LOG_PROB, TRAJ_IDS[0], *STEP_RESULTS}
+TAKEN |= {MASK, SHIFTED_VALID, INDEX, TD_ERROR, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, APPROXIMATED}
+TAKEN |= {STATE_VALUE, ADVANTAGE, VALUE_TARGET}
 
 
 def as_tuple(key: Key) -> tuple[str, ...]:

@@ -331,7 +331,7 @@ class Collector(BaseCollector):
         left = max(0, self.init_random_frames - self.frames)
         self._look(left)
         if left and not self._stepping.init_random_frames:
-            refuse_random_now(self.env, self.engine.program)
+            refuse_random_now(self.env, self.lanes, self.engine.program)
         self._weights.begin()
         try:
             filled = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)

@@ -21,6 +21,7 @@ from rlcli.data.next_obs.sparse import sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.lanes.lanes import Outcome
+from rlcli.specs.dtypes import numpy_dtype
 from rlcli.transforms import NextObservationDelta
 
 
@@ -103,7 +104,10 @@ class Filled:
         """The env's own rewards `[N, T, 1]`; None where the batch has none."""
         if self.raw_reward is not None:
             return self.raw_reward
-        return self.late[REWARD].numpy() if REWARD in self.late else self.columns.get(REWARD)
+        if REWARD not in self.late:
+            return self.columns.get(REWARD)
+        reward = self.late[REWARD]
+        return (reward if numpy_dtype(reward.dtype) is not None else reward.float()).numpy()
 
 
 def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:

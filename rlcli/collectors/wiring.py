@@ -19,10 +19,12 @@ from rlcli.collectors.states import missing_transforms, refuse_lost_states, tran
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
+from rlcli.envs.spaces import action_format, from_gym_space
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
+from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.transforms import Compose, Faces, NextObservationDelta, StepCounter, Transform, choose_faces
@@ -237,7 +239,7 @@ def wire(
         shown |= transform.plan({**shown, **reward})
     setting = Setting(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
     used, own, program = _program(env, lanes, policy, setting, random_frames)
-    random = RandomProgram(lanes.actions, program.log_prob_key, program.log_prob_shape)
+    random = RandomProgram(random_actions(env, lanes) or lanes.actions, program.log_prob_key, program.log_prob_shape)
     faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
     if lanes.rewards is not None:
         faces.needs.add(REWARD)
@@ -252,11 +254,12 @@ def wire(
 def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int) -> tuple[Any, Any, Program]:
     """What acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
-    program: Program = RandomProgram(lanes.actions)
+    random = random_actions(env, lanes)
+    program: Program = RandomProgram(random or lanes.actions)
     if random_frames:
-        refuse_own_random(env)
-    if policy is None and own_methods(env, ["rand_action"]):
-        program = TensorDictProgram(env.rand_action, setting, why="the env has its own rand_action")
+        refuse_own_random(env, lanes)
+    if policy is None and random is None:
+        program = TensorDictProgram(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
         refuse_lost_states(policy, setting.inputs)
         called = on_tensordicts(policy, list(setting.inputs))
@@ -269,18 +272,41 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
     return used, own, program
 
 
-def refuse_own_random(env: EnvBase) -> None:
+def random_actions(env: EnvBase, lanes: Lanes) -> ActionFormat | None:
+    """How the env's random actions look and what they are drawn from; None where only the env can draw them.
+
+    They are those of its `action_spec`, which a user may have narrowed.
+    """
+    if own_methods(env, ["rand_action"]) or own_methods(env.action_spec, ["rand"]):
+        return None
+    actions = lanes.actions
+    if isinstance(lanes, TensorDictLanes):
+        return actions
+    made = from_gym_space(actions.space, categorical=actions.categorical)
+    if env.action_spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
+        return actions
+    found = action_format(env.action_spec, len(env.batch_size))
+    alike = (found.kind, found.shape, found.stored) == (actions.kind, actions.shape, actions.stored)
+    return found if alike else None
+
+
+def _own_random(env: EnvBase) -> str:
+    own = own_methods(env, ["rand_action"])
+    return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
+
+
+def refuse_own_random(env: EnvBase, lanes: Lanes) -> None:
     """Raise where the env's random actions are not those that first frames take."""
-    if own_methods(env, ["rand_action"]):
+    if random_actions(env, lanes) is None:
         raise ArgumentError(
-            "the first frames take uniform random actions", why=f"{type(env).__name__} has its own rand_action",
+            "the first frames take uniform random actions", why=f"{type(env).__name__} has {_own_random(env)}",
             fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
         )  # fmt: skip
 
 
-def refuse_random_now(env: EnvBase, program: Program) -> None:
+def refuse_random_now(env: EnvBase, lanes: Lanes, program: Program) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
-    refuse_own_random(env)
+    refuse_own_random(env, lanes)
     if program.late is not None and program.late.kinds is None:
         raise ArgumentError(
             "random frames cannot come before the policy has acted",

@@ -360,7 +360,7 @@ def own_stepping(env: EnvBase) -> list[str]:
     return own_methods(env, _STEPPING)
 
 
-def own_methods(env: EnvBase, names: Sequence[str]) -> list[str]:
+def own_methods(env: EnvBase | TensorSpec, names: Sequence[str]) -> list[str]:
     """Those of these methods that a class of the user's, or this very object, overrides."""
     package, kind = __name__.partition(".")[0], type(env)
     theirs = {name for name in names if getattr(kind, name).__module__.partition(".")[0] != package}

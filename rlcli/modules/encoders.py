@@ -162,7 +162,8 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
 
 
 NETS = ("auto", "mlp", "cnn", "dict")
-_BOOKKEEPING = {STEP_COUNT, IS_INIT, EPISODE_REWARD}  # transforms may list these with the observations
+# what transforms list with the observations, one number a row; an env's own of such a name may be of another dtype
+_COUNTERS = {STEP_COUNT: torch.int64, IS_INIT: torch.bool, EPISODE_REWARD: torch.float32}
 
 
 class DictNet(nn.Module):
@@ -174,6 +175,10 @@ class DictNet(nn.Module):
 
     def forward(self, *observations: Tensor) -> Tensor:
         return self.mlp(self.encoder(*observations))
+
+
+def _counts(key: Key, leaf: TensorSpec) -> bool:
+    return leaf.dtype is _COUNTERS.get(as_tuple(key)[-1]) and leaf.shape[-1:] == (1,)
 
 
 def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> list[Key]:
@@ -194,7 +199,7 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> li
                 why=f"the env has {', '.join(map(show, known)) or 'none'}",
                 fix=f"Did you mean {near[0]}?" if near else None,
             )
-    keys = list(wanted) if wanted else [key for key in known if as_tuple(key)[-1] not in _BOOKKEEPING]
+    keys = list(wanted) if wanted else [key for key in known if not _counts(key, spec[key])]
     if not keys:
         raise ConfigError("the env has no observation for a policy to read", where="observation spec")
     return keys

@@ -13,9 +13,11 @@ from worlds import Walk
 from rlcli.collectors import Collector
 from rlcli.collectors.programs import RandomProgram, TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
-from rlcli.envs import GymEnv, SerialEnv
+from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic
+from rlcli.specs import Bounded
+from rlcli.transforms import RewardSum
 
 
 def cartpoles(n: int, **kwargs) -> SerialEnv:
@@ -354,3 +356,50 @@ def test_an_env_may_be_named_and_what_is_none_is_told_how_to_become_one():
     for env in (lambda: gym.make("CartPole-v1"), gym.make("CartPole-v1"), 3):
         with pytest.raises(ArgumentError, match=r"no env of rlcli's: .*GymEnv"):
             Collector(env, frames_per_batch=4)
+
+
+class Cautious(Bounded):
+    """A spec that draws in a way of its own."""
+
+    def rand(self, shape=(), *, generator=None):
+        return torch.full((*shape, *self.shape), 0.25, dtype=self.dtype)
+
+
+def narrow(env, spec=Bounded):
+    env.action_spec = spec(-0.5, 0.5, (*env.batch_size, 1))
+    return env
+
+
+def pendulum():
+    return GymEnv("Pendulum-v1")
+
+
+ENVS_WITH_A_SPEC_OF_THE_USERS = {
+    "a single env": lambda spec: narrow(pendulum(), spec),
+    "under a transform": lambda spec: TransformedEnv(narrow(pendulum(), spec), RewardSum()),
+    "set on transforms": lambda spec: narrow(TransformedEnv(pendulum(), RewardSum()), spec),
+    "inside of several": lambda spec: SerialEnv(2, lambda: narrow(pendulum(), spec)),
+    "set on several": lambda spec: narrow(SerialEnv(2, pendulum), spec),
+}
+
+
+@pytest.mark.parametrize("make", ENVS_WITH_A_SPEC_OF_THE_USERS.values(), ids=ENVS_WITH_A_SPEC_OF_THE_USERS.keys())
+@pytest.mark.parametrize("first", [0, 100], ids=["no policy", "first frames"])
+def test_random_actions_are_those_of_the_envs_action_spec(make, first):
+    def still(td):
+        return td.set("action", torch.zeros(*td.shape, 1))
+
+    env = make(Bounded)
+    batch = Collector(env, still if first else None, frames_per_batch=100, init_random_frames=first).rollout()
+    rolled = env.rollout(100, break_when_any_done=False)
+    for actions in (batch["action"], rolled["action"]):
+        assert 0.3 < actions.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize("make", ENVS_WITH_A_SPEC_OF_THE_USERS.values(), ids=ENVS_WITH_A_SPEC_OF_THE_USERS.keys())
+def test_a_spec_that_draws_in_a_way_of_its_own_is_asked_for_random_actions(make):
+    env = make(Cautious)
+    assert (env.rollout(5)["action"] == 0.25).all()
+    assert (Collector(env, frames_per_batch=10).rollout()["action"] == 0.25).all()
+    with pytest.raises(ArgumentError, match="first frames.*Cautious"):
+        Collector(env, lambda td: td, init_random_frames=5)

@@ -368,6 +368,16 @@ class OneNumber(EnvBase):
         return self._see().update({"reward": torch.ones(*self.batch_size, 1)})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rewards_keep_the_dtype_that_the_env_gives_them(dtype):
+    class Rewarding(OneNumber):
+        def _step(self, td):
+            return super()._step(td).set("reward", torch.full((*self.batch_size, 1), 0.5, dtype=dtype))
+
+    batch = next(iter(Collector(Rewarding(2), frames_per_batch=8, total_frames=8)))
+    assert batch["next", "reward"].dtype == dtype and (batch["next", "reward"] == 0.5).all()
+
+
 @pytest.mark.parametrize("lanes", [0, 2])
 def test_an_env_of_tensordicts_may_show_one_number(lanes):
     def policy(td):

@@ -234,6 +234,19 @@ def test_an_observation_that_cannot_keep_its_name_is_refused(names, said):
         GymEnv(env)
 
 
+@pytest.mark.parametrize("name", [
+    "mask", "shifted_valid", "index", "advantage", "value_target", "state_value", "priority_weight", "td_error",
+    "steps_to_next_obs", "approximated", "action_log_prob",
+])  # fmt: skip
+def test_no_observation_has_a_name_that_batches_samples_and_losses_write_or_read(name):
+    env = Sampled()
+    env.observation_space = spaces.Dict({"x": spaces.Box(0, 1), name: spaces.Box(0, 1)})
+    with pytest.raises(EnvError, match=f"an observation cannot be called '{name}'.*batches use that name"):
+        GymEnv(env)
+    env.observation_space = spaces.Dict({"x": spaces.Box(0, 1), "inner": spaces.Dict({name: spaces.Box(0, 1)})})
+    assert name in GymEnv(env).observation_spec["inner"]
+
+
 def test_an_env_on_tensordicts_has_no_other_names_to_choose_from():
     class ByHand(GymEnv):
         def _step(self, td):

@@ -119,6 +119,8 @@ def test_counters_of_transforms_are_not_observations() -> None:
     assert build_actor_critic(spec, ACTIONS["index"], net="mlp").actor.in_keys == ["observation"]
     both = build_actor_critic(spec, ACTIONS["index"], in_keys=["observation", "step_count"])
     assert both.actor.in_keys == ["observation", "step_count"]
+    own = Composite({"is_init": Unbounded((N, 1)), "step_count": Unbounded((N, 2), torch.int64)}, shape=(N,))
+    assert sorted(build_actor_critic(own, ACTIONS["index"]).actor.in_keys) == ["is_init", "step_count"]  # the env's own
 
 
 def test_nested_observations_and_unbatched_envs() -> None:

@@ -23,14 +23,14 @@ from rlcli.data.buffer.gate import after_fork
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
 from rlcli.data.buffer.stream import Prefetcher, Sampled
-from rlcli.data.buffer.tensordict_buffer import INDEX, TensorDictReplayBuffer
+from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
 from rlcli.data.samplers.sampler import need_size, uniform
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, show
+from rlcli.keys import COLLECTOR_MASK, INDEX, show
 
 BUFFER_IDS = "buffer_ids"
 

@@ -13,9 +13,7 @@ from rlcli.data.shared import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.data.storages.list_storage import ObjectRing, items_of
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, Key, show, unravel
-
-INDEX = "index"
+from rlcli.keys import COLLECTOR_MASK, INDEX, Key, show, unravel
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
