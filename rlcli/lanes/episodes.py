@@ -34,6 +34,8 @@ class Episodes:
         Number of each lane's episode, from 0; -1 before the first.
     seeds : list of int or None
         The seed that each lane was given last.
+    pending_seeds : list of bool
+        Whether a seed waits for the next reset of each lane.
     deadlines : list of int
         Clock at which each lane's episode is truncated; `nearest` is a cell with the earliest.
     history : list
@@ -63,7 +65,7 @@ class Episodes:
         self._limited = min(self._limits) < NO_LIMIT
         self._run_seed: int | None = None
         self._every_episode = False
-        self._pending_seed = [False] * n
+        self.pending_seeds = [False] * n
         self._total = n
 
     # ---- seeds and limits ----------------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ class Episodes:
         self.episodes[:] = [-1] * self.n
         self._run_seed, self._every_episode = run_seed, every_episode
         self.first_lane, self._total = first_lane, total or self.n
-        self._pending_seed = [True] * self.n
+        self.pending_seeds = [True] * self.n
 
     @property
     def seeded(self) -> bool:
@@ -107,7 +109,7 @@ class Episodes:
         """Open the next episode of these lanes; the seeds that they are to be reset with."""
         clock, seeds = self.clock[0], []
         episodes, started, deadlines, limits = self.episodes, self.started, self.deadlines, self._limits
-        every, pending = self._every_episode and self.seeded, self._pending_seed
+        every, pending = self._every_episode and self.seeded, self.pending_seeds
         for lane in lanes:
             episodes[lane] += 1
             started[lane] = clock
@@ -115,7 +117,7 @@ class Episodes:
             seed = None
             if every or pending[lane]:
                 seed = self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
-                self._pending_seed[lane] = False
+                self.pending_seeds[lane] = False
             seeds.append(seed)
         if self._limited or self.nearest[0] < NO_LIMIT:  # else there is none
             self.nearest[0] = min(self.deadlines)
@@ -128,7 +130,7 @@ class Episodes:
         for lane, seed in zip(lanes, seeds, strict=True):
             if seed is not None:
                 self.episodes[lane] -= 1
-                self._pending_seed[lane] = True
+                self.pending_seeds[lane] = True
 
     def past_deadline(self) -> np.ndarray:
         """Which lanes' episodes have reached their limit, `[N]` bool."""
@@ -154,7 +156,7 @@ class Episodes:
 
     def mark_seeded(self, lane: int) -> None:
         """The lane's env is in its open episode, from that episode's seed: none is waiting to be given."""
-        self._pending_seed[lane] = False
+        self.pending_seeds[lane] = False
         self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
 
 

@@ -50,7 +50,7 @@ def fields(n: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tup
         "rewards": ((n,), np.dtype(np.float64)),
         "flags": ((n,), bits),
         "chosen": ((n,), bits),
-        "book": ((n, 2), np.dtype(np.int64)),  # episode of each lane, and the clock, at a reset
+        "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
     }
 
 
@@ -146,7 +146,12 @@ class LaneWorker:
         self.lanes.clock[0] = int(self.book[0, 1])
         for lane in chosen:
             self.lanes.episodes[lane] = int(self.book[lane, 0]) - 1
-        self._reset_lanes(0, chosen)
+        waiting = self.lanes.pending_seeds
+        waiting[:] = map(bool, self.book[:, 2])
+        try:
+            self._reset_lanes(0, chosen)
+        finally:
+            self.book[:, 2] = waiting
 
     def close(self) -> None:
         """Release the envs."""
@@ -293,14 +298,20 @@ class ParallelLanes(ReplayableLanes):
         self._reset_into([(row[key], shared) for key, shared in self._shared.items()], lanes)
 
     def _reset_into(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> None:
-        self.begin_episodes(lanes)
+        seeds, book = self.begin_episodes(lanes), self._book
         self._chosen[:] = 0
         chosen = list(lanes)
         self._chosen[chosen] = 1
-        self._book[:, 0], self._book[:, 1] = self.episodes, self.clock[0]
+        book[:, 0], book[:, 1], book[:, 2] = self.episodes, self.clock[0], self.pending_seeds
+        book[chosen, 2] = [seed is not None for seed in seeds]
         busy = [index for index, part in enumerate(self.parts) if self._chosen[part.start : part.stop].any()]
-        with self._supervised():
-            self.crew.order(RESET, only=busy)
+        try:
+            with self._supervised():
+                self.crew.order(RESET, only=busy)
+        except BaseException:
+            left = next((place for place, lane in enumerate(chosen) if book[lane, 2]), len(chosen))
+            self.not_begun(lanes[left:], seeds[left:])  # as one process has it: no lane after the one that raised
+            raise
         for row, shared in pairs:
             row[chosen] = shared[chosen]
 

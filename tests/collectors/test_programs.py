@@ -401,5 +401,5 @@ def test_a_spec_that_draws_in_a_way_of_its_own_is_asked_for_random_actions(make)
     env = make(Cautious)
     assert (env.rollout(5)["action"] == 0.25).all()
     assert (Collector(env, frames_per_batch=10).rollout()["action"] == 0.25).all()
-    with pytest.raises(ArgumentError, match="first frames.*Cautious"):
+    with pytest.raises(ArgumentError, match=r"first frames.*Cautious"):
         Collector(env, lambda td: td, init_random_frames=5)

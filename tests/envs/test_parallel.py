@@ -298,6 +298,39 @@ def test_an_interrupted_reset_leaves_the_books_alike():
     assert found[0][1] == found[1][1]
 
 
+class LateStart(gym.Env):
+    """Shows a random number; the first reset of one of them raises."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fails:
+            self.fails = False
+            raise OSError("the simulator is not up yet")
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action):
+        return self.np_random.random(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 3])
+def test_after_a_reset_that_raised_the_next_gives_the_episodes_of_one_process(workers):
+    shown = []
+    for make in (SerialEnv, ParallelEnv):
+        options = {"workers": workers} if make is ParallelEnv else {}
+        env = make(3, [lambda fails=fails: GymEnv(LateStart(fails)) for fails in (False, True, False)], **options)
+        env.set_seed(7)
+        with pytest.raises(EnvError, match="lane 1, .*not up yet"):
+            env.reset()
+        shown.append([env.reset()["observation"] for _ in range(3)])
+        env.close()
+    assert all(map(torch.equal, *shown))
+
+
 def test_transforms_lie_outside():
     made = [TransformedEnv(kind(3, PENDULUM), RunningNorm(["observation"])) for kind in (SerialEnv, ParallelEnv)]
     batches = [collected(env, [6, 5])[0] for env in made]
