@@ -59,8 +59,8 @@ class TensorDictLanes(Lanes):
         What steps write and resets do not, and rewards of another dtype than float32 (with `keeps_rewards`: where
         no transform changes them after the batch).
     held : set of keys
-        What resets write and steps do not, though no spec says so: it stays as it is at the root, and is never under
-        `next`.  The first step decides.
+        What resets write and steps do not, a state or what no spec names: it stays as it is at the root, and is never
+        under `next`.  The first step decides.
 
     Raises
     ------
@@ -111,7 +111,9 @@ class TensorDictLanes(Lanes):
         self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
         self.late: LateColumns = LateColumns(self.n, self._refuse)
         self.held: set[Key] = set()
-        self._undecided: set[Key] = set()  # until the first step, what only the first reset has shown
+        # until the first step, what only the first reset has shown, and states, which steps need not write
+        self._states = {unravel(key) for key in env.full_state_spec.keys(True, True)}
+        self._undecided = set(self._states)
         self._flags: dict[str, torch.Tensor] = {}  # of the root
         self._shown: TensorDictBase | None = None  # by the first reset, until an episode begins with it
 
@@ -196,7 +198,7 @@ class TensorDictLanes(Lanes):
         for key in self.schema:
             if self.schema[key] != said.get(key):
                 self.bounds.intervals.pop(key, None)
-        self._undecided = self.schema.keys() - said.keys()
+        self._undecided = (self.schema.keys() - said.keys()) | self._states
         return self.schema != said
 
     # ---- resets --------------------------------------------------------------------------------------------------
@@ -271,7 +273,8 @@ class TensorDictLanes(Lanes):
             following = self._call("step", self._acted(root, rows, t, actions))
             self._check_states(following, rows, t)
             if self._undecided:
-                self.held = {key for key in self._undecided if following.get(key, None) is None}
+                left = self._undecided.difference(self.states)
+                self.held = {key for key in left if following.get(key, None) is None}
                 self._undecided = set()
             for key in self.held:
                 rows[key][t + 1][...] = rows[key][t]

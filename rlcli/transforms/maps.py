@@ -160,7 +160,9 @@ class ToTensorImage(ChannelsFirst):
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 class RewardMap(Transform):
-    """A function of each reward, `[*B, 1]` float32; a subclass gives it for tensors and for arrays in place.
+    """A function of each reward, `[*B, 1]`; a subclass gives it for tensors and for arrays in place.
+
+    Whole numbers become float32 first, as batches hold rewards.
 
     Parameters
     ----------
@@ -182,7 +184,8 @@ class RewardMap(Transform):
 
     def forward(self, tensordict):
         for key in self.in_keys:
-            tensordict.set(key, self.on_tensor(self._need(tensordict, key)))
+            reward = self._need(tensordict, key)
+            tensordict.set(key, self.on_tensor(reward if reward.is_floating_point() else reward.float()))
         return tensordict
 
     def _step(self, tensordict, next_tensordict):
@@ -237,7 +240,10 @@ class RewardScaling(RewardMap):
         np.add(reward, np.float32(self.loc), out=reward)
 
     def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
-        if "reward" not in self.in_keys or not isinstance(spec, Bounded):
+        if "reward" not in self.in_keys:
+            return spec
+        spec = real(spec)
+        if not isinstance(spec, Bounded):
             return spec
         ends = self.on_tensor(spec.low), self.on_tensor(spec.high)
         return Bounded(torch.minimum(*ends), torch.maximum(*ends), spec.shape, spec.dtype, spec.device)
@@ -267,7 +273,14 @@ class RewardClipping(RewardMap):
     def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
         if "reward" not in self.in_keys:
             return spec
-        return Bounded(self.clamp_min, self.clamp_max, spec.shape, spec.dtype, spec.device)
+        return Bounded(self.clamp_min, self.clamp_max, spec.shape, real(spec).dtype, spec.device)
+
+
+def real(spec: TensorSpec) -> TensorSpec:
+    """The spec of rewards once they are real numbers."""
+    if spec.dtype.is_floating_point:
+        return spec
+    return spec.to(torch.float32) if isinstance(spec, Bounded) else Unbounded(spec.shape, torch.float32, spec.device)
 
 
 def _bound(value: float) -> float:
@@ -288,7 +301,7 @@ class SignTransform(RewardMap):
     def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
         if "reward" not in self.in_keys:
             return spec
-        return Bounded(-1.0, 1.0, spec.shape, spec.dtype, spec.device)
+        return Bounded(-1.0, 1.0, spec.shape, real(spec).dtype, spec.device)
 
 
 class _RewardRows(RowOp):

@@ -21,6 +21,7 @@ from rlcli.keys import DONE, OBSERVATION, REWARD, Key, spell
 from rlcli.specs import Bounded
 from rlcli.transforms.base import RowOp, Transform, reset_mask
 from rlcli.transforms.counters import Carry
+from rlcli.transforms.maps import real
 
 
 class RunningMoments:
@@ -277,8 +278,8 @@ class _Rows(RowOp):
 class RewardNorm(_Learning):
     """`clip(reward / sqrt(var(R) + epsilon))`, with the return R = gamma R + reward, 0 at episode starts.
 
-    In a collector the whole batch is counted first and then scaled, once, unless a transform of the user's comes after
-    it (a warning says so); step by step elsewhere.
+    In a collector the whole batch is counted first and then scaled, once; step by step elsewhere, and where what comes
+    after it reads the rewards of single steps (a warning says so).
 
     Parameters
     ----------
@@ -296,6 +297,9 @@ class RewardNorm(_Learning):
         self.gamma, self.clip, self.epsilon = float(gamma), float(clip), float(epsilon)
         self.moments = RunningMoments()
         self.returns = Carry(np.float64)
+
+    def transform_reward_spec(self, spec):
+        return Bounded(-self.clip, self.clip, spec.shape, real(spec).dtype, spec.device)
 
     def adopt(self, state):
         self.load_state_dict(state)

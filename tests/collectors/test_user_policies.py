@@ -19,12 +19,12 @@ from worlds import Counter
 from rlcli.collectors import Collector
 from rlcli.collectors.programs import TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
-from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal
 from rlcli.specs import Binary, Bounded, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from rlcli.specs import Categorical as SpecCategorical
-from rlcli.transforms import TensorDictPrimer
+from rlcli.transforms import RewardClipping, RewardNorm, RewardScaling, SignTransform, TensorDictPrimer
 
 
 def envs(lanes: int, make=Counter, **kwargs) -> EnvBase:
@@ -349,6 +349,8 @@ def test_a_state_of_one_number_is_carried(lanes):
 class OneNumber(EnvBase):
     """A TensorDict env whose observation is one number."""
 
+    t = 0
+
     def __init__(self, lanes) -> None:
         super().__init__(batch_size=(lanes,) if lanes else ())
         self.observation_spec = Composite({"observation": Unbounded(self.batch_size)}, shape=self.batch_size)
@@ -366,6 +368,60 @@ class OneNumber(EnvBase):
 
     def _step(self, td):
         return self._see().update({"reward": torch.ones(*self.batch_size, 1)})
+
+
+WHOLE = [torch.bool, torch.uint8, torch.int8, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", [*WHOLE, torch.float64])
+@pytest.mark.parametrize(
+    "make", [lambda: RewardScaling(0.5, 3.0), lambda: RewardClipping(-0.7, 0.7), SignTransform, RewardNorm]
+)
+@pytest.mark.parametrize("spec", [Bounded, Unbounded])
+def test_mapped_rewards_are_real_numbers_and_their_spec_says_so(dtype, make, spec):
+    class Rewarding(OneNumber):
+        def __init__(self):
+            super().__init__(2)
+            bounds = (0, 1) if spec is Bounded else ()
+            self.reward_spec = spec(*bounds, shape=(2, 1), dtype=dtype)
+
+        def _step(self, td):
+            return super()._step(td).set("reward", torch.tensor([[1], [0]], dtype=dtype))
+
+    env = TransformedEnv(Rewarding(), make())
+    check_env_specs(env)
+    assert env.reward_spec.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    if make is not RewardNorm:  # which counts whole batches there
+        expected = env.rollout(3)["next", "reward"]
+        assert torch.equal(Collector(env, frames_per_batch=6).rollout()["next", "reward"], expected)
+
+
+class Stateful(OneNumber):
+    """Resets write two states that its spec names; steps write the one back, read both, and need not write the other."""
+
+    def __init__(self, lanes) -> None:
+        super().__init__(lanes)
+        names = {"kept": Unbounded(self.batch_size), "moved": Unbounded(self.batch_size)}
+        self.state_spec = Composite(names, shape=self.batch_size)
+
+    def _reset(self, td):
+        start = torch.full(self.batch_size, 3.0)
+        return super()._reset(td).update({"kept": start.clone(), "moved": start.clone()})
+
+    def _step(self, td):
+        out = super()._step(td)
+        return out.update({"moved": td["moved"] + 1, "observation": td["kept"] + td["moved"]})
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_state_that_steps_do_not_write_stays_what_the_reset_made_it(lanes):
+    env = Stateful(lanes)
+    check_env_specs(env)
+    rolled = env.rollout(8)
+    batches = Collector(Stateful(lanes), frames_per_batch=4 * (lanes or 1), total_frames=8 * (lanes or 1))
+    batch = torch.cat(list(batches), -1)
+    for key in ("kept", "moved", ("next", "moved"), ("next", "observation")):
+        assert torch.equal(batch[key], rolled[key]), key
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
