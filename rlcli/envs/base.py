@@ -8,6 +8,7 @@ of the fast loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -270,8 +271,8 @@ class EnvBase:
         -------
         TensorDict ``[*batch, steps]``
         """
-        if max_steps < 1:
-            raise ArgumentError("max_steps must be at least 1", why=f"got {max_steps}")
+        if not isinstance(max_steps, Integral) or max_steps < 1:
+            raise ArgumentError("max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
         td = root_of(self, self.reset()) if auto_reset else tensordict
         if td is None:
             raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")

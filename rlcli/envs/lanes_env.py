@@ -91,7 +91,7 @@ class LanesEnv(EnvBase):
         self._bound_step(0, self.lanes.actions.checked(self._stored(td.get(ACTION))))
         outcome = self.lanes.take_outcome()
         reward = np.empty((n, 1), np.float32)
-        reward_column(outcome, self.lanes, 1, reward)
+        reward_column(outcome, self.lanes, 1, reward, past=False)
         flags = np.zeros((2, n, 1), np.bool_)
         for _, lane, terminated, truncated in outcome.ends:
             flags[0, lane, 0], flags[1, lane, 0] = terminated, truncated

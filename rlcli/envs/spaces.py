@@ -88,7 +88,7 @@ def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key,
     """The bounds that observation specs with `dims` env dims in front declare."""
     found: dict[Key, Interval] = {}
     for key, spec in specs:
-        shape, dtype = tuple(spec.shape[dims:]), spec.zero().numpy().dtype
+        shape, dtype = tuple(spec.shape[dims:]), as_kind(spec)[1]
         if isinstance(spec, Bounded):
             low, high = (bound.cpu().numpy().reshape(-1, *shape) for bound in (spec.low, spec.high))
             low, high = low.min(0), high.max(0)

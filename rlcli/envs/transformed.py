@@ -75,6 +75,11 @@ class TransformedEnv(EnvBase):
     own_reward: Tensor | None = None
 
     def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:
+        if not isinstance(base_env, EnvBase):
+            raise ArgumentError(
+                "transforms are put around an env of rlcli's", why=f"got a {type(base_env).__name__}",
+                fix="Wrap a gymnasium env first: TransformedEnv(GymEnv(env), ...).",
+            )  # fmt: skip
         below: list[Transform] = []
         while type(base_env) is TransformedEnv and steps_as_ours(base_env):
             below = [*base_env.transforms, *below]

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.observations import NO_ARITHMETIC
+from rlcli.lanes.observations import computes
 
 
 class ActionFormat:
@@ -50,7 +50,7 @@ class ActionFormat:
         elif isinstance(space, spaces.Box):
             self.kind, self.shape, self.dtype = "box", tuple(space.shape), np.dtype(space.dtype)
             self.low, self.high = space.low, space.high
-            if self.dtype.str[1:] in NO_ARITHMETIC:
+            if not computes(self.dtype):
                 raise EnvError(
                     f"actions of dtype {self.dtype} cannot be used", why="torch does not compute with it",
                     fix="Wrap the env with gymnasium.wrappers.TransformAction so that it takes another dtype.",

@@ -146,8 +146,8 @@ class Lanes(Episodes):
 
 
 # ---- the check of rewards, once a batch is over ---------------------------------------------------------------------
-def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> None:
-    """Check the rewards of a batch and write them into `out` `[N, T]` float32.
+def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
+    """Check the rewards of a batch and write them into `out` `[N, T]` float32; `past`: the batch's resets are done.
 
     Raises
     ------
@@ -159,14 +159,14 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> 
     UserWarning
         Once an env: a reward so large that float32 rounds it to another whole number.
     """
-    values = np.concatenate(outcome.reward_rows) if outcome.reward_rows else _numbers(outcome, lanes)
+    values = np.concatenate(outcome.reward_rows) if outcome.reward_rows else _numbers(outcome, lanes, past)
     size = np.abs(values).max(initial=0.0)
     if not size <= _LARGEST:  # NaN fails this too
         index = int(np.flatnonzero(~(np.abs(values) <= _LARGEST))[0])
         finite = np.isfinite(values[index])
         raise broken(
             lanes, "the reward is too large" if finite else "the reward is not finite",
-            lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
+            lane=index % lanes.n, at=(index // lanes.n, outcome.ends) if past else None,
             expected="what float32 can hold" if finite else "a finite number", got=f"{values[index]:g}",
         )  # fmt: skip
     out[...] = values.reshape(steps, lanes.n).T
@@ -174,13 +174,14 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray) -> 
         _warn_of_rounding(lanes, values)
 
 
-def _numbers(outcome: Outcome, lanes: Any) -> np.ndarray:
+def _numbers(outcome: Outcome, lanes: Any, past: bool) -> np.ndarray:
     """What single envs returned, as float64; infinite where that cannot hold it."""
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         index = next(i for i, value in enumerate(outcome.rewards) if not isinstance(value, NUMBERS))
         value = outcome.rewards[index]
         raise broken(
-            lanes, "the reward is not a number", lane=index % lanes.n, at=(index // lanes.n, outcome.ends),
+            lanes, "the reward is not a number", lane=index % lanes.n,
+            at=(index // lanes.n, outcome.ends) if past else None,
             expected="a float", got=f"{value!r} ({type(value).__name__})",
         )  # fmt: skip
     try:

@@ -121,7 +121,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
         yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
-        if kind.str[1:] in NO_ARITHMETIC:
+        if not computes(kind):
             raise EnvError(
                 f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
                 why="torch does not compute with it", fix="Wrap the env with gymnasium.wrappers.DtypeObservation.",
@@ -135,6 +135,11 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
             why="rlcli stores Box, Discrete, MultiDiscrete, MultiBinary and (nested) Dict observations",
             fix="Wrap the env with gymnasium.wrappers.TransformObservation so that it offers one of them.",
         )
+
+
+def computes(dtype: np.dtype) -> bool:
+    """Whether torch computes with numbers of a dtype; of another byte order it has none."""
+    return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
 def check_name(name: Any, *path: str) -> None:

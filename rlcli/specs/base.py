@@ -166,7 +166,7 @@ class Unbounded(TensorSpec):
 
     def rand(self, shape=(), *, generator=None) -> Tensor:
         shape = (*shape, *self.shape)
-        if self.dtype.is_floating_point:
+        if self.dtype.is_floating_point or self.dtype.is_complex:
             return torch.randn(shape, generator=generator, dtype=self.dtype, device=self.device)
         low, high = (0, 2) if self.dtype is torch.bool else _limits(self.dtype)
         drawn = torch.randint(low, high, shape, generator=generator, device=self.device)
@@ -185,7 +185,7 @@ class Bounded(TensorSpec):
     """
 
     def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:
-        low, high = (torch.as_tensor(bound, dtype=dtype) for bound in (low, high))
+        low, high = (_as_bound(bound, dtype) for bound in (low, high))
         if shape is None:
             shape = torch.broadcast_shapes(low.shape, high.shape)
         super().__init__(shape, dtype, device)
@@ -246,6 +246,16 @@ class Bounded(TensorSpec):
 
     def _details(self) -> tuple:
         return ("low", self.low), ("high", self.high)
+
+
+def _as_bound(bound: Any, dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.as_tensor(bound, dtype=dtype)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # infinities of whole numbers among them
+        raise ArgumentError(
+            f"{bound!r} is no bound of numbers of dtype {dtype_name(dtype)}", where="Bounded",
+            fix="Use Unbounded, or bounds that the dtype holds.",
+        ) from error  # fmt: skip
 
 
 def _limits(dtype: torch.dtype) -> tuple[int, int]:

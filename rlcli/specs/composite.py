@@ -44,6 +44,8 @@ class Composite(TensorSpec):
         """Put `spec` under `key`; parents that do not exist are made."""
         if isinstance(spec, Mapping):
             spec = Composite(spec, shape=self.shape)
+        if not isinstance(spec, TensorSpec):
+            raise ArgumentError(f"the spec of {show(key)} is none", why=f"got {spec!r}", fix="Use Unbounded((3,)).")
         if spec.shape[: len(self.shape)] != self.shape:
             raise ArgumentError(
                 f"the spec of {show(key)} does not begin with the composite's shape",

@@ -296,6 +296,11 @@ class Transform(nn.Module):
     # -- small shared steps ------------------------------------------------------------------------
     def pairs(self) -> list[tuple[Key, Key]]:
         """`(in_key, out_key)`, one for each value."""
+        if len(self.in_keys) != len(self.out_keys):
+            raise ArgumentError(
+                f"{type(self).__name__} needs an out_key for each in_key",
+                why=f"it has {len(self.in_keys)} in_keys and {len(self.out_keys)} out_keys",
+            )
         return list(zip(self.in_keys, self.out_keys, strict=True))
 
     def _row_pairs(self, rows: Rows) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:

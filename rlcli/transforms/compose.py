@@ -60,6 +60,8 @@ class Compose(Transform):
         super().__init__()
         self.transforms = nn.ModuleList()
         for transform in transforms:
+            if not isinstance(transform, Transform):
+                raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
             self.append(transform)
 
     def append(self, transform: Transform) -> Compose:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,8 @@ class StepCounter(_Carrying):
     """
 
     def __init__(self, max_steps: int | None = None, step_count_key: Key = STEP_COUNT) -> None:
-        if max_steps is not None and max_steps < 1:
-            raise ArgumentError("StepCounter's max_steps must be at least 1", why=f"it is {max_steps}")
+        if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
+            raise ArgumentError("StepCounter's max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
         super().__init__(out_keys=[step_count_key])
         self.max_steps = max_steps
         self.step_count_key = self.out_keys[0]

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 import torch
 
-from rlcli.keys import Key, under_next
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key, show, under_next
 from rlcli.specs import Composite, TensorSpec
+from rlcli.specs.dtypes import dtype_name, holds
 from rlcli.transforms.base import RowOp, Transform
 
 
@@ -38,6 +40,12 @@ class TensorDictPrimer(Transform):
         self_specs = Composite({**entries, **named})
         super().__init__(out_keys=self_specs.keys(True, True))
         self.primers = self_specs
+        for key, spec in self_specs.items(True, True):
+            if not holds(spec.dtype, default_value):
+                raise ArgumentError(
+                    f"{dtype_name(spec.dtype)} does not hold the default of {show(key)}", where="TensorDictPrimer",
+                    why=f"it is {default_value}",
+                )  # fmt: skip
         self.default_value = default_value
 
     def transform_observation_spec(self, spec):

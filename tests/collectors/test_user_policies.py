@@ -397,7 +397,7 @@ def test_mapped_rewards_are_real_numbers_and_their_spec_says_so(dtype, make, spe
 
 
 class Stateful(OneNumber):
-    """Resets write two states that its spec names; steps write the one back, read both, and need not write the other."""
+    """Resets write two states that its spec names; steps read both, and write one of them back."""
 
     def __init__(self, lanes) -> None:
         super().__init__(lanes)

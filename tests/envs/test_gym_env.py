@@ -297,6 +297,32 @@ def test_a_reset_that_shows_nan_is_refused_by_hand_too():
         GymEnv(made).reset()
 
 
+@pytest.mark.parametrize("reward", [np.nan, "much", 1e300])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_bad_reward_by_hand_is_placed_in_the_episode_that_it_came_in(reward, ends):
+    made = Sampled()
+    step = made.step
+    made.step = lambda action: (step(action)[0], reward, ends, False, {})
+    env = GymEnv(made)
+    with pytest.raises(EnvError, match=r"the reward is .*episode 0, step 1[,)]"):
+        env.rand_step(env.reset())
+
+
+def test_numbers_of_another_byte_order_are_refused():
+    turned = spaces.Box(-5, 5, (2,), np.dtype(">f4"))
+    for made, name in ((Sampled(), "observation_space"), (Sampled(), "action_space")):
+        setattr(made, name, turned)
+        with pytest.raises(EnvError, match="torch does not compute with it"):
+            GymEnv(made)
+
+
+def test_a_rollout_takes_whole_steps():
+    assert GymEnv("CartPole-v1").rollout(np.int64(2)).shape == (2,)
+    for steps in (3.5, "3", 0):
+        with pytest.raises(ArgumentError, match="max_steps is a whole number of at least 1"):
+            GymEnv("CartPole-v1").rollout(steps)
+
+
 def test_an_env_that_was_reset_can_be_rendered():
     env = GymEnv("CartPole-v1", render_mode="rgb_array")
     assert not env.gym.has_wrapper_attr("has_reset") or not env.gym.get_wrapper_attr("has_reset")

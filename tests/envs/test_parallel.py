@@ -324,7 +324,7 @@ def test_after_a_reset_that_raised_the_next_gives_the_episodes_of_one_process(wo
         options = {"workers": workers} if make is ParallelEnv else {}
         env = make(3, [lambda fails=fails: GymEnv(LateStart(fails)) for fails in (False, True, False)], **options)
         env.set_seed(7)
-        with pytest.raises(EnvError, match="lane 1, .*not up yet"):
+        with pytest.raises(EnvError, match=r"lane 1, .*not up yet"):
             env.reset()
         shown.append([env.reset()["observation"] for _ in range(3)])
         env.close()

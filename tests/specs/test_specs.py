@@ -234,3 +234,14 @@ def test_whole_numbers_are_drawn_between_their_bounds_however_large(low, high, d
     drawn = spec.rand()
     assert drawn.dtype is dtype and spec.is_in(drawn)
     assert drawn.unique().numel() == high - low + 1 if high - low < 10 else drawn.unique().numel() > 100
+
+
+def test_what_is_no_spec_or_bound_is_refused():
+    with pytest.raises(ArgumentError, match="the spec of a is none: got 3"):
+        Composite({"a": 3})
+    with pytest.raises(ArgumentError, match="inf is no bound of numbers of dtype int64"):
+        Bounded(-float("inf"), float("inf"), (3,), dtype=torch.int64)
+
+
+def test_unbounded_complex_numbers_are_drawn():
+    assert Unbounded((3,), dtype=torch.complex64).rand().dtype == torch.complex64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.specs import Unbounded
 from rlcli.transforms import (
     Compose,
     InitTracker,
@@ -20,6 +22,8 @@ from rlcli.transforms import (
     RewardSum,
     RunningNorm,
     StepCounter,
+    TensorDictPrimer,
+    ToFloat,
     Transform,
     choose_faces,
 )
@@ -196,8 +200,19 @@ def test_an_evaluation_adopts_what_transforms_inside_others_have_learned():
 
 
 def test_mistakes_get_a_sentence():
-    with pytest.raises(ArgumentError, match="max_steps must be at least 1"):
-        StepCounter(max_steps=0)
+    for steps in (0, "3", 2.5):
+        with pytest.raises(ArgumentError, match="max_steps is a whole number of at least 1"):
+            StepCounter(max_steps=steps)
+    for base, transform, words in (
+        (gym.make("CartPole-v1"), StepCounter(), "put around an env of rlcli's: got a"),
+        (GymEnv("CartPole-v1"), 5, "no transform of an env: got 5"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            TransformedEnv(base, transform)
+    with pytest.raises(ArgumentError, match="ToFloat needs an out_key for each in_key: it has 2 in_keys and 1"):
+        ToFloat(["a", "b"], ["c"])
+    with pytest.raises(ArgumentError, match=r"int64 does not hold the default of h .*: it is 0\.5"):
+        TensorDictPrimer({"h": Unbounded((2,), dtype=torch.int64)}, default_value=0.5)
     with pytest.raises(ArgumentError, match="Put it into the env"):
         StepCounter()(TensorDict({}, [3]))
     with pytest.raises(MissingKeyError, match=r"needs step_count: the tensordict holds observation\. Reset"):
