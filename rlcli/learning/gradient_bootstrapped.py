@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.errors import ArgumentError, in_words
 from rlcli.kernels.mlp import Recent, Replay, hooked, layers_of
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.flat import FlatParameters
@@ -35,6 +36,8 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
     if online is None or delayed is None or flat.tensor.device.type != "cpu":
         return None
     if not _all_of(flat, [online]) or flat.tensor.dtype != torch.float32:
+        return None
+    if loss.tensor_keys.action_value not in loss.online.out_keys:
         return None
     key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
     fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
@@ -69,10 +72,16 @@ class ClosedDQN:
         values = self.online.forward(columns[self.key])
         reward, terminated, steps, weight = steps_of(loss, columns)
         grad, errors = torch.empty_like(values), np.empty(len(values), np.float32)
-        total, mean = self._kernel(
-            values.numpy(), self._action(columns), next_values, choosing, reward, terminated, loss.gamma,
-            steps, weight, self._kind, grad.numpy(), errors,
-        )  # fmt: skip
+        try:
+            total, mean = self._kernel(
+                values.numpy(), self._action(columns), next_values, choosing, reward, terminated, float(loss.gamma),
+                steps, weight, self._kind, grad.numpy(), errors,
+            )  # fmt: skip
+        except IndexError as error:
+            raise ArgumentError(
+                "actions do not fit the values that they choose among", why=in_words(error),
+                fix="Compare with the actions that the network was made for.",
+            ) from error  # fmt: skip
         self.online.backward(grad)
         return {"loss": total, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
 
@@ -201,7 +210,7 @@ class ClosedSAC:
         kernel.draw(both, noise, self._centre, self._half, *bounds, work.action.numpy(), work.log_prob)
         target, errors = np.empty(n, np.float32), np.empty(n, np.float32)
         values = self._delayed_values(work, later)
-        kernel.targets(values, work.log_prob[n:], alpha, reward, terminated, loss.gamma, steps, target)
+        kernel.targets(values, work.log_prob[n:], alpha, reward, terminated, float(loss.gamma), steps, target)
 
         # the critics on the stored action and on the one drawn in one pass; only the stored one moves their weights
         values = self._values(work, state, columns[loss.tensor_keys.action])

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlcli.errors import ArgumentError, in_words
 from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import Key
 from rlcli.learning.flat import FlatParameters
@@ -65,14 +66,20 @@ class ClosedPPO:
             target=goal,
             old_value=goal if loss.clip_value is None else _flat(columns[keys.value]),
         )
-        terms = self._ppo(
-            tuple(x.detach().contiguous().numpy() for x in params),
-            _flat(action) if self._discrete else action.numpy(),
-            rows,
-            self._settings(),
-            tuple(x.numpy() for x in grads[:-1]),
-            _flat(grads[-1]),
-        )
+        try:
+            terms = self._ppo(
+                tuple(x.detach().contiguous().numpy() for x in params),
+                _flat(action) if self._discrete else action.numpy(),
+                rows,
+                self._settings(),
+                tuple(x.numpy() for x in grads[:-1]),
+                _flat(grads[-1]),
+            )
+        except IndexError as error:
+            raise ArgumentError(
+                "the actor cannot be evaluated on the batch", why=in_words(error),
+                fix="Compare with the actions that it was made for.",
+            ) from error  # fmt: skip
         self.nets.backward(grads[:-1], grads[-1])
         return self._wanted(terms)
 

@@ -36,8 +36,13 @@ def activation_class(name: str | type[nn.Module]) -> type[nn.Module]:
     ConfigError
         For an unknown name, with the nearest ones.
     """
-    if not isinstance(name, str):
+    if isinstance(name, type) and issubclass(name, nn.Module):
         return name
+    if not isinstance(name, str):
+        raise ConfigError(
+            "an activation is a name or a class of modules", where="policy.activation", why=f"got {name!r}",
+            fix='Use "tanh", or nn.Tanh.',
+        )  # fmt: skip
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]
     near = get_close_matches(name.lower(), ACTIVATIONS, n=2, cutoff=0.5)
@@ -148,6 +153,10 @@ class MLP(nn.Sequential):
 def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None) -> Sequence[int]:
     """Units of the hidden layers, said in one of two ways."""
     if num_cells is None and depth is None:
+        if hidden is not None and not isinstance(hidden, Sequence):
+            raise ArgumentError(
+                "hidden is a sequence of units, one a layer", why=f"got {hidden}", fix=f"Use [{hidden}]."
+            )
         return (64, 64) if hidden is None else hidden
     if hidden is not None:
         raise ArgumentError("num_cells and depth are another spelling of hidden", fix="Give one of them")

@@ -67,6 +67,13 @@ class Stage(NamedTuple):
         values.update(zip(self.out_keys, written, strict=True))
 
     @property
+    def touched(self) -> tuple[Key, ...]:
+        """What it writes to: its outputs, and its inputs where a layer of it may work in place on them."""
+        parts = self.module.modules() if isinstance(self.module, nn.Module) else ()
+        in_place = any(getattr(part, "inplace", False) for part in parts) and self.layers is None
+        return (*self.out_keys, *self.in_keys) if in_place else self.out_keys
+
+    @property
     def layers(self) -> list[Layer] | None:
         """The module's layers where it is a plain stack: it can be replayed, not called."""
         return layers_of(self.module) if len(self.in_keys) == len(self.out_keys) == 1 else None

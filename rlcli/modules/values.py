@@ -18,7 +18,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, STATE_VALUE, Key, show, unravel
 from rlcli.specs import Categorical, Composite, OneHot, TensorSpec
 
@@ -127,7 +127,14 @@ def chosen(values: Tensor, action: Tensor, action_space: str) -> Tensor:
     if action_space == "one_hot":  # looked up: values of other actions may be -inf
         action = (action.byte() if action.dtype == torch.bool else action).argmax(-1)
     index = action if action.ndim == values.ndim else action.unsqueeze(-1)
-    return values.gather(-1, index.long()).squeeze(-1)
+    try:
+        return values.gather(-1, index.long()).squeeze(-1)
+    except (RuntimeError, IndexError) as error:
+        raise ArgumentError(
+            "actions do not fit the values that they choose among",
+            why=f"values {tuple(values.shape)}, actions {tuple(action.shape)}: {in_words(error)}",
+            fix="Compare with the actions that the network was made for.",
+        ) from error
 
 
 class QValueModule(TensorDictModuleBase):

@@ -121,10 +121,19 @@ class BootstrappedLoss(Loss):
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
         """The value `[*B]` that a row's own value is to have."""
         keys = self.next_keys[0], self.ended_key(columns)
-        reward, terminated = (self.need(columns, k).reshape(next_value.shape) for k in keys)
+        reward, terminated = (self._one_a_row(columns, k, next_value) for k in keys)
         steps = columns.get(STEPS_TO_NEXT_OBS)
         gamma = self.gamma if steps is None else self.gamma ** steps.reshape(next_value.shape)
         return td0_return_estimate(gamma, next_value, reward, terminated)
+
+    def _one_a_row(self, columns: Columns, key: Key, like: Tensor) -> Tensor:
+        x = self.need(columns, key)
+        if x.numel() != like.numel():
+            raise ArgumentError(
+                f"{show(key)} does not hold one number a row",
+                why=f"its shape is {tuple(x.shape)}, for {like.numel()} rows",
+            )
+        return x.reshape(like.shape)
 
     def reduced(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
         """`x [*B]` by `reduction`; a weighted mean is divided by the sum of the weights."""

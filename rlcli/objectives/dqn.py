@@ -78,10 +78,13 @@ class DQNLoss(BootstrappedLoss):
         self.action_space: str = action_space_of(said or (known if spec is None else None), spec)  # type: ignore
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
-        self.online = action_values(value_network)
-        self.delayed = self.online if self.target_value_network is None else action_values(self.target_value_network)
+        self.take_up_networks()
         if (parts := take_apart_values(value_network)) is not None:
             self.tensor_keys.action_value = parts.choice.action_value_key
+
+    def take_up_networks(self) -> None:
+        self.online = action_values(self.value_network)
+        self.delayed = self.online if self.target_value_network is None else action_values(self.target_value_network)
 
     @property
     def loss_keys(self) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
 
 Terms = dict[str, Tensor]
+NETWORKS = ("actor_network", "critic_network", "value_network", "qvalue_network")
 
 
 class Loss(KeyedModule, ABC):
@@ -76,8 +77,16 @@ class Loss(KeyedModule, ABC):
     @property
     def networks(self) -> Sequence[nn.Module]:
         """Networks of the policy, which are saved with it; whatever else the loss holds an update saves."""
-        names = ("actor_network", "critic_network", "value_network", "qvalue_network")
-        return [net for name in names if isinstance(net := getattr(self, name, None), nn.Module)]
+        return [net for name in NETWORKS if isinstance(net := getattr(self, name, None), nn.Module)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        replaced = name.removeprefix("target_") in NETWORKS and value is not getattr(self, name, value)
+        super().__setattr__(name, value)
+        if replaced:
+            self.take_up_networks()
+
+    def take_up_networks(self) -> None:
+        """Make the functions that terms are computed with, of the networks as they are: again where one is replaced."""
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:

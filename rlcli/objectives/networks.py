@@ -27,6 +27,7 @@ from rlcli.modules.distributions.family import Params
 from rlcli.modules.stages import Stage, Structure, take_apart
 
 Columns = Mapping[Key, Tensor]
+MISFITS = (RuntimeError, ValueError, IndexError)  # what torch raises where a network does not fit its input
 T = TypeVar("T")
 
 
@@ -141,11 +142,11 @@ def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
     """How many stages both networks begin with, so that the second need not run them after the first has run.
 
-    What the first network writes over later it no longer has: such stages are not counted.
+    What the first network writes over later, by key or in place, it no longer has: such stages are not counted.
     """
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     count = len(list(alike))
-    while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.out_keys}:
+    while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.touched}:
         count -= 1
     return count
 
@@ -279,7 +280,7 @@ class Density:
             return self._evaluate(columns, action, batch_dims, entropy)
         except (torch.OutOfMemoryError, RlcliError):
             raise
-        except (RuntimeError, ValueError, IndexError) as error:
+        except MISFITS as error:
             read = {**{key: columns[key] for key in self.in_keys if key in columns}, "action": action}
             raise ArgumentError(
                 "the actor cannot be evaluated on the batch",

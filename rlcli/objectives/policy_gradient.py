@@ -141,12 +141,24 @@ class PolicyGradientLoss(Loss):
         self.loss_critic_type = loss_critic_type
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
         self.separate_losses, self.log_explained_variance = separate_losses, log_explained_variance
-        self.density = Density(actor_network, samples_mc_entropy)
-        self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
-        self.critic = None if critic_network is None else Lowered(critic_network)
+        self.samples_mc_entropy = samples_mc_entropy
         self.value_estimator: ValueEstimator | None = None
+        self.take_up_networks()
+        self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
         if critic_network is not None:
             self.tensor_keys.value = value_key(critic_network)
+
+    critic: Lowered | None = None
+
+    def take_up_networks(self) -> None:
+        critic, before = self.critic_network, self.critic
+        if self.value_estimator is not None and before is not None and critic is not before.module:
+            raise ArgumentError(
+                "the critic cannot be replaced", why="a value estimator was made of the one before",
+                fix="Make a new loss.",
+            )  # fmt: skip
+        self.density = Density(self.actor_network, self.samples_mc_entropy)
+        self.critic = None if critic is None else Lowered(critic)
 
     @property
     def in_keys(self) -> list[Key]:

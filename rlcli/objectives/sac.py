@@ -99,12 +99,12 @@ class SACLoss(BootstrappedLoss):
         for name, x in (("alpha_init", alpha_init), ("min_alpha", min_alpha), ("max_alpha", max_alpha)):
             if x is not None and x <= 0:
                 raise ArgumentError(f"{name} must be above 0", why=f"got {x}")
-        self.density = Density(actor_network)
         self.actor_network, self.generator = actor_network, generator
         self.separate_losses = separate_losses
         self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))
         self.target_qvalue_network = target_of(self.qvalue_network) if delay_qvalue else None
         self.delay_qvalue, self.fixed_alpha = delay_qvalue, fixed_alpha
+        self.take_up_networks()
         weight = next(actor_network.parameters(), None)
         start = torch.tensor(math.log(alpha_init), device=None if weight is None else weight.device)
         if fixed_alpha:
@@ -112,13 +112,15 @@ class SACLoss(BootstrappedLoss):
         else:
             self.log_alpha = nn.Parameter(start)
         self.log_alpha_bounds = tuple(None if x is None else math.log(x) for x in (min_alpha, max_alpha))
-        self.critics = [Lowered(net) for net in self.qvalue_network]
-        delayed = self.target_qvalue_network or self.qvalue_network
-        self.target_critics = [Lowered(net) for net in delayed]
         if STATE_ACTION_VALUE not in self.critics[0].out_keys:
             self.tensor_keys.state_action_value = self.critics[0].out_keys[-1]
         spec = action_spec if action_spec is not None else getattr(actor_network, "spec", None)
         self.target_entropy = _entropy(target_entropy, spec, self.tensor_keys.action)
+
+    def take_up_networks(self) -> None:
+        self.density = Density(self.actor_network)
+        self.critics = [Lowered(net) for net in self.qvalue_network]
+        self.target_critics = [Lowered(net) for net in self.target_qvalue_network or self.qvalue_network]
 
     @property
     def loss_keys(self) -> list[str]:
@@ -130,10 +132,15 @@ class SACLoss(BootstrappedLoss):
 
     @property
     def in_keys(self) -> list[Key]:
-        own, critic = self.density.in_keys, self.critics[0].in_keys
+        own, critic = self.density.in_keys, self._read
         later = [*own, *(k for k in critic if k != self.tensor_keys.action)]
         keys = [*own, *critic, self.tensor_keys.action, *map(under_next, later), *self.next_keys]
         return list(dict.fromkeys(keys))
+
+    @property
+    def _read(self) -> list[Key]:
+        """What any of the critics reads."""
+        return list(dict.fromkeys(key for critic in self.critics for key in critic.in_keys))
 
     def target_pairs(self) -> list[Pair]:
         return [] if self.target_qvalue_network is None else [(self.qvalue_network, self.target_qvalue_network)]
@@ -151,12 +158,7 @@ class SACLoss(BootstrappedLoss):
         return self.alpha
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        if (key := self.tensor_keys.action) not in (read := self.critics[0].in_keys):
-            raise ArgumentError(
-                f"the qvalue_network of SACLoss does not read {show(key)}",
-                why=f"it reads {', '.join(map(show, read))}",
-                fix=f'Use ValueOperator(net, in_keys=["observation", "{show(key)}"]), or loss.set_keys(action=...)',
-            )
+        self._check_critics()
         columns, mask, weights = self.rows(columns, batch_dims)
         alpha = self.clamp_alpha_()
         with torch.no_grad():
@@ -187,10 +189,26 @@ class SACLoss(BootstrappedLoss):
             terms[TD_ERROR] = torch.stack([(q - target).abs() for q in values]).amax(0)
         return terms
 
+    def _check_critics(self) -> None:
+        key, written = self.tensor_keys.action, self.tensor_keys.state_action_value
+        for critic in self.critics:
+            if key not in critic.in_keys:
+                raise ArgumentError(
+                    f"the qvalue_network of SACLoss does not read {show(key)}",
+                    why=f"it reads {', '.join(map(show, critic.in_keys))}",
+                    fix=f'Use ValueOperator(net, in_keys=["observation", "{show(key)}"]), or loss.set_keys(action=...)',
+                )
+            if written not in critic.out_keys:
+                raise ArgumentError(
+                    f"a qvalue_network of SACLoss does not write {show(written)}",
+                    why=f"it writes {', '.join(map(show, critic.out_keys))}",
+                    fix="Have all of them write one key, or use loss.set_keys(state_action_value=...).",
+                )
+
     def _target(self, columns: Columns, alpha: Tensor, batch_dims: int) -> Tensor:
         """`r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))`."""
         action = self.tensor_keys.action
-        read = dict.fromkeys([*self.density.in_keys, *(k for k in self.critics[0].in_keys if k != action)])
+        read = dict.fromkeys([*self.density.in_keys, *(k for k in self._read if k != action)])
         later = next_columns(columns, list(read))
         drawn, log_prob = self._draw(later, batch_dims)
         values = self._values(self.target_critics, {**later, action: drawn}, batch_dims)
@@ -271,4 +289,5 @@ def _entropy(wanted: str | float, spec: TensorSpec | None, key: Key) -> float:
             "the target entropy cannot be derived", why="the actor has no spec",
             fix="Give action_spec=env.action_spec, or target_entropy=-(number of action dims).",
         )  # fmt: skip
-    return -float(leaf.shape[-1])
+    batch = spec.shape if isinstance(spec, Composite) else ()
+    return -float(math.prod(leaf.shape[len(batch) :]) if batch else leaf.shape[-1] if leaf.shape else 1)

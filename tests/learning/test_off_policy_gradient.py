@@ -149,7 +149,7 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
     for action in (3, -1):
         batch = columns(torch.randint(3, (N,)))
         batch["action"][5] = action
-        with pytest.raises(IndexError, match="number of actions"):
+        with pytest.raises(ArgumentError, match="number of actions"):
             GradientChoice(loss, flat).of(batch)(batch)
 
 

@@ -125,7 +125,7 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
     loss = ClipPPOLoss(make_actor(), make_critic())
     columns = columns_for(loss)
     columns["action"][3] = 7
-    with pytest.raises(IndexError, match="number of actions"):
+    with pytest.raises(ArgumentError, match="number of actions"):
         closed_ppo(loss, FlatParameters(loss), columns)(columns)
 
 

@@ -1,15 +1,29 @@
 """A2C, REINFORCE and the KL penalty beyond upstream's numbers: masks, keys, baselines, estimators of a loss's own."""
 
+import copy
+
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
-from tensordict.nn import TensorDictModule
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from rlcli.collectors import Collector
 from rlcli.config import registry
-from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.modules import MLP, Categorical, NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
+from rlcli.envs import GymEnv
+from rlcli.errors import ArgumentError, ConfigError, MissingKeyError
+from rlcli.modules import (
+    MLP,
+    Categorical,
+    IndependentBernoulli,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    QValueActor,
+    TanhNormal,
+    ValueOperator,
+)
 from rlcli.objectives import (
     A2CLoss,
     ClipPPOLoss,
@@ -22,6 +36,7 @@ from rlcli.objectives import (
 from rlcli.objectives.networks import Known, Lowered
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace
 from rlcli.objectives.value.estimators import make_estimator
+from rlcli.specs import Bounded, Composite
 
 LOSSES = {"ppo": ClipPPOLoss, "kl": KLPENPPOLoss, "a2c": A2CLoss, "reinforce": ReinforceLoss}
 
@@ -454,3 +469,143 @@ def test_networks_that_read_or_write_other_keys_are_told_of_where_they_are_used(
         SACLoss(make_actor("tanh_normal"), CRITIC, target_entropy=-1.0)(td)
     with pytest.raises(ArgumentError, match=r"DQNLoss does not write action_value: it writes loc\. Use .*set_keys"):
         DQNLoss(NAMED, action_space="one_hot")(td)
+
+
+def test_a_critic_on_a_shared_trunk_reads_it_before_the_actors_head_writes_to_it():
+    torch.manual_seed(0)
+    trunk = TensorDictModule(nn.Linear(4, 8), ["observation"], ["hidden"])
+    head = TensorDictModule(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 3)), ["hidden"], ["logits"])
+    actor = ProbabilisticActor(TensorDictSequential(trunk, head), ["logits"], distribution_class=Categorical)
+    top = ValueOperator(nn.Linear(8, 1), in_keys=["hidden"])
+    td = ready(make_actor(), make_critic())
+    found = []
+    for hooked in (False, True):
+        critic = TensorDictSequential(trunk, top)
+        if hooked:  # called as it is
+            critic.register_forward_hook(lambda *_: None)
+        found.append(A2CLoss(actor, critic)(td.exclude("hidden", "state_value"))["loss_critic"])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_a_critic_that_mixes_rows_values_exact_batches_as_full_ones(rows):
+    torch.manual_seed(0)
+    critic = ValueOperator(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)), in_keys=["observation"])
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    advantages = []
+    for mode in ("full", "exact"):
+        batch = Collector(env, None, frames_per_batch=rows, next_obs=mode, seed=1).rollout()
+        advantages.append(GAE(gamma=0.99, lmbda=0.95, value_network=copy.deepcopy(critic))(batch)["advantage"])
+    assert torch.allclose(*advantages)
+
+
+@pytest.mark.parametrize("name", ["actor_network", "critic_network"])
+def test_terms_are_those_of_a_network_that_replaced_another(name):
+    td = ready(make_actor(), make_critic())
+    loss = ClipPPOLoss(make_actor(), make_critic())
+    other = make_actor() if name == "actor_network" else make_critic()
+    for p in other.parameters():
+        p.data.mul_(1.5)
+    setattr(loss, name, other)
+    sum(loss(td).get(key) for key in loss.loss_keys).backward()
+    assert all(p.grad is not None for p in other.parameters())
+    networks = {"actor_network": make_actor(), "critic_network": make_critic()} | {name: other}
+    assert torch.equal(loss(td)["loss_critic"], ClipPPOLoss(**networks)(td)["loss_critic"])
+
+
+class Joined(nn.Module):
+    """A linear function of all that it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 1)
+
+    def forward(self, *parts):
+        return self.linear(torch.cat(parts, -1))
+
+
+def critic_of(*keys: str, out: str = "state_action_value") -> ValueOperator:
+    return ValueOperator(Joined(1 + 3 * (len(keys) - 1)), in_keys=list(keys), out_keys=[out])
+
+
+def soft(*critics) -> tuple[SACLoss, TensorDict]:
+    torch.manual_seed(0)
+    seen = {key: torch.randn(5, 3) for key in ("observation", "beside")}
+    ends = {"reward": torch.ones(5, 1), "terminated": torch.zeros(5, 1, dtype=torch.bool)}
+    td = TensorDict({**seen, "action": torch.rand(5, 1), "next": {**seen, **ends}}, [5])
+    normal = TensorDictModule(nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()), ["observation"], ["loc", "scale"])
+    actor = ProbabilisticActor(normal, ["loc", "scale"], distribution_class=TanhNormal)
+    return SACLoss(actor, list(critics), target_entropy=-1.0), td
+
+
+def test_sac_computes_with_critics_that_were_set_later():
+    loss, td = soft(critic_of("observation", "action"))
+    loss.qvalue_network = nn.ModuleList([critic_of("observation", "action")])
+    loss(td)["loss_qvalue"].backward()
+    assert all(p.grad is not None for p in loss.qvalue_network.parameters())
+
+
+def test_each_critic_of_sac_is_asked_for_its_keys():
+    loss, td = soft(critic_of("observation", "action"), critic_of("beside", "observation", "action"))
+    assert {"beside", ("next", "beside")} <= set(loss.in_keys)
+    assert loss(td)["loss_qvalue"].isfinite()
+    for other, words in (
+        (critic_of("observation", "action", out="q_b"), "does not write state_action_value: it writes q_b"),
+        (critic_of("observation"), "does not read action"),
+    ):
+        loss, td = soft(critic_of("observation", "action"), other)
+        with pytest.raises(ArgumentError, match=words):
+            loss(td)
+
+
+@pytest.mark.parametrize(
+    ("spec", "entropy"),
+    [
+        (Bounded(-1, 1, (3,)), -3),
+        (Bounded(-1, 1, ()), -1),
+        (Composite({"action": Bounded(-1, 1, (2, 3))}), -3),
+        (Composite({"action": Bounded(-1, 1, (4, 2, 3))}, shape=(4,)), -6),
+        (Composite({"action": Bounded(-1, 1, (4,))}, shape=(4,)), -1),
+    ],
+)
+def test_the_target_entropy_counts_the_dims_of_one_action(spec, entropy):
+    actor = make_actor("tanh_normal")
+    loss = SACLoss(actor, critic_of("observation", "action"), action_spec=spec)
+    assert loss.target_entropy == entropy
+
+
+@pytest.mark.parametrize(
+    ("law", "keys", "constants"),
+    [
+        (TanhNormal, ["loc"], {"scale": 0.5, "low": -2.0, "high": 2.0}),
+        (IndependentBernoulli, ["logits"], {"dtype": torch.bfloat16}),
+    ],
+)
+def test_constants_that_only_the_class_of_a_distribution_takes_are_given_to_it(law, keys, constants):
+    net = TensorDictModule(nn.Linear(4, 3), ["observation"], keys)
+    actor = ProbabilisticActor(net, keys, distribution_class=law, distribution_kwargs=constants, return_log_prob=True)
+    td = actor(TensorDict({"observation": torch.randn(5, 4)}, [5]))
+    assert td["action"].shape == (5, 3)
+    assert A2CLoss(actor)(td.set("advantage", torch.ones(5, 1)))["loss_objective"].isfinite()
+
+
+def test_what_does_not_fit_a_loss_is_a_sentence():
+    net = TensorDictModule(nn.Linear(3, 2), ["observation"], ["action_value"])
+    loss = DQNLoss(QValueActor(net, action_space="categorical"))
+    _, td = soft(critic_of("observation", "action"))
+    td["action"] = torch.tensor([0, 1, 0, 1, 2])
+    with pytest.raises(ArgumentError, match="actions do not fit the values"):
+        loss(td)
+    td["action"] = td["action"].clamp(max=1)
+    td["next", "reward"] = torch.ones(5, 2)
+    with pytest.raises(ArgumentError, match=r"next\.reward does not hold one number a row"):
+        loss(td)
+    with pytest.raises(ArgumentError, match=r"hidden is a sequence of units.*Use \[64\]"):
+        MLP(3, 2, hidden=64)
+    with pytest.raises(ConfigError, match="an activation is a name or a class of modules"):
+        MLP(3, 2, activation=nn.ReLU())
+    places = TensorDictModule(nn.Sequential(nn.Embedding(3, 1), nn.Flatten()), ["place"], ["state_value"])
+    batch = ready(make_actor(), make_critic()).set("place", torch.full((3, 20, 1), 7))
+    batch["next", "place"] = batch["place"]
+    with pytest.raises(ArgumentError, match="the value network cannot be evaluated on the batch"):
+        GAE(gamma=0.99, lmbda=0.95, value_network=places)(batch)

@@ -70,12 +70,15 @@ def family_of(source: Source, kwargs: Mapping[str, Any] | None = None) -> Family
     Returns
     -------
     Family or None
-        None when the class is not one of ours exactly, or the module feeds it other parameters (`probs`), or
-        draws several samples at once.
+        None when the class is not one of ours exactly, or the module feeds it other parameters (`probs`), draws
+        several samples at once, or gives it constants that only the class takes (`scale`).
     """
     if isinstance(source, type):
         build = _FAMILIES.get(source)
-        return None if build is None else build(**(kwargs or {}))
+        try:
+            return None if build is None else build(**(kwargs or {}))
+        except TypeError:  # an argument, or a dtype, of the class alone; or of nobody, and then the class says so
+            return None
     stage = _last_stage(source)
     if stage is None or type(stage) is not ProbabilisticTensorDictModule or stage.num_samples is not None:
         return None

@@ -20,9 +20,9 @@ from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from rlcli.errors import ArgumentError, in_words
+from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
-from rlcli.objectives.networks import Columns, Lowered, value_key
+from rlcli.objectives.networks import MISFITS, Columns, Lowered, value_key
 from rlcli.objectives.value.observations import Observations
 from rlcli.objectives.value.reading import need_count
 
@@ -120,9 +120,9 @@ def _called(net: Any, columns: Columns, key: Key, rows: int) -> Tensor:
     given = ", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in columns.items())
     try:
         value = net(columns)[key]
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, RlcliError):
         raise
-    except RuntimeError as error:
+    except MISFITS as error:
         raise ArgumentError(
             "the value network cannot be evaluated on the batch",
             where=given,
@@ -158,6 +158,12 @@ class RowValues:
         self._params: TensorDictBase | None = None
         self.in_keys = self.net.in_keys
         self.key = value_key(network)
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether a row's value depends on which others are in its call: statistics of batches."""
+        parts = (x for x in self.net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
+        return any(x.training or x.running_mean is None for x in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """This network with other parameters (those of a target network), swapped in while it is called."""

@@ -44,7 +44,7 @@ def successor_values(
     target : RowValues, optional
         Evaluates next observations; by default `net` does.
     two_calls : bool
-        Evaluate `exact` batches as `full` ones are, bit for bit.
+        Evaluate `exact` batches as `full` ones are, bit for bit; so they are where values mix rows (batch norm).
     """
     if isinstance(net, SequenceValues):  # a successor's value needs the state before it
         return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
@@ -54,7 +54,7 @@ def successor_values(
         own = value if target is None else _batch(target(seen.root, chunk_rows), td)
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
-    gather = None if two_calls or target is not None else seen.common_gather()
+    gather = None if two_calls or target is not None or net.mixes_rows else seen.common_gather()
     if gather is not None and not (unused is not None and seen.may_hold_nan()):
         pool, extra = value.reshape(-1, value.shape[-1]), seen.extra()
         if next(iter(extra.values())).shape[0]:
