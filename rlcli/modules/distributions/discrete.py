@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot, softplus
 
 from rlcli.errors import ArgumentError
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params, logits_of
+from rlcli.specs.dtypes import numpy_dtype
 
 _TINY = np.finfo(np.float32).tiny
 
@@ -384,7 +385,7 @@ class BernoulliFamily(Family):
 
     def __init__(self, dtype: torch.dtype = torch.int8) -> None:
         self.dtype = dtype
-        self._array_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+        self._array_dtype = numpy_dtype(dtype)
 
     def log_prob(self, params: Params, action: Tensor) -> Tensor:
         logits = finite(params[0])
