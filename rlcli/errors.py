@@ -109,6 +109,17 @@ class ResourceError(RlcliError):
     exit_code = 5
 
 
+def of_memory(error: Exception) -> ResourceError | None:
+    """The sentence for an error that says that memory ran out: Python's and numpy's by type, torch's only in words."""
+    said = "can't allocate memory" in str(error) or "out of memory" in str(error)
+    if not isinstance(error, MemoryError) and not said:
+        return None
+    return ResourceError(
+        "there is not enough memory", why=in_words(error),
+        fix="Lower env.num, collector.frames_per_batch, env.frame_stack or policy.hidden.",
+    )  # fmt: skip
+
+
 class NumericsError(RlcliError):
     """A loss, gradient, action or weight is not finite; `evidence` holds the rows it was seen in, if any."""
 

@@ -54,6 +54,8 @@ def _slices(report: Report, settings: dict[str, Any]) -> None:
 
 def _sizes(report: Report, settings: dict[str, Any]) -> None:
     """Ours alone: the time must not depend on how much is stored."""
+    if not settings["small"] < settings["large"]:
+        raise ConfigError("small must be less than large", why=f"got {settings['small']} and {settings['large']}")
     shape, sides = (settings["num_slices"], settings["slice_len"]), {}
     for rows in (settings["small"], settings["large"]):
         buffer = _filled(_ours(rows, shape), rows)

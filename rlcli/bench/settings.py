@@ -157,7 +157,7 @@ def settings_of(bench: str, words: Sequence[str]) -> Settings:
     known = SETTINGS[bench]
     if bench != "train":
         return known
-    algo = next((word.partition("=")[2] for word in words if word.startswith("algo=")), "ppo")
+    algo = next((word.partition("=")[2] for word in reversed(words) if word.startswith("algo=")), "ppo")
     own = _ZOO.get(algo, {})
     return {name: setting._replace(default=own.get(name, setting.default)) for name, setting in known.items()}
 

@@ -15,7 +15,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if asked and asked[0] not in bench.NAMES:
         raise_all([unknown("bench", asked[0], bench.NAMES)])
     if len(asked) < len(words) or not asked:
-        print("\n".join(_page_of(asked[0]) if asked else _overview()))
+        print("\n".join(_page_of(asked[0], asked[1:]) if asked else _overview()))
         return 0
     return bench.run(asked[0], asked[1:])
 
@@ -31,9 +31,9 @@ def _overview() -> Iterator[str]:
     yield "rlcli bench NAME --help lists its settings. Every round is written to ./bench.json."
 
 
-def _page_of(name: str) -> Iterator[str]:
+def _page_of(name: str, words: Sequence[str]) -> Iterator[str]:
     from rlcli.bench import NAMES
-    from rlcli.bench.settings import SETTINGS, allowed
+    from rlcli.bench.settings import allowed, settings_of
     from rlcli.cli.help import entry, page_width
     from rlcli.config.problem import spell
 
@@ -42,7 +42,7 @@ def _page_of(name: str) -> Iterator[str]:
     yield f"Measures {NAMES[name]}. Every round is written to ./bench.json."
     yield ""
     yield "settings"
-    for key, setting in SETTINGS[name].items():
+    for key, setting in settings_of(name, words).items():
         limits = allowed(setting)
         text = setting.meaning + (f" [{limits}]" if limits else "")
         yield from entry(f"{key}={spell(setting.default)}", text, page_width())

@@ -23,7 +23,7 @@ _FLAGS = """\
 flags
   -m, --multirun            run every combination of key=a,b,c or 'key=range(0,5)'
   -c, --cfg job|hydra|all   print the composed configuration and stop
-  --resolve                 with --cfg: references replaced by their values
+  --resolve                 with --cfg job: references replaced by their values
   -p, --package KEY         with --cfg: only this key
   --import PACKAGE          import your package, for the names that it registers
   --recipe-dir FOLDER       look for recipes there too

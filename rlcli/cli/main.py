@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words, of_memory
 
 # verb -> (its module, or the function in it that runs it, what it does)
 VERBS = {
@@ -57,7 +57,6 @@ _OTHER_NAMES = {
 }  # fmt: skip
 _HIDDEN = {"__complete": "completion"}
 _DEBUG = "Run it again with --debug to see where."
-_SMALLER = "Lower env.num, collector.frames_per_batch, env.frame_stack or policy.hidden."
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
 
@@ -141,8 +140,8 @@ def main(argv: list[str] | None = None) -> int:
             _silence(sys.stdout.fileno())  # or Python complains again at its end
             print(f"{name}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
             return ResourceError.exit_code
-        if _is_memory(error):
-            print(f"{name}: there is not enough memory: {in_words(error)}\n{_SMALLER}", file=sys.stderr)
+        if (memory := of_memory(error)) is not None:
+            print(f"{name}: {memory}", file=sys.stderr)
             return ResourceError.exit_code
         print(f"{name}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
         return 1
@@ -189,11 +188,6 @@ def _silence(stream: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
     os.close(nowhere)
-
-
-def _is_memory(error: Exception) -> bool:
-    """Whether memory ran out: Python and numpy say so by type, torch only in words."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from rlcli.config.overrides import Checked, axes, listed
 from rlcli.config.run_files import RUN
 from rlcli.config.words import key_of, spell
-from rlcli.errors import RlcliError, StoppedSafely
+from rlcli.errors import RlcliError, StoppedSafely, of_memory
 
 Start = Callable[[Any, list[str]], Any]
 _NAMED = 8  # jobs that are listed one by one
@@ -100,9 +100,12 @@ class _Task:
         except StoppedSafely as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
-        except RlcliError as error:
-            print(f"job {job.job.num} failed: {error}", file=sys.stderr, flush=True)
-            self.errors[job.job.num] = error
+        except Exception as error:
+            known = error if isinstance(error, RlcliError) else of_memory(error)
+            if known is None:
+                raise
+            print(f"job {job.job.num} failed: {known}", file=sys.stderr, flush=True)
+            self.errors[job.job.num] = known
 
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""

@@ -384,6 +384,7 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
         assert built is not None
         policy, config = built, to_dict(cfg)
         state = {KEPT: dict(policy.state_dict())}
+    note_new(run, f"{KEPT}/checkpoint_*/*", f"{KEPT}/checkpoint_*", KEPT)
     # whether weights are finite is for the collector to say, in its own words
     checkpoint.save(folder, state, number=0, config=config, may_be_infinite=tuple(state))
     return policy

@@ -85,6 +85,8 @@ def _advice(cfg: Any, plan: Plan, place: Place) -> Iterator[str]:
         if plan.verb == "collect":
             frames = int(cfg.total_frames * place.free / max(place.need, 1))
             yield f"total_frames={frames} fits on the disk; run.dir=... chooses another one"
+        elif files := _files_of_rows(cfg, plan):
+            yield f"storage.max_size={_scaled(cfg.storage.max_size, files, over)} fits on the disk"
         elif plan.component(BUFFER):
             each = math.ceil(over / (cfg.run.keep + 1))  # a checkpoint holds the rows too
             yield f"storage.max_size={_scaled(_rows(cfg), plan.component(BUFFER), each)} fits on the disk"

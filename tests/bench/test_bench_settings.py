@@ -114,7 +114,7 @@ def test_an_env_that_the_loops_are_not_for_is_refused():
 
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
 def test_whole_runs_have_the_defaults_of_their_algorithm_and_can_be_configured(algo, env, tmp_path):
-    words = [f"algo={algo}", "total_frames=300"]
+    words = ["algo=dqn", f"algo={algo}", "total_frames=300"]  # the last word counts
     given = read(settings_of("train", words), words)
     assert given["env.id"] == env and given["total_frames"] == 300
     cfg, _ = _configured(given, tmp_path, 0)

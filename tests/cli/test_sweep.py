@@ -199,6 +199,8 @@ def test_a_sweep_over_recipes_says_that_it_leaves_out_theirs(rlcli, started, tmp
 def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypatch):
     def train(cfg, overrides):
         if cfg.seed == 3:
+            if cfg.optim.lr == 2:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
             raise EnvError("it broke")
         folder = Path(cfg.run.dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -217,6 +219,7 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
         "  CartPole-v1 optim.lr=2: 201.5 +- 0.707 over 2 seeds",
     ]
     assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
+    assert "job 5 failed: there is not enough memory: RuntimeError" in err
     assert "Error executing" not in err
 
 

@@ -526,3 +526,16 @@ def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_th
     advice = advice_for(configure("train", overrides), tight)
     assert advice[0].startswith("env.num=") and "not enough" not in advice[0]
     assert not any(" saves 0 B" in line for line in advice)
+
+
+@pytest.mark.parametrize("size", [5_000_000_000, 50_000_000_000])
+def test_a_size_that_is_said_to_fit_on_the_disk_does(tmp_path, size):
+    words = ["recipe=dqn_cartpole", "storage=memmap", "total_frames=100_000", f"run.dir={tmp_path / 'run'}"]
+    planned = rlcli.plan([*words, f"storage.max_size={size}"])
+    disk = next(place for place in planned.places if place.name == "disk")
+    small = dataclasses.replace(disk, free=disk.need // 3)
+    cfg = configure("train", [*words, f"storage.max_size={size}"])
+    (line,) = advice_for(cfg, dataclasses.replace(planned, places=(small,)))
+    fitting = re.match(r"(storage\.max_size=\d+) fits on the disk", line)[1]
+    again = next(place for place in rlcli.plan([*words, fitting]).places if place.name == "disk")
+    assert small.free / 2 < again.need <= small.free
