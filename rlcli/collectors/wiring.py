@@ -27,6 +27,7 @@ from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms import Compose, Faces, NextObservationDelta, StepCounter, Transform, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
@@ -275,19 +276,19 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
 def random_actions(env: EnvBase, lanes: Lanes) -> ActionFormat | None:
     """How the env's random actions look and what they are drawn from; None where only the env can draw them.
 
-    They are those of its `action_spec`, which a user may have narrowed.
+    They are those of its `action_spec`, which a user may have narrowed, or given another dtype.
     """
     if own_methods(env, ["rand_action"]) or own_methods(env.action_spec, ["rand"]):
         return None
     actions = lanes.actions
     if isinstance(lanes, TensorDictLanes):
-        return actions
+        return actions if env.action_spec.dtype == torch_dtype(actions.stored[1]) else None
     made = from_gym_space(actions.space, categorical=actions.categorical)
     if env.action_spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
         return actions
     found = action_format(env.action_spec, len(env.batch_size))
     alike = (found.kind, found.shape, found.stored) == (actions.kind, actions.shape, actions.stored)
-    return found if alike else None
+    return found if alike and env.action_spec.dtype == torch_dtype(found.stored[1]) else None
 
 
 def _own_random(env: EnvBase) -> str:

@@ -105,18 +105,19 @@ class LanesEnv(EnvBase):
 
     def _stored(self, action: torch.Tensor) -> np.ndarray:
         """An action as it is stored, `[N, *]`, in a dtype that numpy knows."""
-        spec = self.action_spec
-        if action.shape != spec.shape and action.squeeze().shape != spec.zero().squeeze().shape:
+        spec, shape = self.action_spec, self.lanes.actions.stored[0]
+        expected = (*self.batch_size, *shape)
+        if action.shape != expected and [d for d in action.shape if d != 1] != [d for d in expected if d != 1]:
             raise ArgumentError(
                 "the action does not have the shape that the env takes",
-                why=f"expected {tuple(spec.shape)}, got {tuple(action.shape)}",
+                why=f"expected {expected}, got {tuple(action.shape)}",
             )
         given = action.detach().cpu()
         if spec.dtype.is_floating_point:
             given = given.to(spec.dtype)
         elif given.dtype is torch.bfloat16:
             given = given.float()
-        return given.numpy().reshape(self.lanes.n, *self.lanes.actions.stored[0])
+        return given.numpy().reshape(self.lanes.n, *shape)
 
     def _check(self, row: dict, lanes: Sequence[int]) -> None:
         """Look at what these lanes show."""

@@ -16,7 +16,8 @@ from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic
-from rlcli.specs import Bounded
+from rlcli.specs import Bounded, OneHot
+from rlcli.specs import Categorical as SpecCategorical
 from rlcli.transforms import RewardSum
 
 
@@ -394,6 +395,30 @@ def test_random_actions_are_those_of_the_envs_action_spec(make, first):
     rolled = env.rollout(100, break_when_any_done=False)
     for actions in (batch["action"], rolled["action"]):
         assert 0.3 < actions.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("spec", [SpecCategorical(2, dtype=torch.int32), OneHot(2, dtype=torch.bool)])
+def test_random_actions_have_the_dtype_of_the_action_spec(spec, lanes):
+    def cartpole():
+        return GymEnv("CartPole-v1", categorical_action_encoding=isinstance(spec, SpecCategorical))
+
+    env = SerialEnv(lanes, cartpole) if lanes else cartpole()
+    env.action_spec = spec.expand(*env.batch_size, *spec.shape)
+    rolled = env.rollout(20, break_when_any_done=False)["action"]
+    batch = Collector(env, frames_per_batch=20, total_frames=40).rollout()["action"]
+    assert rolled.dtype == batch.dtype == spec.dtype and batch.unique().numel() == 2
+    with pytest.raises(ArgumentError, match=r"first frames.*(Categorical|OneHot)"):
+        Collector(env, lambda td: td, init_random_frames=5)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_an_action_spec_that_does_not_fit_the_env_is_refused(lanes):
+    env = SerialEnv(lanes, lambda: GymEnv("CartPole-v1")) if lanes else GymEnv("CartPole-v1")
+    env.action_spec = SpecCategorical(2, shape=env.batch_size)
+    for run in (lambda: env.rollout(5), Collector(env, frames_per_batch=20).rollout):
+        with pytest.raises(ArgumentError, match=r"expected (shape )?\(.*2,?\)"):
+            run()
 
 
 @pytest.mark.parametrize("make", ENVS_WITH_A_SPEC_OF_THE_USERS.values(), ids=ENVS_WITH_A_SPEC_OF_THE_USERS.keys())

@@ -580,6 +580,8 @@ SPECS = {
     "any": Unbounded((2,)),
     "one-hot": OneHot(3),
     "index": SpecCategorical(4),
+    "index int32": SpecCategorical(4, dtype=torch.int32),
+    "one-hot bool": OneHot(3, dtype=torch.bool),
     "indices": MultiCategorical([2, 3]),
     "one-hots": MultiOneHot([2, 3]),
 }
