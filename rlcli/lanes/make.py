@@ -33,9 +33,9 @@ class GymRecipe:
     settings : mapping
         Handed to `gymnasium.make`, or to the builder.
     wrappers : sequence of callables
-        Applied in order.
+        Applied in order, around the limit of steps.
     max_episode_steps : int, optional
-        Truncates episodes.
+        Truncates episodes; counted by steps of the env itself, inside `wrappers` and `frame_skip`.
     frame_skip : int
         Steps that an action is taken for.
     name : str, optional
@@ -78,7 +78,7 @@ class GymRecipe:
                 "an env that is there already takes no settings", where=name, why=f"got {', '.join(self.settings)}",
                 fix="Make it so, or give its id.",
             )  # fmt: skip
-        return self._wrapped(env, name, self.max_episode_steps)
+        return self._wrapped(self._limited(env), name)
 
     def _registered(self, env_id: str) -> gym.Env:
         register_atari(env_id)
@@ -86,20 +86,23 @@ class GymRecipe:
         set_limit(settings, self.max_episode_steps)  # in the place of the registered one
         with building(env_id, settings=bool(settings)):
             env = gym.make(env_id, **settings)
-        return self._wrapped(env, env_id, None)
+        return self._wrapped(env, env_id)
 
     def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
         with building(name, settings=bool(self.settings)):
             env = builder(**self.settings)
             if not isinstance(env, gym.Env):
                 raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}")
-        return self._wrapped(env, name, self.max_episode_steps)
+        return self._wrapped(self._limited(env), name)
 
-    def _wrapped(self, env: gym.Env, name: str, limit: int | None) -> gym.Env:
+    def _limited(self, env: gym.Env) -> gym.Env:
+        return gym.wrappers.TimeLimit(env, self.max_episode_steps) if self.max_episode_steps else env
+
+    def _wrapped(self, env: gym.Env, name: str) -> gym.Env:
         with building(name, settings=False):
             for wrap in self.wrappers:
                 env = wrap(env)
-            return gym.wrappers.TimeLimit(env, limit) if limit else env
+            return env
 
 
 class FrameSkip(gym.Wrapper):

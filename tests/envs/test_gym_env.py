@@ -330,10 +330,31 @@ def test_an_env_that_was_reset_can_be_rendered():
     assert env.gym.get_wrapper_attr("has_reset")
 
 
+class Twice(gym.Wrapper):
+    def step(self, action):
+        reward = 0.0
+        for _ in range(2):
+            *rest, ended, cut, info = self.env.step(action)
+            reward += rest[1]
+            if ended or cut:
+                break
+        return rest[0], reward, ended, cut, info
+
+
+@pytest.mark.parametrize(
+    "source", ["MountainCar-v0", partial(gym.make, "MountainCar-v0"), lambda: gym.make("MountainCar-v0")]
+)
+def test_a_limit_counts_the_steps_of_the_env_inside_its_wrappers(source):
+    built = source() if callable(source) and not isinstance(source, partial) else source
+    name = "car" if isinstance(source, partial) else None
+    env = GymEnv(GymRecipe(built, wrappers=(Twice,), max_episode_steps=4, name=name))
+    assert env.rollout(9)["next", "truncated"].flatten().tolist() == [False, True]
+
+
 def test_a_recipe_of_an_env_that_is_there_wraps_and_limits_it():
     made = Sampled(length=9)
     env = GymEnv(GymRecipe(made, wrappers=(gym.wrappers.FlattenObservation,), max_episode_steps=3))
-    assert isinstance(env.gym, gym.wrappers.TimeLimit) and env.gym.unwrapped is made
+    assert env.gym.unwrapped is made
     assert env.rollout(9)["next", "truncated"].flatten().tolist() == [False, False, True]
     with pytest.raises(ArgumentError, match=r"an env that is there already takes no settings \(Sampled\): got colour"):
         GymEnv(GymRecipe(made, {"colour": "red"}))
