@@ -54,13 +54,15 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         for candidate in candidates(words[1] if len(words) > 1 else ""):
             print(candidate)
         return 0
-    if not words or words[0] in ("-h", "--help"):
+    if not words or not {"-h", "--help"}.isdisjoint(words):
         print("usage: rlcli completion bash|zsh|fish\n\nPrint a script. Where your shell starts, put:")
         for line in _INSTALL.values():
             print(f"  {line}")
         return 0
     if words[0] not in _SCRIPTS:
         raise ConfigError(f"no completion for {words[0]!r}", fix=f"Known: {', '.join(_SCRIPTS)}.")
+    if len(words) > 1:
+        raise ConfigError("completion is for one shell", why=f"got {' '.join(words)}")
     print(_SCRIPTS[words[0]], end="")
     return 0
 

@@ -17,6 +17,7 @@ from rlcli.config.problem import raise_all, spell, unknown
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
 from rlcli.config.unread import read_with
+from rlcli.errors import ConfigError
 
 PAGES = Path(__file__).parents[1] / "help"
 _FLAGS = """\
@@ -44,6 +45,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             print(f"  {name:<12}{_title(name)}")
         return 0
     name, *more = asked
+    if name in topics() and more:
+        raise ConfigError("help shows one topic", why=f"got {' '.join(asked)}", fix=f"Write rlcli help {name}.")
     if name in topics():
         _show((PAGES / f"{name}.md").read_text(encoding="utf-8"))
         return 0
