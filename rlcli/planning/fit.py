@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,6 +108,9 @@ def _savings(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[str]:
         yield _line(f"env.workers={half}", plan.worker * (cfg.env.workers - half), over)
     if place.name == "RAM":
         yield from _of_envs(cfg, plan, over)
+    device = "cpu" if place.name == "RAM" else place.name  # what lies elsewhere frees nothing here
+    here = [entry for entry in plan.entries if (entry.device or "cpu") == device]
+    plan = dataclasses.replace(plan, entries=here, peaks=[peak for peak in plan.peaks if peak.device == device])
     yield from _of_next_observations(cfg, plan, over)
     yield from _of_stages(cfg, plan, over)
     yield from _of_batches(cfg, plan, over)
@@ -129,7 +133,8 @@ def _of_buffer(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
     if buffer > over:
         yield _line(f"storage.max_size={_scaled(_rows(cfg), buffer, over)}", over, over)
     if cfg.storage.kind != "memmap":
-        yield _line("storage=memmap", buffer, over)
+        rows = sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.dtype)
+        yield _line("storage=memmap", rows, over)  # the index and priorities stay
 
 
 def _in_memory(plan: Plan) -> int:
@@ -145,7 +150,8 @@ def _of_next_observations(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
     exact = next((m for m in plan.modes if m.name == "exact"), None)
     if cfg.memory.next_obs == "full" and exact is not None and not exact.note:
         saved = plan.component(ROLLOUT) - exact.bytes
-        yield _line("memory=exact", saved * (2 if plan.component("spare batch") else 1), over)
+        if saved > 0:
+            yield _line("memory=exact", saved * (2 if plan.component("spare batch") else 1), over)
 
 
 def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[str]:

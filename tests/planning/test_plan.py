@@ -228,6 +228,35 @@ def test_advice_begins_where_the_run_is(monkeypatch):
     assert "num_chunks=2" not in chunked
 
 
+def test_advice_for_ram_is_of_what_lies_in_ram():
+    words = ["recipe=ppo_full", "env.num=64", "collector.frames_per_batch=65536", "sampler.batch_size=4096"]
+    planned = rlcli.plan(words)
+    on_gpu = dataclasses.replace(
+        planned,
+        entries=[dataclasses.replace(each, device="cuda:0") for each in planned.entries],
+        peaks=[dataclasses.replace(each, device="cuda:0") for each in planned.peaks],
+    )
+    ram = next(each for each in planned.places if each.name == "RAM")
+    tight = dataclasses.replace(ram, free=ram.need - (10 << 20))
+    for held, name, expected in ((on_gpu, "RAM", False), (on_gpu, "cuda:0", True), (planned, "RAM", True)):
+        advice = advice_for(
+            configure("train", words), dataclasses.replace(held, places=[dataclasses.replace(tight, name=name)])
+        )
+        assert any("frames_per_batch" in line for line in advice) is expected
+        assert any("memory=exact" in line for line in advice) is expected
+
+
+def test_a_storage_on_disk_saves_the_rows_and_not_their_index():
+    words = ["recipe=dqn_cartpole", "sampler=prioritized"]
+    planned = rlcli.plan(words)
+    ram = next(each for each in planned.places if each.name == "RAM")
+    tight = dataclasses.replace(ram, free=ram.need - 1000)
+    advice = advice_for(configure("train", words), dataclasses.replace(planned, places=[tight]))
+    on_disk = rlcli.plan([*words, "storage=memmap"])
+    saved = sum(each.bytes for each in on_disk.entries if each.device == "disk")
+    assert f"storage=memmap saves {size(saved)}" in advice
+
+
 def test_nothing_of_the_runs_size_is_allocated():
     from rlcli.processes.memory import process_memory
 
