@@ -110,7 +110,7 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     try:
         env = build_env(lanes_of(cfg, 1)) if cfg.env.workers else None
         try:
-            code = grown(before)
+            first = grown(before)
             envs = one_more(cfg)
         finally:
             if env is not None:
@@ -118,7 +118,8 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     except Exception:  # of the env: the evaluation will say so, and end no run
         return {}
     if cfg.env.workers:
-        return {EVALUATION: code + envs.each * (count - 1)}
+        # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
+        return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
     return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * cfg.env.num}
 
 

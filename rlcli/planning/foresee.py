@@ -43,7 +43,7 @@ from rlcli.planning.tensors import (
     spare_entry,
     written_by,
 )
-from rlcli.processes.memory import process_memory
+from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import Entry
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import LiveBytes
@@ -135,7 +135,11 @@ def expected(
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
-    """The process of a run that is about to begin, without networks and stored rows: they are among the tensors."""
+    """The process of a run that is about to begin, without networks and stored rows: they are among the tensors.
+
+    Memory that was freed before goes back to the system first: it does not belong to this run.
+    """
+    give_back()
     made = process_memory()[0] - imported - parameter_bytes(learning.policy, learning.loss) - stored
     parts = {"after imports": imported, "envs, networks, kernels": max(made, 0)}
     return parts | {"libraries at work": working(learning)}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from rlcli.processes.memory import process_memory
+from rlcli.processes.memory import give_back, process_memory
 
 GIVEN_BACK = 32 << 20  # glibc's largest threshold for blocks that are mapped on their own
 
@@ -168,8 +168,9 @@ class DevicePeaks:
 class ProcessPeak:
     """Resident bytes of this process from here on, however much it held before: it may have had other runs.
 
-    The system keeps one high-water mark for all that the process has done, other runs and the program that calls rlcli
-    included. It is read and never lowered: until it is passed, the peak is the largest of the readings.
+    What it had freed by now goes back to the system first. The system keeps one high-water mark for all that the
+    process has done, other runs and the program that calls rlcli included. It is read and never lowered: until it is
+    passed, the peak is the largest of the readings.
 
     Attributes
     ----------
@@ -180,6 +181,7 @@ class ProcessPeak:
     """
 
     def __init__(self) -> None:
+        give_back()
         self.now, self._mark = process_memory()
         self.peak, self.sampled = self.now, True
 

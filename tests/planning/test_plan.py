@@ -440,6 +440,20 @@ def test_worker_processes_are_counted_as_they_are_measured(large_env, words):
     assert planned.workers == pytest.approx(held, rel=0.2)
 
 
+def test_the_first_env_of_an_evaluation_is_no_smaller_than_the_next(large_env, monkeypatch):
+    from rlcli.planning import envs
+
+    def back(before):  # pages of libraries went back to the system while the first was made
+        monkeypatch.setattr(envs, "grown", measure)
+        return 0
+
+    measure = envs.grown
+    monkeypatch.setattr(envs, "grown", back)
+    cfg = configure("train", ["env.id=large", "env.num=2", "env.workers=2", "run.eval_episodes=4"])
+    assert envs.to_come(cfg, reset=True)[envs.EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert envs.grown is measure
+
+
 def test_envs_in_workers_are_not_counted_twice(large_env):
     overrides = ["env.id=large", "total_frames=512", "env.num=4", "run.eval_episodes=0"]
     here, apart = rlcli.plan(overrides), rlcli.plan([*overrides, "env.workers=4"])
@@ -455,7 +469,10 @@ def test_a_run_foretells_the_envs_of_its_evaluation_and_its_workers_as_its_plan_
         return rlcli.train([*small, *overrides]).summary["memory"]["process"]
 
     small = ["env.id=large", "total_frames=256", "collector.frames_per_batch=256", "env.num=2", *QUIET]
+    left = [np.ones(1000) for _ in range(12_000)]
+    left = left[-1:]  # it keeps the memory of the others from going back to the system before the first run
     without, whole, planned = run(0), run(4), rlcli.plan([*small, *words, "run.eval_episodes=4"])
+    assert len(left) == 1
     assert whole["planned"] - without["planned"] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert planned.process["envs of the evaluation"] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert whole.get("workers", 0) == pytest.approx(planned.workers, rel=0.2)
