@@ -110,7 +110,7 @@ class ClipPPOLoss(PPOLoss):
         How far the ratio may move; a pair gives the lower and the upper distance. May be set between batches; for a
         compiled loss as a 0-dim tensor, since a float that changes is a constant that changes.
     clip_value : bool or float, optional
-        `True` limits the value's move by `clip_epsilon`.
+        `True` limits the value's move by the `clip_epsilon` that is given here, also where another is set later.
     """
 
     objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)

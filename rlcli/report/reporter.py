@@ -253,7 +253,7 @@ class Reporter:
         status : str
             "done", "stopped", "interrupted" or "failed".
         commands : mapping from label to command line, optional
-            What to type next: evaluate, resume, plot.
+            What to type next: evaluate, resume.
         **facts
             More for summary.json: verb, evaluation results, the run's path.
         """

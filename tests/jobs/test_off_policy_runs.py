@@ -6,19 +6,21 @@ import itertools
 import random
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tensordict.nn import TensorDictSequential
 from test_resume import final_state, same, stop_after
+from torch import nn
 
 from rlcli.algorithms.dqn import DQN as DQNAlgorithm
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.registry import register_policy
 from rlcli.data import open_buffer
-from rlcli.errors import ConfigError, EnvError
+from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.inspection.folder import inspect
 from rlcli.jobs import collect, evaluate, resume
 from rlcli.keys import as_tuple
@@ -257,6 +259,21 @@ def test_a_users_own_network_of_action_values_is_trained(run):
     assert any(x.shape == (12, 4) for x in state["policy"].values())
     with pytest.raises(ConfigError, match="needs an actor and a list of critics"):
         run("run.dir=b", *sac, "policy=OwnValues", "env.id=CartPole-v1")
+
+
+def test_a_collection_that_fails_at_once_leaves_nothing_of_its_policy(run):
+    class Wide(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).softmax(-1)
+
+    @register_policy("TooWide")
+    def too_wide(observation_spec, action_spec, width=3):
+        return Wide(4, width)
+
+    words = ["env.id=CartPole-v1", "policy=TooWide", "total_frames=8", "console=off", "run.dir=w"]
+    with pytest.raises(ArgumentError, match="does not fit the env"):
+        collect(configure("collect", words), words)
+    assert not Path("w").exists()
 
 
 @pytest.mark.parametrize("fate", ["gone", "damaged"])
