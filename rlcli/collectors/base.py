@@ -33,6 +33,7 @@ class Collected(NamedTuple):
     reward: np.ndarray | None
     done: np.ndarray | None
     seconds: Seconds | None
+    lanes: range | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Delivered:
         column.  They may share the batch's memory.
     seconds : Seconds, optional
         Where the time went, if that was asked for.
+    lanes : range, optional
+        Which of the collector's envs the rows are of; None: of all.
     """
 
     raw: TensorDictBase
@@ -59,6 +62,7 @@ class Delivered:
     reward: np.ndarray | None
     done: np.ndarray | None
     seconds: Seconds | None
+    lanes: range | None = None
 
 
 def no_stage(name: str) -> AbstractContextManager:
@@ -177,7 +181,7 @@ class BaseCollector:
         if steps is None and not (steps := self.steps_left()):
             raise ArgumentError("all of total_frames are collected", fix="Ask steps_left() before each delivery.")
         collected, pieces = self._advance(steps, timed, stage)
-        return Delivered(collected.batch, tuple(pieces), collected.reward, collected.done, collected.seconds)
+        return Delivered(collected.batch, tuple(pieces), *collected[1:])
 
     def _refuse_closed(self) -> None:
         if self.closed:

@@ -15,7 +15,7 @@ one: what was handed out is never overwritten, and a consumer that drops its bat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Generic, Protocol, TypeVar
@@ -58,10 +58,8 @@ class Columns:
         return [sys.getrefcount(array) for array in self.data.values()] == self._idle
 
 
-def allocate(
-    steps: int, lanes: int, live: Schema, stored: set[Key], once: Schema, carrier: dict[Key, np.ndarray]
-) -> Columns:
-    """Columns and rows for one batch.
+def memory_for(steps: int, lanes: int, live: Schema, stored: Set[Key], once: Schema) -> Schema:
+    """Key -> (shape, dtype) of the columns of one batch.
 
     Parameters
     ----------
@@ -71,22 +69,31 @@ def allocate(
         Those of `live` that the consumer gets; the others live in scratch rows.
     once : Schema
         Keys that are written as whole columns after the loop.
+    """
+    kept = {key: kind for key, kind in live.items() if key in stored} | dict(once)
+    return {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in kept.items()}
+
+
+def columns_on(data: dict[Key, np.ndarray], steps: int, live: Schema, carrier: dict[Key, np.ndarray]) -> Columns:
+    """One batch on memory that is there.
+
+    Parameters
+    ----------
+    data : dict
+        Key -> array `[N, steps, *shape]`, as `memory_for` says.
+    live : Schema
+        Keys that the loop writes row by row.
     carrier : dict
         Key -> `[N, *shape]`, the rows T.
     """
-    data: dict[Key, np.ndarray] = {}
     rows: dict[Key, list[np.ndarray]] = {}
-    for key, (shape, dtype) in live.items():
-        if key in stored:
-            column = np.empty((lanes, steps, *shape), dtype)
-            data[key] = column
-            rows[key] = [column[:, t] for t in range(steps)]
+    for key, (_, dtype) in live.items():
+        if key in data:
+            rows[key] = [data[key][:, t] for t in range(steps)]
         else:
-            pair = [np.empty((lanes, *shape), dtype) for _ in range(2)]
+            pair = [np.empty(carrier[key].shape, dtype) for _ in range(2)]
             rows[key] = [pair[t % 2] for t in range(steps)]
         rows[key].append(carrier[key])
-    for key, (shape, dtype) in once.items():
-        data[key] = np.empty((lanes, steps, *shape), dtype)
     return Columns(steps, data, rows)
 
 
@@ -106,6 +113,13 @@ class Finals:
         self.places: list[tuple[int, int]] = []
         self.values: dict[Key, list[np.ndarray]] = {key: [] for key in rows}
         self._stacked: dict[Key, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> Finals:
+        """Those that others have kept: `stacked` gives `values`."""
+        made = cls({})
+        made.places, made._stacked = places, values
+        return made
 
     def clear(self) -> None:
         self.places = []

@@ -7,6 +7,9 @@ Here is what happens batch by batch.  Which options exclude each other is in `op
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +24,11 @@ from torch import nn
 from rlcli.collectors.base import BaseCollector, Collected, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
-from rlcli.collectors.finish import TrajectoryPool, assemble
+from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.options import Counted, Stepping, counted, divided, next_steps, steps_of, whole
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema
-from rlcli.collectors.weights import FollowedWeights, Source
+from rlcli.collectors.weights import FollowedWeights, Receiver, Source
 from rlcli.collectors.wiring import (
     EnvMaker,
     array_face,
@@ -236,7 +239,7 @@ class Collector(BaseCollector):
                 storing_device=storing_device, env_own=self.env.device, policy_own=own_device(policy),
                 no_cuda_sync=s.no_cuda_sync,
             )  # fmt: skip
-            self.seed = _drawn_seed() if s.seed is None else s.seed
+            self.seed = drawn_seed() if s.seed is None else s.seed
             self.ids = s.traj_pool or TrajectoryPool()
             self._face = array_face(self.env)
             self.lanes = self._face[0]
@@ -316,6 +319,18 @@ class Collector(BaseCollector):
         return Collected(batch, reward, done, None)
 
     def _stepped(self, steps: int, timed: bool) -> Collected:
+        filled = self.fill(steps, timed=timed)
+        batch = assemble(filled, batched=self.batched, delta=self.delta)
+        return Collected(self._stored_where_asked(batch), filled.reward, filled.done, filled.seconds)
+
+    def fill(self, steps: int, *, random_steps: int | None = None, timed: bool = False) -> Filled:
+        """Take so many steps of each env; what they left, which `assemble` makes a batch of.
+
+        Parameters
+        ----------
+        random_steps : int, optional
+            How many of them, the first, take random actions; by default those that `init_random_frames` asks for.
+        """
         self._refuse_background()
         self._refuse_closed()
         if self.update_at_each_batch:
@@ -328,8 +343,8 @@ class Collector(BaseCollector):
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
         self.stream.shared = self._thread is threading.current_thread()
-        left = max(0, self.init_random_frames - self.frames)
-        self._look(left)
+        left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.lanes.n
+        self.look(left)
         if left and not self._stepping.init_random_frames:
             refuse_random_now(self.env, self.lanes, self.engine.program)
         self._weights.begin()
@@ -341,11 +356,10 @@ class Collector(BaseCollector):
         done = self._flag_last_step(columns)
         if POLICY_VERSION in columns:
             columns[POLICY_VERSION][:] = self._weights.versions(*columns[POLICY_VERSION].shape)
-        batch = assemble(filled, batched=self.batched, delta=self.delta)
-        self.frames += batch.shape.numel()
-        return Collected(self._stored_where_asked(batch), filled.reward, done, filled.seconds)
+        self.frames += math.prod(filled.shape)
+        return dataclasses.replace(filled, done=done)
 
-    def _look(self, random_frames: int) -> None:
+    def look(self, random_frames: int) -> None:
         """Before the first batch: an env of the user's may show other than its specs say."""
         if not self._looked:
             with self.engine.drawing(random_frames):
@@ -523,6 +537,18 @@ class Collector(BaseCollector):
         """
         self._weights.register(name, module, used)
 
+    def model(self, path: str) -> nn.Module:
+        """The module that acts as the policy, "policy"; a registered model's; or another from here on: "env.reward".
+
+        Where the policy is no module, there is nothing to keep in step: an empty one.
+        """
+        found = self._weights.acts(path) if self._weights.knows(path) else operator.attrgetter(path)(self)
+        return found if isinstance(found, nn.Module) else nn.Module()
+
+    def follow(self, model_id: str, receiver: Receiver) -> None:
+        """Take the weights of a model over from another process, where those of a publication would be."""
+        self._weights.follow(model_id, receiver)
+
     def reset(self) -> None:
         """Begin the next batch with new episodes in all lanes."""
         self._refuse_background()
@@ -559,7 +585,7 @@ class Collector(BaseCollector):
         """
         self._refuse_background()
         if "lanes" in state["engine"]:  # before all other resets: the first one decides what is loaded into
-            self._look(0)
+            self.look(0)
         self.frames = int(state["frames"])
         self._weights.restart_at(int(state["policy_version"]))
         if self.trajectories is not None:
@@ -589,7 +615,7 @@ class Collector(BaseCollector):
             self.env.close()
 
 
-def _drawn_seed() -> int:
+def drawn_seed() -> int:
     """A seed from torch's global stream, so that `torch.manual_seed` covers collectors too."""
     return int(torch.randint(0, 2**62, ()))
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rlcli.collectors.answers import answering
-from rlcli.collectors.batch import BatchPool, Columns, Finals, allocate
+from rlcli.collectors.batch import BatchPool, Columns, Finals, columns_on, memory_for
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
 from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
@@ -31,7 +31,7 @@ from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
 from rlcli.lanes.building import same_dtype
 from rlcli.lanes.contract import BatchStart
-from rlcli.lanes.lanes import Lanes, reward_column
+from rlcli.lanes.lanes import Lanes, Schema, reward_column
 from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.transforms import RowOp, by_name
 
@@ -339,14 +339,21 @@ class Engine:
             if steps and key not in self.random.once and key in batch.columns.data:
                 batch.columns.data[key][:, :steps] = 0
 
+    def memory_for(self, steps: int) -> Schema:
+        """Key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
+        stored = {key for key in self.live if self.schema.delivers(key)}
+        return memory_for(steps, self.lanes.n, self.live, stored, self.schema.written(BATCH))
+
     def _make(self, steps: int) -> BoundBatch:
         """New memory for a batch, with all that writes it bound to it."""
-        stored = {key for key in self.live if self.schema.delivers(key)}
-        with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
-            once = self.schema.written(BATCH)
-            return self._bind(allocate(steps, self.lanes.n, self.live, stored, once, self.carrier))
+        return self.bind({key: np.empty(*kind) for key, kind in self.memory_for(steps).items()}, steps)
 
-    def _bind(self, columns: Columns) -> BoundBatch:
+    def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:
+        """A batch on memory that is there, as `memory_for` says, with all that writes it bound to it."""
+        with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
+            return self._bound(columns_on(data, steps, self.live, self.carrier))
+
+    def _bound(self, columns: Columns) -> BoundBatch:
         lanes, rows = self.lanes, columns.rows
         step, reset = lanes.bind(self.env_rows(rows))
         finals = Finals({key: rows[key] for key in self.schema.observations})

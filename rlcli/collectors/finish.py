@@ -34,10 +34,13 @@ class TrajectoryPool:
         The first id.
     lock : context manager, optional
         Shared by all users of the pool; a thread lock by default.
+    stride : int
+        From one id to the next: of B pools, one in each process, that begin at 0 .. B-1, no two give out the same.
     """
 
-    def __init__(self, first: int = 0, lock=None) -> None:
-        self._next = first
+    def __init__(self, first: int = 0, lock=None, *, stride: int = 1) -> None:
+        self._first = self._next = first
+        self._stride = stride
         self._lock = lock or threading.Lock()
 
     @property
@@ -46,16 +49,16 @@ class TrajectoryPool:
         return self._next
 
     def restart_at(self, first: int) -> None:
-        """Go on at `first`, as a resumed run does."""
+        """Go on at `first`, or the next id from there on that is this pool's, as a resumed run does."""
         with self._lock:
-            self._next = first
+            self._next = first + (self._first - first) % self._stride
 
     def get_traj_and_increment(self, n: int = 1) -> np.ndarray:
         """`n` fresh ids, int64 `[n]`."""
         with self._lock:
             first = self._next
-            self._next += n
-        return np.arange(first, first + n)
+            self._next += n * self._stride
+        return np.arange(first, first + n * self._stride, self._stride)
 
 
 @dataclass
@@ -88,6 +91,8 @@ class Filled:
         The env's own rewards, where transforms changed them.
     seconds : Seconds, optional
         Where the time went, if that was asked for.
+    done : bool ndarray `[N, T, 1]`, optional
+        The env's own ends, whatever `set_truncated` flags; None where the batch has none.
     """
 
     columns: dict[Key, np.ndarray]
@@ -98,6 +103,7 @@ class Filled:
     shape: tuple[int, int]
     raw_reward: np.ndarray | None = None
     seconds: Seconds | None = None
+    done: np.ndarray | None = None
 
     @property
     def reward(self) -> np.ndarray | None:

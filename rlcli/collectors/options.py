@@ -6,10 +6,8 @@ contradicts itself or something else is refused here, before anything is built.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -204,40 +202,48 @@ class Stepping:
     def pickled(self) -> bytes:
         """The options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
 
+        What no module holds (lambdas, functions of `__main__`) goes by value.
+
         Raises
         ------
         ArgumentError
             Naming the option that cannot be sent, and what to give instead.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            try:
-                pickle.dumps(value)
-            except Exception as error:  # whatever a user's `__reduce__` raises
-                what = _kind(value)
-                raise ArgumentError(
-                    f"{field.name} cannot be sent to another process",
-                    why=f"it is {what}" if isinstance(value, FunctionType) else f"it is {what}: {in_words(error, 200)}",
-                    fix=_SENDABLE.get(field.name, "Give one that pickle.dumps takes."),
-                ) from error
-        return pickle.dumps(self)
+        import cloudpickle
+
+        try:
+            return cloudpickle.dumps(self)
+        except Exception:  # whatever a user's `__reduce__` raises
+            for field in fields(self):
+                sent(field.name, getattr(self, field.name))
+            raise
+
+
+def sent(name: str, value: Any) -> bytes:
+    """An option as another process can take it: `pickle.loads` gives the like.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:  # whatever a user's `__reduce__` raises
+        raise ArgumentError(
+            f"{name} cannot be sent to another process", why=f"it is a {type(value).__name__}: {in_words(error, 200)}",
+            fix=_SENDABLE.get(name, "Give one that pickle.dumps takes."),
+        ) from error  # fmt: skip
 
 
 _SENDABLE = {
-    "create_env_fn": "Give a function that a module defines, or functools.partial of one: "
+    "create_env_fn": "Give a function that makes the env from what it is called with, or what can be pickled: "
     "partial(GymEnv, 'CartPole-v1').",
-    "policy": "Give policy_factory=, a function that a module defines and that makes the policy.",
-    "policy_factory": "Give a function or class that a module defines, or functools.partial of one.",
+    "policy": "Give policy_factory=, a function that makes the policy.",
+    "policy_factory": "Give a function that makes all that the policy needs.",
     "traj_pool": "Leave it out: each process counts its own trajectories.",
 }
-
-
-def _kind(value: Any) -> str:
-    if not isinstance(value, FunctionType):
-        return f"a {type(value).__name__}"
-    if value.__name__ == "<lambda>":
-        return "a lambda"
-    return f"the function {value.__qualname__}, which no module holds under that name"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -43,6 +43,19 @@ class Publication(NamedTuple):
 
     version: int
     models: Mapping[str, Mapping[str, Tensor]]
+
+
+class Receiver(Protocol):
+    """What brings versions of one model from another process, and writes them to it."""
+
+    version: int
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a newer version is there than the model has."""
+
+    def receive(self) -> int:
+        """Write the newest version to the model, whole; which that is."""
 
 
 class FollowedWeights:
@@ -74,6 +87,7 @@ class FollowedWeights:
         self.apart = False
         self._pairs: dict[str, tuple[Any, Any]] = {}
         self._newest: Publication | None = None  # until it is adopted
+        self._receivers: dict[str, Receiver] = {}
         self._in_flight = False
         self._lock = threading.Lock()  # of all above but `swap`
         self._since: list[tuple[int, int]] = []  # steps of this batch, and the version that acts from each on
@@ -98,6 +112,19 @@ class FollowedWeights:
             if self._newest is not None:  # what waits was made for another
                 others = {other: values for other, values in self._newest.models.items() if other != name}
                 self._newest = Publication(self._newest.version, others)
+
+    def follow(self, name: str, receiver: Receiver) -> None:
+        """Adopt what is trained in another process: versions of one model that are received."""
+        with self._lock:
+            self._receivers[name] = receiver
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a pair of that name."""
+        return name in self._pairs
+
+    def acts(self, name: str) -> Any:
+        """The model that collecting uses, of one pair."""
+        return self._pairs[name][1]
 
     def restart_at(self, version: int) -> None:
         """Go on counting from there; what waits is of another course, and is not adopted."""
@@ -176,7 +203,7 @@ class FollowedWeights:
         """`program.act`, on the newest version at every step."""
 
         def act(t: int) -> Any:
-            if self._newest is not None:
+            if self._waits():
                 with self._lock:
                     self._adopt()
                 self._since.append((t, self.acting))
@@ -187,6 +214,11 @@ class FollowedWeights:
 
     def _adopt(self) -> None:
         """Take what waits over to what acts."""
+        for name, receiver in self._receivers.items():
+            if receiver.waiting:
+                version = receiver.receive()
+                if name == POLICY:
+                    self.version = self.acting = version
         newest = self._newest
         if newest is None:
             return
@@ -194,6 +226,9 @@ class FollowedWeights:
             write(tensors, self._pairs[name][1])
             wait(tensors.values())
         self.acting, self._newest = newest.version, None
+
+    def _waits(self) -> bool:
+        return self._newest is not None or any(receiver.waiting for receiver in self._receivers.values())
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
         """The version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""

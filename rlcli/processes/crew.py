@@ -1,10 +1,12 @@
-"""Several workers that do the same thing at the same time: one order to all of them, one answer from each."""
+"""Several workers: one order to all of them and one answer from each, or orders to each whose answers come as they may."""
 
 from __future__ import annotations
 
 import os
+import select
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -52,6 +54,8 @@ class Crew:
         self.workers = list(workers)
         self._turn = 0
         self._lost: Lost | None = None
+        self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
+        self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
         for worker in self.workers:
             worker.channel.give_up_after(_LOOK)
         self.close = weakref.finalize(self, end, self.workers, GRACE, os.getpid())
@@ -75,11 +79,8 @@ class Crew:
         BaseException
             What the first of those that failed raised; all have answered then.
         """
-        if self._lost is None and not self.close.alive:
-            self._lost = Lost(0, "has ended: the env was closed")
-        if self._lost is not None:
-            raise self._lost
-        self._turn = turn = (self._turn + 1) % 256
+        self._check()
+        turn = self._next_turn()
         chosen = range(len(self.workers)) if only is None else only
         answers, failed = [], None
         self.awaited = -1
@@ -101,10 +102,90 @@ class Crew:
             self._lost = Lost(self.awaited, "was ended, since it did not answer")
             raise
         if failed is not None:
-            error, text = unpacked(failed)
-            error.__cause__ = Traceback(text)
-            raise error
+            raise _error(failed)
         return [unpacked(body) for body in answers]
+
+    def begin(self, index: int, kind: int, body: bytes = NOTHING, *, fd: int | None = None) -> None:
+        """Give one worker an order, behind those that it has; `first` gives its answer, among others'.
+
+        Raises
+        ------
+        Lost
+        """
+        self._check()
+        turn, self.awaited = self._next_turn(), index
+        try:
+            self.workers[index].channel.send(kind, turn, body)
+            if fd is not None:
+                self.workers[index].channel.send_fd(fd)
+        except Closed:
+            self._give_up(self.workers[index].how_it_ended())
+        self._begun[index].append(turn)
+
+    def waiting(self, index: int) -> int:
+        """How many orders of `begin` a worker has that `first` has not given the answer of."""
+        return len(self._begun[index]) + sum(early == index for early, _, _ in self._early)
+
+    def first(self) -> tuple[int, Any]:
+        """The worker that answers first of those with orders of `begin`, and what it answers.
+
+        Raises
+        ------
+        Lost
+            One of them has ended.
+        BaseException
+            What the worker raised; `awaited` says which.
+        """
+        self._check()
+        index, how, body = self._early.popleft() if self._early else self._first()
+        self.awaited = index
+        if how == FAILED:
+            raise _error(body)
+        return index, unpacked(body)
+
+    def _first(self) -> tuple[int, int, bytes]:
+        poll = select.poll()
+        asked = {self.workers[i].channel.end.fileno(): i for i, turns in enumerate(self._begun) if turns}
+        for fd in asked:
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll(1000 * _LOOK):
+                self.awaited = index = asked[fd]
+                try:
+                    how, of, body = self.workers[index].channel.receive()
+                except BlockingIOError:
+                    continue
+                except Closed:
+                    self._give_up(self.workers[index].how_it_ended())
+                if self._begun[index] and of == self._begun[index][0]:
+                    self._begun[index].popleft()
+                    return index, how, body
+            self._look()
+
+    def replace(self, index: int, worker: Worker) -> None:
+        """Put another worker in the place of one, which is killed if it still runs; what it was to answer is passed over.
+
+        Orders can be given again, where that one was lost.
+        """
+        old = self.workers[index]
+        old.channel.close()
+        old.kill()
+        worker.channel.give_up_after(_LOOK)
+        self.workers[index] = worker
+        self._begun[index].clear()
+        self._early = deque(each for each in self._early if each[0] != index)
+        if self._lost is not None and self._lost.index == index:
+            self._lost = None
+
+    def _check(self) -> None:
+        if self._lost is None and not self.close.alive:
+            self._lost = Lost(0, "has ended: the env was closed")
+        if self._lost is not None:
+            raise self._lost
+
+    def _next_turn(self) -> int:
+        self._turn = (self._turn + 1) % 256
+        return self._turn
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
         """The answer of one worker to the order of this turn."""
@@ -117,6 +198,9 @@ class Crew:
                 continue
             if of == turn:
                 return kind, body
+            if self._begun[index] and of == self._begun[index][0]:
+                self._begun[index].popleft()
+                self._early.append((index, kind, body))
 
     def _look(self) -> None:
         """Whether all are alive, whoever else holds their ends of the channels open."""
@@ -143,6 +227,13 @@ def serve(channel: Channel, orders: Callable[[int, bytes], Any]) -> None:
         except BaseException as error:
             answer, how = packed((sendable(error), traceback.format_exc())), FAILED
         channel.send(how, turn, answer)
+
+
+def _error(failed: bytes) -> BaseException:
+    """What a worker raised, with the text of its traceback as the cause."""
+    error, text = unpacked(failed)
+    error.__cause__ = Traceback(text)
+    return error
 
 
 def sendable(error: BaseException) -> BaseException:

@@ -153,7 +153,7 @@ def _forked(target: str, mine: socket.socket, theirs: socket.socket) -> int:
 
 # ---- by the fork server ---------------------------------------------------------------------------------------------
 class _ForkServer:
-    """The fork server of this process, started when it is first needed."""
+    """A fork server of this process, started when it is first needed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -202,9 +202,16 @@ class _ForkServer:
         return self.control
 
 
-_server = _ForkServer()
-atexit.register(_server.end)  # after the crews have been ended: those are registered later
-os.register_at_fork(after_in_child=_server.__init__)  # type: ignore[misc]
+_servers: dict[frozenset[str], _ForkServer] = {}  # by what they import: no worker has what it did not ask for
+
+
+def _end_servers() -> None:
+    for server in _servers.values():
+        server.end()
+
+
+atexit.register(_end_servers)  # after the crews have been ended: those are registered later
+os.register_at_fork(after_in_child=_servers.clear)
 
 
 def _streams() -> list[int]:
@@ -227,7 +234,8 @@ def _served(target: str, theirs: socket.socket, spawn: bool, preload: Sequence[s
         "target": target, "spawn": spawn, "preload": list(preload), "python": _python(), "surroundings": surroundings(),
     }  # fmt: skip
     try:
-        return _server.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine
+        server = _servers.setdefault(frozenset(preload), _ForkServer())
+        return server.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine
     except BaseException:
         os.close(mine)
         raise

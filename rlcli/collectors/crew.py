@@ -1,0 +1,397 @@
+"""The worker processes of one collector: made, given batches to write, and replaced where they fail and that is asked for.
+
+An order is a slot of shared memory and how many steps to write to it. Each worker carries out its orders one after the
+other, and `next` gives whatever is written first. A worker that is lost took its open batch with it: what it had
+delivered is the parent's. Its successor begins new episodes in the same lanes, and carries out the orders anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlcli.collectors.batch import Columns
+from rlcli.collectors.worker import TARGET, Part, Sent
+from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words, one_of
+from rlcli.keys import Key, show
+from rlcli.lanes.lanes import Schema
+from rlcli.processes.channel import packed
+from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.region import Region
+from rlcli.processes.worker import Worker
+
+CALL = 1
+POLICIES = ("raise", "restart")
+RESTARTS, WINDOW = 5, 60.0  # so many in so many seconds: it would go on for ever
+_OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
+
+
+class SharedBatch:
+    """Memory for one batch, which workers write to and the consumer gets.
+
+    Parameters
+    ----------
+    number : int
+    memory : Schema
+        Key -> (shape, dtype) of whole columns, `[lanes, steps, *]`.
+    steps : int
+    """
+
+    def __init__(self, number: int, memory: Schema, steps: int) -> None:
+        self.number, self.memory, self.steps = number, memory, steps
+        region = Region(memory)
+        self.fd = region.fd
+        weakref.finalize(self, os.close, region.fd)  # the mapping stays as long as a consumer holds an array of it
+        self.columns = Columns(steps, region.arrays, {})  # type: ignore[arg-type]
+        self.mapped: set[tuple[int, int]] = set()  # by which workers, each with its number of restarts
+        del region
+        self.columns.settle()
+
+
+class Order(NamedTuple):
+    """What a worker is to write.
+
+    Attributes
+    ----------
+    batch : SharedBatch
+    first : int
+        The worker's first lane in it.
+    steps, random_steps : int
+        How many, and how many of them, the first, with random actions.
+    timed : bool
+    """
+
+    batch: SharedBatch
+    first: int
+    steps: int
+    random_steps: int
+    timed: bool
+
+
+@dataclass
+class Told:
+    """What the parent knows of one worker.
+
+    Attributes
+    ----------
+    lanes, first_lane : int
+        How many it steps, and the number of the first among the collector's.
+    episodes : list of int
+        Of each lane, the one that its last part ended in.
+    next_id : int
+    frames : int
+        Delivered.
+    version : int
+        Of the weights that acted last.
+    restarts, lost_frames : int
+        How often it was replaced, and how many frames at most were lost by it.
+    """
+
+    lanes: int
+    first_lane: int
+    episodes: list[int]
+    next_id: int
+    frames: int = 0
+    version: int = 0
+    restarts: int = 0
+    lost_frames: int = 0
+
+
+class CollectorCrew:
+    """See the top of this file.
+
+    Parameters
+    ----------
+    sent : sequence of Sent
+        One a worker.
+    start_method : {"forkserver", "spawn", "fork"}
+        See `rlcli.processes.worker`.
+    seed : int
+        Of the run.
+    first_lane : int
+        The number of the first worker's first lane among all of the run.
+    all_lanes : int, optional
+        Lanes of the run; by default those of the workers.
+    on_error : {"raise", "restart"}
+        What becomes of a worker that ends, or whose env raises.
+
+    Attributes
+    ----------
+    told : list of Told
+        One a worker.
+    about : list of dict
+        What the workers said of their collectors, when they were made.
+
+    Raises
+    ------
+    EnvError
+        A worker ended; and, as it was raised there, whatever a worker's env, policy or hook raises.
+    """
+
+    def __init__(
+        self,
+        sent: Sequence[Sent],
+        *,
+        start_method: str,
+        seed: int,
+        first_lane: int = 0,
+        all_lanes: int | None = None,
+        on_error: str = "raise",
+    ) -> None:
+        one_of("on_worker_error", on_error, POLICIES)
+        self.sent, self.seed, self.on_error, self.start_method = list(sent), seed, on_error, start_method
+        self.first_lane = first_lane
+        self.name = "env"
+        self.told: list[Told] = []
+        self._orders: list[deque[Order]] = [deque() for _ in sent]
+        self._follows: dict[str, Callable[[], tuple[bytes, int | None]]] = {}
+        self._kept: dict[str, tuple] = {}
+        self._posted: list[dict[str, bytes]] = [{} for _ in sent]  # messages that go with a worker's next order
+        self._newest: dict[str, bytes] = {}
+        self._columns: Schema | None = None  # a row of what is shared
+        self._batches = 0
+        self._fallen: list[float] = []  # when workers were replaced
+        self._first_cause = ""
+        self._gone: list[int] = []  # numbers of batches whose memory is nobody's any more
+        started: list[Worker] = []
+        try:
+            for _ in sent:
+                started.append(self._worker())
+        finally:
+            self.crew = Crew(started)
+        try:
+            sizes = self.each("make", [(each,) for each in sent])
+            counts = [int(np.prod(size, dtype=int)) for size in sizes]
+            firsts = np.cumsum([0, *counts]).tolist()
+            self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
+            self.told = [
+                Told(n, first, [-1] * n, index)
+                for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
+            ]  # fmt: skip
+            self.about = self.each("build", [self._built(index) for index in range(len(sent))])
+            self.name = self.about[0]["name"]
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    @property
+    def lanes(self) -> int:
+        """Of all workers."""
+        return sum(told.lanes for told in self.told)
+
+    def _worker(self) -> Worker:
+        return Worker(TARGET, start_method=self.start_method, preload=[TARGET.partition(":")[0]])
+
+    def _built(self, index: int) -> tuple[int, int, int, int, int]:
+        told = self.told[index]
+        return self.first_lane + told.first_lane, self.all_lanes, self.seed, index, len(self.sent)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.crew.close()
+
+    # ---- calls ---------------------------------------------------------------------------------------------------
+    def each(self, name: str, arguments: Sequence[tuple], **settings: Any) -> list[Any]:
+        """A method of every worker, each with arguments of its own; what they give."""
+        return self._ordered([packed((name, args, settings)) for args in arguments])
+
+    def all(self, name: str, *args: Any, fd: int | None = None) -> list[Any]:
+        """The same method of every worker."""
+        return self._ordered([packed((name, args, {}))] * len(self.sent), fd)
+
+    def call(self, name: str, *args: Any, **settings: Any) -> list[Any]:
+        """The same method of every worker's collector, or an attribute of it."""
+        return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
+
+    def _ordered(self, bodies: Sequence[bytes], fd: int | None = None) -> list[Any]:
+        try:
+            return self.crew.order(CALL, bodies, fd=fd)
+        except Lost as lost:
+            raise self._refusal(lost) from None
+
+    # ---- batches -------------------------------------------------------------------------------------------------
+    def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
+        """Memory for all workers' rows, or those of one.
+
+        Raises
+        ------
+        ArgumentError
+            The workers' envs do not show the same.
+        """
+        if self._columns is None:
+            self._columns = self._alike(self.all("look", random_frames))
+        lanes = self.lanes if only is None else self.told[only].lanes
+        memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
+        self._batches += 1
+        batch = SharedBatch(self._batches, memory, steps)
+        weakref.finalize(batch, self._gone.append, batch.number)
+        return batch
+
+    @staticmethod
+    def _alike(schemas: Sequence[Schema]) -> Schema:
+        for index, schema in enumerate(schemas):
+            if schema != schemas[0]:
+                raise ArgumentError(
+                    "the workers' envs do not show the same", where=f"workers 0 and {index}",
+                    why=f"{_in_words(schemas[0], schema)} against {_in_words(schema, schemas[0])}",
+                    fix="Give all workers envs with the same observations and actions.",
+                )  # fmt: skip
+        return schemas[0]
+
+    def begin(self, index: int, order: Order) -> None:
+        """Have a worker write a batch, behind those that it is writing."""
+        self._orders[index].append(order)
+        try:
+            self._give(index, order)
+        except Lost as lost:
+            self._replace(index, lost)
+
+    def begun(self, index: int) -> int:
+        """How many orders of a worker have not come out of `next`."""
+        return len(self._orders[index])
+
+    def _give(self, index: int, order: Order) -> None:
+        batch, key = order.batch, (index, self.told[index].restarts)
+        new = None if key in batch.mapped else (batch.memory, batch.steps, order.first)
+        weights, self._posted[index] = self._posted[index], {}
+        args = (batch.number, order.steps, order.random_steps, order.timed, list(self._gone), new, weights)
+        self.crew.begin(index, CALL, packed(("collect", args, {})), fd=None if new is None else batch.fd)
+        batch.mapped.add(key)
+
+    def next(self) -> tuple[int, Order, Part]:
+        """The worker that wrote a batch first, what it was to write, and what it says of it."""
+        while True:
+            try:
+                index, part = self.crew.first()
+            except Lost as lost:
+                self._replace(lost.index, lost)
+                continue
+            except Exception as error:
+                index = self.crew.awaited
+                error.add_note(f"In worker {self._place(index)}.")
+                if self.on_error == "raise" or isinstance(error, _OURS):
+                    self._orders[index].popleft()
+                    raise
+                self._replace(index, error)
+                continue
+            order, told = self._orders[index].popleft(), self.told[index]
+            told.episodes, told.next_id, told.version = part.episodes, part.next_id, part.version
+            told.frames += part.lanes * part.steps
+            return index, order, part
+
+    def settle(self) -> list[tuple[int, Order, Part]]:
+        """Wait for all that was begun: what `next` would give, one after the other.
+
+        Raises
+        ------
+        Exception
+            What the first of the workers that raised did raise, once all have answered; what the others wrote is lost.
+        """
+        found: list[tuple[int, Order, Part]] = []
+        errors: dict[int, Exception] = {}
+        while any(self._orders):
+            try:
+                found.append(self.next())
+            except Exception as error:
+                errors.setdefault(self.crew.awaited, error)
+        if errors:
+            raise errors[min(errors)]
+        return found
+
+    def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
+        """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
+        self._follows[model_id] = receiver
+        body, fd = receiver()
+        self._ordered([body] * len(self.sent), fd)
+
+    def post(self, model_id: str, message: bytes) -> None:
+        """Send the workers a version of a model with their next orders."""
+        self._newest[model_id] = message
+        for messages in self._posted:
+            messages[model_id] = message
+
+    def keep(self, name: str, *args: Any) -> list[Any]:
+        """`call`, and the same of whoever replaces a worker."""
+        self._kept[name] = args
+        return self.call(name, *args)
+
+    def set_hooks(self, hooks: bytes) -> None:
+        """What workers call before and after their batches from now on."""
+        self.sent = [dataclasses.replace(each, hooks=hooks) for each in self.sent]
+        self.all("set_hooks", hooks)
+
+    # ---- workers that fail ---------------------------------------------------------------------------------------
+    def _replace(self, index: int, cause: Exception) -> None:
+        """A new process for these lanes, with new episodes in them; its open orders are carried out anew."""
+        if self.on_error == "raise":
+            assert isinstance(cause, Lost)
+            for begun in self._orders:
+                begun.clear()
+            raise self._refusal(cause) from None
+        said = f"worker {self._place(index)} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
+        now = time.monotonic()
+        self._fallen = [*(then for then in self._fallen if now - then < WINDOW), now]
+        self._first_cause = said if len(self._fallen) == 1 else self._first_cause
+        if len(self._fallen) > RESTARTS:
+            raise EnvError(
+                f"workers had to be replaced {len(self._fallen)} times in {WINDOW:.0f} s", where=self.name,
+                why=f"the first time, {self._first_cause}", fix="Correct what ends them; collector=sync shows it plainly.",
+            ) from (None if isinstance(cause, Lost) else cause)  # fmt: skip
+        told, orders = self.told[index], self._orders[index]
+        told.restarts += 1
+        told.lost_frames += orders[0].steps * told.lanes if orders else 0
+        self.crew.replace(index, self._worker())
+        self._posted[index] = dict(self._newest)
+        try:
+            for body, fd in self._beginning(index):
+                self.crew.order(CALL, body, only=[index], fd=fd)
+            for order in orders:
+                self._give(index, order)
+        except Lost as lost:
+            self._replace(lost.index, lost)
+
+    def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
+        """The orders that make a worker the successor of one."""
+        told = self.told[index]
+        yield packed(("make", (self.sent[index],), {})), None
+        yield packed(("build", self._built(index), {})), None
+        yield packed(("look", (0,), {})), None
+        for name, args in self._kept.items():
+            yield packed(("call", (name, *args), {})), None
+        begun = [number + 1 for number in told.episodes]
+        yield packed(("call", ("begin_anew", told.frames, [told.next_id - 1], begun), {})), None
+        for receiver in self._follows.values():
+            yield receiver()
+
+    def _refusal(self, lost: Lost) -> EnvError:
+        killed = "SIGKILL" in lost.how
+        return EnvError(
+            f"a collector's worker {lost.how}", where=self._place(lost.index),
+            why="the batch that it was writing is lost" + (", perhaps for want of memory" if killed else ""),
+            fix="on_worker_error='restart' replaces such a worker; collector=sync shows what its env does.",
+        )  # fmt: skip
+
+    def _place(self, index: int) -> str:
+        if index >= len(self.told):
+            return str(index)
+        told = self.told[index]
+        last = told.first_lane + told.lanes - 1
+        lanes = f"lane {last}" if told.lanes == 1 else f"lanes {told.first_lane} to {last}"
+        return f"{index}, {lanes} of {self.name}"
+
+
+def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
+    """What of one schema is not in the other."""
+    found = [f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)]
+    return ", ".join(found) or "nothing beside"

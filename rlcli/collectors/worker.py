@@ -1,0 +1,303 @@
+"""A collector in a process of its own: it writes batches into memory that its parent shares, and says what lies there.
+
+The parent (`MultiCollector`) makes the memory and puts batches together, so nothing of a row is sent.  What no column
+was made for goes with the answer: the successors of episodes that ended, the row that the next batch begins with, keys
+that nobody declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.collectors.base import called
+from rlcli.collectors.collector import Collector
+from rlcli.collectors.engine import Engine
+from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, assemble
+from rlcli.collectors.loop import BoundBatch
+from rlcli.collectors.options import Stepping
+from rlcli.collectors.schema import PASS, BatchSchema
+from rlcli.collectors.wiring import make_env
+from rlcli.keys import DONE, Key, under_next, unravel
+from rlcli.lanes.lanes import Schema
+from rlcli.processes.channel import Channel, unpacked
+from rlcli.processes.crew import serve
+from rlcli.processes.region import Region
+from rlcli.weight_update import WeightReceiver, open_receiver
+from rlcli.weight_update.sender import Handle
+
+TARGET = "rlcli.collectors.worker:work"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a worker is made of.
+
+    Attributes
+    ----------
+    stepping : bytes
+        `Stepping.pickled()`.
+    hooks : bytes
+        The pickled pair of what is called before each batch, and with each batch.
+    packages : sequence of str
+        What registers envs and transforms of the user's.
+    threads : int
+        Of one torch operation.
+    """
+
+    stepping: bytes
+    hooks: bytes
+    packages: Sequence[str] = ()
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker says of the rows that it has written: `Filled`, less the columns in shared memory.
+
+    Attributes
+    ----------
+    lanes, steps : int
+        Of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
+    keys : tuple of keys
+        Columns, in order.
+    columns : dict
+        Those that do not lie in shared memory, `[N, T, *]`.
+    carrier : dict
+        Key -> `[N, *]`: the successors of the last row.
+    places, finals
+        The rows `(t, lane)` that ended an episode, and their successors, `[E, *]`.
+    schema : BatchSchema
+    version : int
+        Of the weights that acted last.
+    episodes : list of int
+        See `Collector.episodes`.
+    next_id : int
+        The id that the worker's next trajectory would get.
+    outside : list
+        See `BaseCollector.out_of_bounds`.
+    """
+
+    lanes: int
+    steps: int
+    keys: tuple[Key, ...]
+    columns: dict[Key, np.ndarray]
+    late: dict[Key, Tensor]
+    carrier: dict[Key, np.ndarray]
+    places: list[tuple[int, int]]
+    finals: dict[Key, np.ndarray]
+    schema: BatchSchema
+    raw_reward: np.ndarray | None
+    done: np.ndarray | None
+    seconds: Seconds | None
+    version: int
+    episodes: list[int]
+    next_id: int
+    outside: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+def columns_of(engine: Engine) -> Schema:
+    """Key -> (shape, dtype) of a row of the columns that are shared: what the loop writes, and what passes add."""
+    kinds = {key: (shape[2:], dtype) for key, (shape, dtype) in engine.memory_for(1).items()}
+    for entry in engine.schema.entries:
+        if entry.written == PASS and entry.stored:
+            kinds[entry.key] = (entry.shape, entry.dtype)  # type: ignore[assignment]
+            if engine.schema.delivers(under_next(entry.key)):
+                kinds[under_next(entry.key)] = (entry.shape, entry.dtype)  # type: ignore[assignment]
+    return kinds
+
+
+def work(channel: Channel) -> None:
+    """Serve one parent."""
+    worker = CollectorWorker(channel)
+    try:
+        serve(channel, worker.carry_out)
+    finally:
+        worker.close()
+
+
+class SharedSlots:
+    """The memory that a worker's engine writes batches to: the slots that its parent shares, one a batch.
+
+    In the place of the engine's own pool.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._batches: dict[int, BoundBatch] = {}
+        self._data: dict[int, dict[Key, np.ndarray]] = {}
+        self._now = -1
+
+    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
+        """Memory for batches of so many steps."""
+        self._data[slot] = data
+        mine = self.engine.memory_for(steps)
+        self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """The parent uses these no more."""
+        for slot in slots:
+            self._batches.pop(slot, None)
+            self._data.pop(slot, None)
+
+    def use(self, slot: int) -> dict[Key, np.ndarray]:
+        """The next batch is written there."""
+        self._now = slot
+        return self._data[slot]
+
+    def take(self, steps: int) -> BoundBatch:
+        return self._batches[self._now]
+
+    def give_back(self, batch: BoundBatch) -> None:
+        """It is the parent's to say when the memory is free."""
+
+
+class CollectorWorker:
+    """What carries out a parent's orders: each is a method's name, with arguments."""
+
+    collector: Collector
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.receivers: dict[str, WeightReceiver] = {}
+
+    def carry_out(self, kind: int, body: bytes) -> Any:
+        """One order."""
+        name, args, settings = unpacked(body)
+        return getattr(self, name)(*args, **settings)
+
+    # ---- the beginning -------------------------------------------------------------------------------------------
+    def make(self, sent: Sent) -> tuple[int, ...]:
+        """Make the env; its batch size."""
+        torch.set_num_threads(sent.threads)
+        for name in sent.packages:
+            importlib.import_module(name)
+        self.stepping: Stepping = pickle.loads(sent.stepping)
+        self.pre_hook, self.post_hook = pickle.loads(sent.hooks)
+        self.env = make_env(self.stepping.create_env_fn, self.stepping.create_env_kwargs)
+        return tuple(self.env.batch_size)
+
+    def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
+        """Make the collector, of these lanes of the run; what the parent has to know of it."""
+        stepping = dataclasses.replace(
+            self.stepping, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
+            seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
+        )  # fmt: skip
+        own = stepping.process_seed(seed)  # what an env or a policy of the user's draws from; forked siblings share it
+        random.seed(own)
+        np.random.seed(own % 2**32)
+        torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
+        self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
+        torch.manual_seed(own % 2**63)
+        self._engine: Engine | None = None
+        return {
+            "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
+            "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
+        }  # fmt: skip
+
+    # ---- batches -------------------------------------------------------------------------------------------------
+    def look(self, random_frames: int) -> Schema:
+        """Look at the env before the first batch; what a row of the shared columns is."""
+        self.collector.look(random_frames)
+        engine = self.collector.engine
+        if engine is not self._engine:
+            self._engine, self.slots = engine, SharedSlots(engine)
+            engine.pool = self.slots  # type: ignore[assignment]
+        return columns_of(engine)
+
+    def share(self, slot: int, memory: Schema, steps: int, first: int) -> None:
+        """Map a slot; this worker's lanes in it begin at `first`."""
+        region = Region(memory, self.channel.receive_fd())
+        region.forget_fd()
+        mine = slice(first, first + self.collector.envs)
+        self.slots.add(slot, steps, {key: array[mine] for key, array in region.arrays.items()})  # type: ignore[misc]
+
+    def collect(
+        self,
+        slot: int,
+        steps: int,
+        random_steps: int,
+        timed: bool,
+        forget: Sequence[int] = (),
+        new: Any = None,
+        weights: Mapping[str, bytes] | None = None,
+    ) -> Part:
+        """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were adopted."""
+        for model_id, message in (weights or {}).items():
+            self.receivers[model_id].take(message)
+        self.slots.forget(forget)
+        if new is not None:
+            self.share(slot, *new)
+        memory = self.slots.use(slot)
+        filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
+        apart = self._in_place(filled.columns, memory, filled.shape[1])
+        late = filled.late | self._shown(filled)
+        wanted = filled.schema.successors
+        return Part(
+            *filled.shape, tuple(filled.columns), apart, late,
+            {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
+            filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
+            filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.ids.next_id,
+            self.collector.out_of_bounds(),
+        )  # fmt: skip
+
+    def _in_place(
+        self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
+    ) -> dict[Key, np.ndarray]:
+        """Have the columns lie in shared memory; those that no place was made for."""
+        apart = {}
+        for key, column in columns.items():
+            place = memory.get(key)
+            if place is None or place.dtype != column.dtype or place[:, :steps].shape != column.shape:
+                apart[key] = column
+            elif place is not column:
+                place[:, :steps] = column
+        return apart
+
+    def _shown(self, filled: Filled) -> dict[Key, Tensor]:
+        """Keys that the hook adds to the batch."""
+        if self.post_hook is None:
+            return {}
+        batch: TensorDictBase = assemble(filled, batched=self.collector.batched)
+        before = set(batch.keys(True, True))
+        called("post_collect_hook", self.post_hook, batch)
+        added = {unravel(key): batch[key] for key in batch.keys(True, True) if key not in before}
+        return {key: x if self.collector.batched else x.unsqueeze(0) for key, x in added.items()}
+
+    def set_hooks(self, hooks: bytes) -> None:
+        """What is called from now on, before each batch and with each."""
+        self.collector.pre_collect_hook, self.post_hook = pickle.loads(hooks)
+
+    # ---- what else a collector does ------------------------------------------------------------------------------
+    def call(self, name: str, *args: Any, **settings: Any) -> Any:
+        """One of the collector's methods, or the value of an attribute."""
+        found = getattr(self.collector, name)
+        return found(*args, **settings) if callable(found) else found
+
+    def follow(self, model_id: str, used: str, handle: Handle, has_fd: bool) -> None:
+        """Adopt versions of this model from now on."""
+        fd = self.channel.receive_fd() if has_fd else None
+        try:
+            self.receivers[model_id] = receiver = open_receiver(handle, fd, self.collector.model(used))
+            self.collector.follow(model_id, receiver)
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Release the envs."""
+        if hasattr(self, "collector"):
+            self.collector.shutdown()
+        elif hasattr(self, "env"):
+            self.env.close()
