@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from rlcli.collectors import Collector
+from rlcli.collectors import BaseCollector
 from rlcli.collectors.build import build_collector, devices
 from rlcli.config import registry
 from rlcli.config.schemas import Config
@@ -30,14 +30,14 @@ class Parts(NamedTuple):
 
     Attributes
     ----------
-    collector : Collector
+    collector : BaseCollector
     update : Update
     estimator : ValueEstimator or None
     buffer : ReplayBuffer or None
         The collector's too.
     """
 
-    collector: Collector
+    collector: BaseCollector
     update: Update
     estimator: ValueEstimator | None
     buffer: ReplayBuffer | None

@@ -15,12 +15,15 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors.finish import Seconds
-from rlcli.collectors.options import Delivery
+from rlcli.collectors.options import Counted, Delivery, Stepping
+from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.weights import Source
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
 if TYPE_CHECKING:
     from rlcli.collectors.trajectories import CompleteTrajectories
+    from rlcli.processes.crew import Crew
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager]
 COLLECT, STORE = "collect", "store"
@@ -103,6 +106,8 @@ class BaseCollector:
     ----------
     frames : int
         Collected so far.
+    frames_per_batch, total_frames, init_random_frames
+        See `Collector`; each may be changed between two batches.
     postproc : callable, optional
         Piece -> piece, before it is delivered; None where it changed the piece in place.
     replay_buffer : optional
@@ -113,7 +118,11 @@ class BaseCollector:
         What `trajs_per_batch` holds back.
     """
 
+    frames_per_batch: int = Counted()  # type: ignore[assignment]
+    total_frames: int = Counted()  # type: ignore[assignment]
+    init_random_frames: int = Counted()  # type: ignore[assignment]
     frames: int
+    _stepping: Stepping
     postproc: Callable[[TensorDictBase], TensorDictBase | None] | None
     replay_buffer: Any
     split_trajs: bool
@@ -142,6 +151,82 @@ class BaseCollector:
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         """(key, sentence, number of observations) of every key that left its declared bounds since the last call."""
         raise NotImplementedError
+
+    # ---- what there is to know, and to do between two batches: see `Collector` -------------------------------------
+    @property
+    def schema(self) -> BatchSchema:
+        """What batches hold; once steps are taken, with what nobody declared and they wrote."""
+        raise NotImplementedError
+
+    def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
+        """What rows of so many lanes and steps hold, whatever the mode."""
+        raise NotImplementedError
+
+    @property
+    def envs(self) -> int:
+        """How many envs are stepped."""
+        raise NotImplementedError
+
+    @property
+    def processes(self) -> Crew | None:
+        """Those that step the envs, where this one does not."""
+        raise NotImplementedError
+
+    @property
+    def frames_in_batch(self) -> int:
+        """Frames of a full batch after rounding to whole steps of its envs."""
+        raise NotImplementedError
+
+    @property
+    def episodes(self) -> list[int]:
+        """The number of the episode that each env is in, or has just ended; -1 before the first."""
+        raise NotImplementedError
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy's weights were published."""
+        raise NotImplementedError
+
+    def update_policy_weights_(self, policy: Source | None = None, *, model_id: str | None = None) -> None:
+        """Publish new weights, whole."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, Any]:
+        """For a closing report."""
+        raise NotImplementedError
+
+    def remember_episodes(self, longest: int) -> bool:
+        """Keep the actions of open episodes, so that `load_state_dict` can replay them; False where that is no use."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two batches, everything that decides the following ones (the policy's weights apart)."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
+        """Continue where `state_dict` was taken; the lanes that had to begin a new episode."""
+        raise NotImplementedError
+
+    def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
+        """Go on as if `frames` were collected, with new episodes in all lanes."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Batches of the whole run.
+
+        Raises
+        ------
+        TypeError
+            It has no end, or delivers trajectories, or batches that end with an episode: nobody knows how many.
+        """
+        if self.total_frames < 0 or self.trajectories is not None or not self._stepping.reset_when_done:
+            raise TypeError(
+                "a collector without total_frames, with trajs_per_batch or with reset_when_done=False has no length"
+            )
+        return -(-self.total_frames // self.frames_in_batch)
+
+    def __bool__(self) -> bool:
+        return True
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[TensorDictBase | None]:
@@ -194,7 +279,7 @@ class BaseCollector:
             if self.postproc is not None or self.post_collect_hook is not None:  # either may write into the batch
                 reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
                 found = found._replace(reward=reward, done=done)
-            ready = map(self._processed, self.pieces(found.batch))
+            ready = map(self._processed, self.pieces(found.batch, found.lanes))
             first = next(ready, None)
         return found, self._handed_over(first, ready, stage)
 
@@ -208,10 +293,15 @@ class BaseCollector:
             else:
                 with stage(STORE):
                     self._store(piece)
-            if self.trajectories is None:  # nothing else is made into several
+            if not self._several:
                 return
             with stage(COLLECT):
                 piece = next(following, None)
+
+    @property
+    def _several(self) -> bool:
+        """Whether a batch may be made into several pieces."""
+        return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
         """Once a key: what the env showed outside its declared bounds is counted, and not passed over in silence."""
@@ -220,17 +310,22 @@ class BaseCollector:
                 self._warned_of.add(name)
                 warnings.warn(f"{sentence}; figures() counts them", stacklevel=3)
 
-    def pieces(self, batch: TensorDictBase) -> Iterable[TensorDictBase]:
+    def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
         """What a consumer gets for a raw batch (of `rollout`), before `postproc`; a delivery does this by itself.
 
         The batch; with `split_trajs` its trajectories, padded; with `trajs_per_batch` the trajectories that it made
         whole, none or several deliveries, and after the last batch what `deliver_leftovers` asks for.
+
+        Parameters
+        ----------
+        lanes : range, optional
+            Which of the collector's envs its rows are of; all by default.
         """
         if self.split_trajs:
             return [split_trajectories(batch)]
         if self.trajectories is None:
             return [batch]
-        self.trajectories.add(batch)
+        self.trajectories.add(batch, lanes)
         if not self.steps_left():
             self._finish()
         return self.trajectories.ready()
@@ -362,3 +457,6 @@ class BaseCollector:
             if error is None:
                 raise
             error.add_note(f"The collector had an error too: {in_words(failure)}")  # what is being raised goes first
+
+
+DataCollectorBase = BaseCollector  # an older spelling

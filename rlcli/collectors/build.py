@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict.nn import InteractionType
 
+from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
+from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
+from rlcli.lanes.parallel_lanes import dealt
 from rlcli.modules import ActorCritic
 
 EXPLORATION = {
@@ -26,22 +32,61 @@ EXPLORATION = {
 
 def build_collector(
     cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
-) -> Collector:
-    """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly."""
+) -> BaseCollector:
+    """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
+
+    Parameters
+    ----------
+    env : EnvBase
+        What one in this process steps; workers make their own.
+    """
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
-    return Collector(
-        env, None if policy is None else policy.actor,
-        frames_per_batch=c.frames_per_batch, total_frames=cfg.total_frames, next_obs=m.next_obs,
-        delta_dtype=delta_dtype_of(cfg), on_overflow=m.on_overflow, keep_keys=keep_keys,
-        max_frames_per_traj=c.max_frames_per_traj, init_random_frames=c.init_random_frames,
-        reset_at_each_iter=c.reset_at_each_iter, split_trajs=c.split_trajs, set_truncated=c.set_truncated,
-        trajs_per_batch=c.trajs_per_batch, traj_format="cat" if c.trajs_per_batch else None,
-        deliver_leftovers=c.deliver_leftovers, track_traj_ids=c.track_traj_ids,
-        exploration_type=EXPLORATION[cfg.policy.exploration],
-        weights_swap=cfg.weights.swap,
-        env_device=places["env_device"], policy_device=places["policy_device"], storing_device=places["storing_device"],
-        no_cuda_sync=cfg.device.no_cuda_sync, seed=cfg.seed, episode_seeds=True,
-    )  # fmt: skip
+    actor = None if policy is None else policy.actor
+    options: dict[str, Any] = {
+        "frames_per_batch": c.frames_per_batch, "total_frames": cfg.total_frames, "next_obs": m.next_obs,
+        "delta_dtype": delta_dtype_of(cfg), "on_overflow": m.on_overflow, "keep_keys": keep_keys,
+        "max_frames_per_traj": c.max_frames_per_traj, "init_random_frames": c.init_random_frames,
+        "reset_at_each_iter": c.reset_at_each_iter, "split_trajs": c.split_trajs, "set_truncated": c.set_truncated,
+        "trajs_per_batch": c.trajs_per_batch, "traj_format": "cat" if c.trajs_per_batch else None,
+        "deliver_leftovers": c.deliver_leftovers, "track_traj_ids": c.track_traj_ids,
+        "exploration_type": EXPLORATION[cfg.policy.exploration], "weights_swap": cfg.weights.swap,
+        "storing_device": places["storing_device"], "env_device": places["env_device"],
+        "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
+        "episode_seeds": True,
+    }  # fmt: skip
+    if c.kind == "sync":
+        return Collector(env, actor, **options)
+    from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
+
+    options |= {
+        "start_method": None if c.start_method == "auto" else c.start_method, "on_worker_error": c.on_worker_error,
+        "track_policy_version": c.kind != "multi_sync" and keep_keys is None,
+    }  # fmt: skip
+    makers = [partial(build_env, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
+    if c.kind == "multi_sync":
+        return MultiSyncCollector(makers, actor, cat_results=0, **options)
+    lag = cfg.weights
+    return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)
+
+
+def in_this_process(cfg: CollectConfig) -> CollectConfig:
+    """The same run without workers."""
+    return dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, kind="sync"))
+
+
+def shares(cfg: CollectConfig) -> list[range]:
+    """The lanes of each worker, neighbours together; none where this process collects."""
+    c = cfg.collector
+    if c.kind == "sync":
+        return []
+    if c.kind == "async":
+        count = 1
+    elif isinstance(c.num_workers, int):
+        count = c.num_workers
+    else:  # who learns while others collect needs a core as well
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = max(1, min(cores - (c.kind == "multi_async"), cfg.env.num))
+    return dealt(cfg.env.num, count)
 
 
 def keys_of(entries: Sequence[Any]) -> list[Key]:

@@ -25,9 +25,9 @@ from rlcli.collectors.base import BaseCollector, Collected, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
-from rlcli.collectors.options import Counted, Stepping, counted, divided, next_steps, steps_of, whole
+from rlcli.collectors.options import Stepping, counted, divided, next_steps, steps_of, whole
 from rlcli.collectors.programs.program import TorchStream
-from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver, Source
 from rlcli.collectors.wiring import (
     EnvMaker,
@@ -40,7 +40,7 @@ from rlcli.collectors.wiring import (
     with_transforms,
 )
 from rlcli.data.next_obs import move
-from rlcli.envs import EnvBase
+from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.lanes.bounds import Bounds
@@ -48,6 +48,7 @@ from rlcli.specs.base import Device
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
+    from rlcli.processes.crew import Crew
 
 
 class Collector(BaseCollector):
@@ -155,9 +156,6 @@ class Collector(BaseCollector):
     """
 
     env: EnvBase
-    frames_per_batch: int = Counted()  # type: ignore[assignment]
-    total_frames: int = Counted()  # type: ignore[assignment]
-    init_random_frames: int = Counted()  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -274,23 +272,6 @@ class Collector(BaseCollector):
         """Frames of a full batch after rounding to whole steps of all envs."""
         return steps_of(self.frames_per_batch, self.lanes.n) * self.lanes.n
 
-    def __len__(self) -> int:
-        """Batches of the whole run.
-
-        Raises
-        ------
-        TypeError
-            It has no end, or delivers trajectories, or batches that end with an episode: nobody knows how many.
-        """
-        if self.total_frames < 0 or self.trajectories is not None or not self._stepping.reset_when_done:
-            raise TypeError(
-                "a collector without total_frames, with trajs_per_batch or with reset_when_done=False has no length"
-            )
-        return -(-self.total_frames // self.frames_in_batch)
-
-    def __bool__(self) -> bool:
-        return True
-
     def steps_left(self) -> int:
         return next_steps(self.frames_per_batch, self.total_frames, self.lanes.n, self.frames)
 
@@ -391,6 +372,16 @@ class Collector(BaseCollector):
     def schema(self) -> BatchSchema:
         """What batches hold; once steps are taken, with what nobody declared and they wrote."""
         return self.engine.schema
+
+    def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
+        return RowSchema.of(self.schema, self.env, lanes, steps)
+
+    @property
+    def processes(self) -> Crew | None:
+        env = self.env
+        while isinstance(env, TransformedEnv):
+            env = env.base_env
+        return getattr(getattr(env, "lanes", None), "crew", None)
 
     @property
     def envs(self) -> int:
@@ -626,3 +617,4 @@ def _array(column: torch.Tensor | None) -> np.ndarray | None:
 
 
 _ROLLOUT = Collector.rollout  # a subclass may have another
+DataCollector = SyncDataCollector = Collector  # older spellings

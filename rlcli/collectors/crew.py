@@ -1,4 +1,4 @@
-"""The worker processes of one collector: made, given batches to write, and replaced where they fail and that is asked for.
+"""The worker processes of one collector: made, given batches to write, and replaced where they fail.
 
 An order is a slot of shared memory and how many steps to write to it. Each worker carries out its orders one after the
 other, and `next` gives whatever is written first. A worker that is lost took its open batch with it: what it had
@@ -344,9 +344,10 @@ class CollectorCrew:
         self._fallen = [*(then for then in self._fallen if now - then < WINDOW), now]
         self._first_cause = said if len(self._fallen) == 1 else self._first_cause
         if len(self._fallen) > RESTARTS:
+            self._orders[index].clear()
             raise EnvError(
-                f"workers had to be replaced {len(self._fallen)} times in {WINDOW:.0f} s", where=self.name,
-                why=f"the first time, {self._first_cause}", fix="Correct what ends them; collector=sync shows it plainly.",
+                f"workers had to be replaced more than {RESTARTS} times in {WINDOW:.0f} s", where=self.name,
+                why=f"the first time, {self._first_cause}", fix="Correct what ends them; a Collector shows it plainly.",
             ) from (None if isinstance(cause, Lost) else cause)  # fmt: skip
         told, orders = self.told[index], self._orders[index]
         told.restarts += 1

@@ -1,4 +1,4 @@
-"""`MultiCollector`: collectors in worker processes, each a `Collector` of its own env, and what their parent does.
+"""Collectors in worker processes, each a `Collector` of its own env, and what their parent does.
 
 Workers write the rows of their lanes into memory that the parent hands out and wraps in a batch, once all of them
 (`MultiSyncCollector`) or one (`MultiAsyncCollector`) has filled its share.  Seeds, noise and ids are those of one
@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import torch
+import numpy as np
 from tensordict import TensorDictBase
 from torch import nn
 
@@ -24,15 +24,18 @@ from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.crew import CollectorCrew, SharedBatch
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.finish import assemble
-from rlcli.collectors.options import Counted, Delivery, Stepping, counted, sent, steps_of, whole
+from rlcli.collectors.options import Delivery, Stepping, counted, sent, whole
 from rlcli.collectors.parts import merged
 from rlcli.collectors.published import PublishedWeights
-from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import Source
 from rlcli.collectors.worker import Part, Sent
 from rlcli.config import registry
+from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
+from rlcli.keys import Key
+from rlcli.processes.crew import Crew
 from rlcli.transforms import NextObservationDelta
 
 _PARENTS = ("update_at_each_batch", "reuse_batch", "first_lane", "all_lanes", "traj_pool", "seed")
@@ -40,8 +43,8 @@ _WITHOUT_EFFECT = {"filter_warnings_subprocess", "trust_policy", "use_buffers"}
 _EACH = ("create_env_fn", "create_env_kwargs", "policy_factory", "device", "devices", "policy_device", "env_device")
 
 
-class MultiCollector(BaseCollector):
-    """Collects in worker processes; `MultiSyncCollector` or, with `sync=False`, `MultiAsyncCollector`.
+class MultiProcessCollector(BaseCollector):
+    """What `MultiSyncCollector` and `MultiAsyncCollector` share: options, weights, checkpoints.
 
     Parameters
     ----------
@@ -50,8 +53,6 @@ class MultiCollector(BaseCollector):
     policy, policy_factory, **options
         As `Collector` takes them.  Workers act with copies of the policy, whose weights `update_policy_weights_`
         publishes.  Hooks run in the workers; `postproc` and the replay buffer in this process.
-    sync : bool, optional
-        What `MultiCollector` is to be.
     num_workers : int, optional
         With a single `create_env_fn`: how many make it.
     create_env_kwargs : mapping, or sequence of them, optional
@@ -74,25 +75,11 @@ class MultiCollector(BaseCollector):
         A worker ended; and whatever an env raises in one.
     """
 
-    frames_per_batch: int = Counted()  # type: ignore[assignment]
-    total_frames: int = Counted()  # type: ignore[assignment]
-    init_random_frames: int = Counted()  # type: ignore[assignment]
-    is_sync = True
-
-    def __new__(cls, *given: Any, sync: bool | None = None, **options: Any) -> MultiCollector:
-        if cls is MultiCollector:
-            from rlcli.collectors.multi_async import MultiAsyncCollector
-            from rlcli.collectors.multi_sync import MultiSyncCollector
-
-            return object.__new__(MultiAsyncCollector if sync is False else MultiSyncCollector)
-        return object.__new__(cls)
-
     def __init__(
         self,
         create_env_fn: Any,
         policy: Any = None,
         *,
-        sync: bool | None = None,
         num_workers: int | None = None,
         frames_per_batch: int = 200,
         total_frames: int = -1,
@@ -104,9 +91,6 @@ class MultiCollector(BaseCollector):
         weight_sync_schemes: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if sync is not None and sync is not self.is_sync:
-            raise ArgumentError(f"{type(self).__name__} is {'' if self.is_sync else 'not '}synchronous",
-                                fix="Leave out sync=, or use MultiCollector.")  # fmt: skip
         options |= {"policy": policy, "frames_per_batch": frames_per_batch, "total_frames": total_frames,
                     "init_random_frames": init_random_frames}  # fmt: skip
         makers = _makers(create_env_fn, num_workers)
@@ -157,9 +141,9 @@ class MultiCollector(BaseCollector):
         if self.update_at_each_batch:
             self.update_policy_weights_()
 
-    def _collected(self, parts: Sequence[Part], memory: SharedBatch, *, batched: bool = True) -> Collected:
+    def _collected(self, parts: Sequence[Part], memory: Mapping[Key, np.ndarray], *, batched: bool = True) -> Collected:
         """The batch of parts that lie in one memory."""
-        filled = merged(parts, memory.columns.data)
+        filled = merged(parts, memory)
         self._schema = filled.schema
         for part in parts:
             for key, sentence, number in part.outside:
@@ -171,16 +155,59 @@ class MultiCollector(BaseCollector):
         self.frames += filled.shape[0] * filled.shape[1]
         return Collected(batch, filled.reward, filled.done, filled.seconds)
 
+    # ---- a buffer for each worker --------------------------------------------------------------------------------
+    @property
+    def _has_members(self) -> bool:
+        return isinstance(self.replay_buffer, ReplayBufferEnsemble)
+
+    @property
+    def _several(self) -> bool:
+        return self._has_members or super()._several
+
+    def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
+        if not self._has_members:
+            return super().pieces(batch, lanes)
+        members = len(self.replay_buffer.buffers)
+        if members != len(self.crew) or self.trajectories is not None:
+            raise ArgumentError(
+                "each worker writes its own member of an ensemble, batch by batch",
+                why=f"there are {len(self.crew)} workers and {members} members"
+                + (", and trajs_per_batch" if self.trajectories is not None else ""),
+                fix="Use an ensemble of as many buffers as there are workers, or one buffer.",
+            )  # fmt: skip
+        return self._by_worker(batch if batch.ndim > 1 else batch.unsqueeze(0), lanes or range(self.envs))
+
+    def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[TensorDictBase]:
+        for self._member, told in enumerate(self.crew.told):
+            if told.first_lane in lanes:
+                first = told.first_lane - lanes.start
+                rows = batch[first : first + told.lanes]
+                flat = not self.batched and self.replay_buffer[self._member].storage.ndim == 1
+                yield rows[0] if flat else rows
+
+    def _store(self, piece: TensorDictBase) -> None:
+        member = {"buffer": self._member} if self._has_members else {}
+        if self.extend_buffer:
+            self.replay_buffer.extend(piece, **member)
+        else:
+            for t in range(piece.shape[-1]):
+                self.replay_buffer.add(piece[..., t], **member)
+
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
     def schema(self) -> BatchSchema:
-        """What batches hold."""
         return self._schema
+
+    def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
+        return self.crew.call("rows", lanes, steps)[0]
 
     @property
     def envs(self) -> int:
-        """How many envs all workers step."""
         return self.crew.lanes
+
+    @property
+    def processes(self) -> Crew:
+        return self.crew.crew
 
     @property
     def num_workers(self) -> int:
@@ -188,29 +215,12 @@ class MultiCollector(BaseCollector):
 
     @property
     def episodes(self) -> list[int]:
-        """The number of the episode that each env is in, or has just ended; -1 before the first."""
         return [number for told in self.crew.told for number in told.episodes]
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
         """Of each worker: how often it was replaced, and how many frames at most that has lost."""
         return [(told.restarts, told.lost_frames) for told in self.crew.told]
-
-    def __len__(self) -> int:
-        """Batches of the whole run; see `Collector`."""
-        if self.total_frames < 0 or self.trajectories is not None or not self._stepping.reset_when_done:
-            raise TypeError(
-                "a collector without total_frames, with trajs_per_batch or with reset_when_done=False has no length"
-            )
-        return -(-self.total_frames // self.frames_in_batch)
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def frames_in_batch(self) -> int:
-        """Frames of a full batch after rounding to whole steps."""
-        raise NotImplementedError
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         news, self._outside = self._outside, {}
@@ -232,7 +242,6 @@ class MultiCollector(BaseCollector):
 
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights were published."""
         return self._weights.version
 
     def register_model(self, name: str, module: nn.Module, used: str | None = None) -> None:
@@ -338,9 +347,7 @@ def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], Delivery, tuple]:
     for name in options:
         if name not in of_stepping | of_delivery | _WITHOUT_EFFECT or name in ("create_env_fn", "traj_pool"):
             near = difflib.get_close_matches(name, of_stepping | of_delivery, n=1)
-            raise ArgumentError(
-                f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None
-            )
+            raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
     stepping = {name: value for name, value in options.items() if name in of_stepping and name not in _PARENTS}
     delivery = {name: value for name, value in options.items() if name in of_delivery}
     hooks = delivery.pop("pre_collect_hook", None), delivery.pop("post_collect_hook", None)

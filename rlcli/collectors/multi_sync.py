@@ -9,13 +9,12 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.base import Collected
 from rlcli.collectors.crew import Order
-from rlcli.collectors.multi import MultiCollector
+from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.options import next_steps, steps_of, whole
-from rlcli.collectors.parts import merged
 from rlcli.errors import ArgumentError
 
 
-class MultiSyncCollector(MultiCollector):
+class MultiSyncCollector(MultiProcessCollector):
     """Workers that collect at the same time, and wait for each other; `frames_per_batch` is of all of them.
 
     With one worker it gives what `Collector` does, to the bit; with more, what one collector of all their envs does, as
@@ -27,7 +26,7 @@ class MultiSyncCollector(MultiCollector):
         How B workers' rows, ``[T]`` or ``[P, T]`` each, make a batch: ``[B, T]`` or ``[B, P, T]``; end to end,
         ``[B * T]`` or ``[B * P, T]``; or along time, ``[B * T]`` or ``[P, B * T]``.
     create_env_fn, policy, **options
-        See `MultiCollector`.
+        See `MultiProcessCollector`.
     """
 
     def __init__(
@@ -65,23 +64,28 @@ class MultiSyncCollector(MultiCollector):
         for index, told in enumerate(self.crew.told):
             self.crew.begin(index, Order(batch, told.first_lane, steps, random_steps, timed))
         parts = [part for _, _, part in sorted(self.crew.settle(), key=lambda found: found[0])]
-        collected = self._collected(parts, batch)
+        collected = self._collected(parts, batch.columns.data)
         self.pool.give_back(batch)
         return collected
 
-    def pieces(self, batch: TensorDictBase) -> Iterable[TensorDictBase]:
-        if self.split_trajs or self.trajectories is not None:
-            return super().pieces(batch)
+    def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
+        if self.split_trajs or self._several:
+            return super().pieces(batch, lanes)
         return [self._in_order(batch)]
 
     def _in_order(self, batch: TensorDictBase) -> TensorDictBase:
         """A batch ``[B * P, T]`` as `cat_results` says."""
         workers, steps = len(self.crew), batch.shape[1]
-        if not self.batched:
-            return batch if self.cat_results == "stack" else batch.reshape(-1)
-        if self.cat_results == 0:
+        if self.cat_results == ("stack" if not self.batched else 0):
             return batch
-        stacked = batch.unflatten(0, (workers, self.envs // workers))
-        if self.cat_results == "stack":
-            return stacked
-        return stacked.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
+        if not self.batched:
+            found = batch.reshape(-1)
+        else:
+            found = batch.unflatten(0, (workers, self.envs // workers))
+            if self.cat_results == -1:
+                found = found.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
+        found.names = [*[None] * (found.ndim - 1), "time"]
+        return found
+
+
+MultiSyncDataCollector = MultiSyncCollector  # an older spelling

@@ -336,6 +336,9 @@ def steps_of(frames: int, lanes: int) -> int:
     return -(-frames // lanes)
 
 
+AHEAD = 2  # batches that an asynchronous worker has been asked for and that were not delivered: it never waits
+
+
 def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
     """Steps of the next batch after `done` frames; 0 when the run is over.
 

@@ -1,4 +1,4 @@
-"""Versions of weights on their way from this process to workers: each model has a sender here, and a receiver in each."""
+"""Versions of weights on their way from this process to workers: a sender of each model here, a receiver in each."""
 
 from __future__ import annotations
 

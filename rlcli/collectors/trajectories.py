@@ -71,21 +71,21 @@ class CompleteTrajectories:
         """Bytes held."""
         return sum(piece.nbytes for piece in self._held())
 
-    def add(self, batch: TensorDictBase) -> None:
-        """Take the rows of a batch `[N, T]` or `[T]`."""
+    def add(self, batch: TensorDictBase, lanes: range | None = None) -> None:
+        """Take the rows of a batch `[N, T]` or `[T]`, of these lanes; of the first ones by default."""
         cutter = Cutter(batch)
         done = cutter.columns[DONE].reshape(cutter.count, cutter.steps).cpu()
         first = cutter.columns[TRAJ_IDS][:, 0].tolist()
-        for lane in range(cutter.count):
-            if lane in self._open and int(self._open[lane][-1].rows[TRAJ_IDS][-1]) != first[lane]:
+        for row, lane in enumerate(lanes or range(cutter.count)):
+            if lane in self._open and int(self._open[lane][-1].rows[TRAJ_IDS][-1]) != first[row]:
                 self._cut_short(lane)
             start = 0
-            for end in done[lane].nonzero().squeeze(-1).tolist():
-                self._hold(lane, cutter.cut(lane, start, end + 1))
+            for end in done[row].nonzero().squeeze(-1).tolist():
+                self._hold(lane, cutter.cut(row, start, end + 1))
                 self._whole.append(self._close(lane))
                 start = end + 1
             if start < cutter.steps:
-                self._hold(lane, cutter.cut(lane, start, cutter.steps))
+                self._hold(lane, cutter.cut(row, start, cutter.steps))
 
     def finish(self) -> None:
         """No batch follows: if leftovers are to be delivered, `ready` gives all that is held."""

@@ -233,7 +233,7 @@ class CollectorWorker:
         new: Any = None,
         weights: Mapping[str, bytes] | None = None,
     ) -> Part:
-        """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were adopted."""
+        """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
         for model_id, message in (weights or {}).items():
             self.receivers[model_id].take(message)
         self.slots.forget(forget)

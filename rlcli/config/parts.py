@@ -52,6 +52,8 @@ POLICY_GRADIENT = (*_GRADIENT, *_ESTIMATES, "loss.entropy_coeff", "loss.critic_c
 BOOTSTRAPPED = (*_keys("loss", "distance n_steps tau target_every"), "optim.updates_per_frame")
 _KEPT = (*_keys("storage", "max_size ndim codes"), "memory.frame_stack")
 _SINGLE = _keys("env", "workers start_method")
+_WORKERS = _keys("collector", "num_workers start_method on_worker_error")
+_LAG = ("weights.swap", "weights.max_lag", "weights.on_lag")
 
 # Group -> its choices. What an option is read with is said in the order of these groups, and of the choices of each.
 CHOICES: dict[str, dict[str, Part]] = {
@@ -114,6 +116,12 @@ CHOICES: dict[str, dict[str, Part]] = {
             _keys("sampler", "slice_len num_slices strict_length span weighting"),
             draws="slices",
         ),
+    },
+    "collector": {
+        "sync": Part(),
+        "multi_sync": Part(uses=_WORKERS),
+        "multi_async": Part(uses=(*_WORKERS, *_LAG)),
+        "async": Part(uses=(*(key for key in _WORKERS if key != "collector.num_workers"), *_LAG)),
     },
     "memory": {
         "full": Part(),

@@ -115,7 +115,20 @@ class PolicyConfig:
 class CollectorConfig:
     """How batches are gathered."""
 
-    kind: str = option("sync", "which collector choice this is", choices=("sync",))
+    kind: str = option("sync", "which collector choice this is", choices=choices("collector"))
+    num_workers: int | str = option(
+        "auto", "processes that collect, a share of the envs each; auto: as many as there are cores to spare",
+        ge=1, words=("auto",))  # fmt: skip
+    start_method: str = option(
+        "auto",
+        "how those processes are made; auto: forkserver on Linux, else spawn",
+        choices=("auto", "forkserver", "spawn", "fork"),
+    )
+    on_worker_error: str = option(
+        "raise",
+        "a worker that ends, or whose env raises: ends the run, or is replaced, with new episodes",
+        choices=("raise", "restart"),
+    )
     frames_per_batch: int = option(2048, "frames in one batch over all envs, rounded up to whole steps", ge=1)
     max_frames_per_traj: int | None = option(None, "truncate trajectories at this length", ge=1)
     init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
@@ -138,9 +151,14 @@ class WeightsConfig:
     swap: str = option(
         "rollout",
         "where weights that are published while a batch is collected begin to act: with the next batch, or the next "
-        "step; collector=sync learns between batches, where both are the same",
+        "step; collector=sync and multi_sync learn between batches, where both are the same",
         choices=("rollout", "step"),
-        when={"collector.kind": ()},  # no choice of it publishes while it collects
+    )
+    max_lag: int | None = option(None, "publications that a batch may be behind when it is learned from", ge=0)
+    on_lag: str = option(
+        "report",
+        "batches that are further behind are counted; or no more are asked for at a time than keep to it; or dropped",
+        choices=("report", "block", "drop"),
     )
 
 

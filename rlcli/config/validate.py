@@ -72,6 +72,34 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
             yield Problem(f"memory.keep holds {entry!r}, which is not a key", "write memory.keep=[logits,[a,b]]")
 
 
+def check_workers(cfg: Any) -> Iterator[Problem]:
+    c, env = cfg.collector, cfg.env
+    if c.kind == "sync":
+        return
+    if isinstance(c.num_workers, int) and c.num_workers > env.num:
+        yield Problem(
+            f"collector.num_workers={c.num_workers} are more than there are envs",
+            f"use collector.num_workers={env.num} at most",
+        )
+    if env.workers:
+        yield Problem(
+            f"env.workers steps envs for one process, and collector={c.kind} has several that step their own",
+            "give one of them",
+        )
+    scales = [f"env.{name}" for name in ("normalize_observation", "normalize_reward") if getattr(env, name)]
+    listed = [entry if isinstance(entry, str) else next(iter(entry), "") for entry in env.transforms if entry]
+    for name in [*scales, *(f"env.transforms={name}" for name in listed if name in ("RunningNorm", "RewardNorm"))]:
+        yield Problem(
+            f"{name} follows what one process collects, and each worker would have a scale of its own",
+            "use collector=sync, with env.workers for slow envs",
+        )
+    if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
+        yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
+    if not isinstance(cfg, Config) and c.kind != "multi_sync":
+        yield Problem(f"rlcli collect writes batches of all envs, and collector={c.kind} gives one worker's at a time",
+                      "use collector=multi_sync")  # fmt: skip
+
+
 def check_collector(cfg: Any) -> Iterator[Problem]:
     c = cfg.collector
     if not isinstance(cfg, Config):
@@ -390,6 +418,7 @@ def _optim(cfg: Config) -> Iterator[Problem]:
 _READ: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_memory: ("memory.kind.", "memory.next_obs."),
     check_collector: ("collector.",),
+    check_workers: ("collector.", "env.", "weights."),
     check_policy: ("policy.",),
     check_kwargs: tuple(f"{group}.kind." for group in registry.GROUPS.values()),
     check_modes: ("env.",),

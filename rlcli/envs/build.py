@@ -174,7 +174,13 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
     """Have an env's transforms use what those of a saved run had learned."""
-    _adopt(env, state["collector"]["engine"]["transforms"])
+    _adopt(env, learned_by_transforms(state))
+
+
+def learned_by_transforms(state: dict[str, Any]) -> dict[str, Any]:
+    """What the transforms of a saved run had learned, by name; those of its first worker where it had several."""
+    collector = state["collector"]
+    return collector.get("workers", [collector])[0]["engine"]["transforms"]
 
 
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:

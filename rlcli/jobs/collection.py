@@ -29,7 +29,7 @@ from rlcli.data.collected import SegmentReader, SegmentWriter
 from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
 from rlcli.data.files.state import decode_state, encode_state, loading_state
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_env
+from rlcli.envs.build import build_env, learned_by_transforms
 from rlcli.errors import ConfigError, DamagedDataError, RlcliError, StoppedSafely
 from rlcli.jobs.trained_run import check_imports, config_of, restored_policy
 from rlcli.keys import (
@@ -153,7 +153,7 @@ class Collection:
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
         torch.set_num_threads(threads)
-        self.env = build_env(cfg.env)
+        self.env = build_env(cfg.env, num=None if cfg.collector.kind == "sync" else 1)
         self.policy = acting_policy(cfg, self.env, run)
         self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
         if cfg.memory.fill_value is not None:
@@ -179,7 +179,7 @@ class Collection:
     def kind(self) -> dict[str, Any]:
         """What frames of one folder have in common."""
         cfg = self.cfg
-        lanes = self.env.batch_size.numel()
+        lanes = self.collector.envs
         about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}
         if cfg.memory.next_obs != "compact":
             return about
@@ -426,7 +426,7 @@ def _restored(cfg: CollectConfig, env: EnvBase, found: checkpoint.Checkpoint) ->
 
 
 def _statistics(state: dict[str, Any]) -> dict[str, Any]:
-    return {"engine": {"transforms": state["collector"]["engine"]["transforms"]}}
+    return {"engine": {"transforms": learned_by_transforms(state)}}
 
 
 def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:

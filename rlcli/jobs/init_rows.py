@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.collectors.build import delta_dtype_of
-from rlcli.collectors.schema import RowSchema, row_specs
+from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
 from rlcli.data.fields import Field, columns_of, fields_of
@@ -75,7 +75,7 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
     _refuse(path, [*(other or _other_specs(env, place)), *_unknown_successors(place)])
     source = open_buffer(path)
     try:
-        wanted = RowSchema.of(collector.schema, collector.env, 1, 1).stored("full")
+        wanted = collector.rows().stored("full")
         _refuse(path, _other_keys(wanted, source))
         _refuse(path, _other_lanes(cfg, source))
         rounded = holds_differences(source.ring)

@@ -96,7 +96,8 @@ class Learner:
         self.imported = process.now
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-        self.env = build_env(cfg.env, gamma=cfg.value.gamma)
+        apart = cfg.collector.kind != "sync"  # workers have the envs; here is one to look at
+        self.env = build_env(cfg.env, gamma=cfg.value.gamma, num=1 if apart else None)
         self.algorithm = algorithm_of(cfg)
         self.policy = policy = build_policy(cfg, self.env)
         self.threads = choose_threads(cfg, policy)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from rlcli.algorithms import algorithm_of
-from rlcli.collectors import Collector
-from rlcli.collectors.build import build_collector
+from rlcli.collectors import BaseCollector, Collector
+from rlcli.collectors.build import build_collector, in_this_process
 from rlcli.collectors.faces import Face
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
@@ -62,7 +62,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             envs = measured(cfg)
             before = resident()
             policy = policy_to_look_at(cfg, env)
-            here = dataclasses.replace(cfg, device=DeviceConfig(kind="cpu"))
+            here = dataclasses.replace(in_this_process(cfg), device=DeviceConfig(kind="cpu"))
             learning, keep = _learning(here, env, policy)
             collector = build_collector(here, env, policy, keep)
             networks, built = grown(before), resident()
@@ -71,7 +71,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)
-            here_only = 0 if cfg.env.workers else cfg.env.num
+            here_only = 0 if cfg.env.workers or cfg.collector.kind != "sync" else cfg.env.num
             code = max(first - envs.each, 0) if here_only or played(cfg) else 0
             process = {
                 "after imports": imported[0],
@@ -97,7 +97,9 @@ def faces(cfg: CollectConfig) -> list[Face]:
     with random_streams.kept():
         env = build_env(lanes_of(cfg, 1))
         try:
-            return build_collector(cfg, env, policy_to_look_at(cfg, env), None).faces()
+            collector = build_collector(in_this_process(cfg), env, policy_to_look_at(cfg, env), None)
+            assert isinstance(collector, Collector)
+            return collector.faces()
         finally:
             env.close()
 
@@ -115,7 +117,7 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
 def _foreseen(
     cfg: CollectConfig,
     verb: str,
-    collector: Collector,
+    collector: BaseCollector,
     learning: Learning,
     process: dict[str, int],
     *,
@@ -126,7 +128,7 @@ def _foreseen(
 
     Parameters
     ----------
-    collector : Collector
+    collector : BaseCollector
         Asked for its schema; it may have been made with fewer lanes.
     process : dict from part to bytes
         What the process holds beside tensors, and before the first batch.

@@ -202,7 +202,7 @@ class ParallelLanes(ReplayableLanes):
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the workers say more
         if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= self.n:
             raise ArgumentError(f"{self.n} envs can have 1 to {self.n} workers", why=f"got {workers!r}")
-        self.parts = _dealt(self.n, workers)
+        self.parts = dealt(self.n, workers)
         preload = [_TARGET.partition(":")[0]]
         started: list[Worker] = []
         try:
@@ -386,7 +386,7 @@ class ParallelLanes(ReplayableLanes):
 _OF_LANES = ("started", "episodes", "fingerprints")
 
 
-def _dealt(n: int, workers: int) -> list[range]:
+def dealt(n: int, workers: int) -> list[range]:
     """Neighbouring lanes for each worker, as many for each as for the others, or one more."""
     ends = [-(-n * place // workers) for place in range(workers + 1)]
     return [range(first, last) for first, last in pairwise(ends)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
-from rlcli.collectors import Collector
+from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import Config
@@ -31,7 +31,7 @@ OF_RUN = "run"  # beside rows under `storage.scratch_dir`: whose they are
 
 
 def build_buffer(
-    cfg: Config, run: Run, device: torch.device | None, collector: Collector, rebuilt: Sequence[Key] = ()
+    cfg: Config, run: Run, device: torch.device | None, collector: BaseCollector, rebuilt: Sequence[Key] = ()
 ) -> ReplayBuffer:
     """Storage, sampler and what a sample passes, seeded from the run's seed.
 
@@ -39,7 +39,7 @@ def build_buffer(
     ----------
     device : torch device, optional
         Where samples go.
-    collector : Collector
+    collector : BaseCollector
         Asked for the schema of its rows.
     rebuilt : sequence of keys
         Observations whose next value samples get from the row that follows in the storage (`compact`).
@@ -53,7 +53,7 @@ def build_buffer(
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
         next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
-        frame_stack=frame_stacks(cfg, RowSchema.of(collector.schema, collector.env, 1, 1)) or None,
+        frame_stack=frame_stacks(cfg, collector.rows()) or None,
         codes=cfg.storage.codes,
     )  # fmt: skip
     if cfg.memory.next_obs == "delta":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from tensordict import TensorDictBase
 
-from rlcli.collectors import Collector, Delivered
+from rlcli.collectors import BaseCollector, Delivered
 from rlcli.keys import show
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.clock import Clock
@@ -34,7 +34,7 @@ class Followed(Protocol):
         Frames between reports, each of which is a line of metrics.
     """
 
-    collector: Collector
+    collector: BaseCollector
     total_frames: int
     report_every: int
 
@@ -59,7 +59,7 @@ class Hooks:
         `with hooks.stage(name)` times a stage.
     valued : ValueRows
         What the value stage counted since the last report.
-    unreported : list of (reward, done)
+    unreported : list of (reward, done, lanes)
         Of each batch since the last report.
     """
 
@@ -72,10 +72,10 @@ class Hooks:
         self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
         self.stage = Clock() if reporter is None else reporter.clock
         self.valued = ValueRows()
-        self.unreported: list[tuple[np.ndarray, np.ndarray]] = []
+        self.unreported: list[tuple[np.ndarray, np.ndarray, range | None]] = []
 
     # ---- the stages of a batch --------------------------------------------------------------------------------
-    def collect(self, collector: Collector, iteration: int) -> Delivered:
+    def collect(self, collector: BaseCollector, iteration: int) -> Delivered:
         """One batch, cut to what is left of the run; every 16th is timed from within."""
         clock = self.stage
 
@@ -127,13 +127,13 @@ class Hooks:
         if self.saver is not None:
             self.saver.after_batch(frames)
 
-    def close(self, collector: Collector) -> None:
+    def close(self, collector: BaseCollector) -> None:
         """Count what was collected since the last report, whatever ends the loop."""
         if self.reporter is not None and collector.frames > self.reporter.tally.frames:
             self.reporter.rest(**self._since_the_last_report(collector))
         self.unreported, self.valued = [], ValueRows()
 
-    def end(self, collector: Collector) -> None:
+    def end(self, collector: BaseCollector) -> None:
         """After the last batch: say what was collected and not learned from."""
         held = collector.trajectories
         lost = 0 if held is None else held.leftover_frames + held.dropped_frames
@@ -146,18 +146,27 @@ class Hooks:
     def _remember(self, delivered: Delivered, copy: bool = True) -> None:
         reward, done = delivered.reward, delivered.done
         if reward is not None and done is not None:  # their memory is written again
-            self.unreported.append((reward.copy(), done.copy()) if copy else (reward, done))
+            rows = (reward.copy(), done.copy()) if copy else (reward, done)
+            self.unreported.append((*rows, delivered.lanes))
 
-    def _since_the_last_report(self, collector: Collector) -> dict[str, Any]:
+    def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         """Its frames, rewards and ends, and what the value stage counted, as a reporter takes them."""
         assert self.reporter is not None
-        columns = [np.concatenate(x, 1) for x in zip(*self.unreported, strict=True)]
+        of: dict[range | None, list[tuple[np.ndarray, np.ndarray]]] = {}
+        for reward, done, lanes in self.unreported:
+            of.setdefault(lanes, []).append((reward, done))
+        parts: list[dict[str, Any]] = []
+        for lanes, rows in of.items():
+            reward, done = (np.concatenate(x, 1) for x in zip(*rows, strict=True))
+            parts.append({"reward": reward, "done": done, "lanes": lanes})
+        for part in parts[:-1]:
+            self.reporter.tally.count(0, valued=None, **part)
         frames = collector.frames - self.reporter.tally.frames
-        return {"frames": frames, "valued": self.valued, **dict(zip(("reward", "done"), columns, strict=False))}
+        return {"frames": frames, "valued": self.valued, **(parts[-1] if parts else {})}
 
 
 # ---- ledger lines -----------------------------------------------------------------------------------------------
-def _others(collector: Collector) -> list[Entry]:
+def _others(collector: BaseCollector) -> list[Entry]:
     """What a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
     held = collector.trajectories
     entries = [] if held is None else [Entry("trajectories", "held back", held.nbytes)]

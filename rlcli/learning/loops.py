@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.collectors import Collector, Delivered
+from rlcli.collectors import BaseCollector, Delivered
 from rlcli.data.next_obs import move
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.update import Update, load_state_beside, state_beside
@@ -32,7 +32,7 @@ class Loop(ABC):
 
     Parameters
     ----------
-    collector : Collector
+    collector : BaseCollector
     update : Update
     total_frames : int
     hooks : Hooks, optional
@@ -50,7 +50,7 @@ class Loop(ABC):
 
     report_every = 1
 
-    def __init__(self, collector: Collector, update: Update, total_frames: int, hooks: Hooks | None = None) -> None:
+    def __init__(self, collector: BaseCollector, update: Update, total_frames: int, hooks: Hooks | None = None) -> None:
         self.collector, self.update, self.total_frames = collector, update, total_frames
         self.hooks = Hooks() if hooks is None else hooks
         self.iteration = self.init_rows = 0
@@ -123,7 +123,7 @@ class OnPolicy(Loop):
 
     def __init__(
         self,
-        collector: Collector,
+        collector: BaseCollector,
         estimator: ValueEstimator,
         update: Update,
         total_frames: int,
@@ -175,7 +175,7 @@ class BufferedOnPolicy(OnPolicy):
 
     Parameters
     ----------
-    collector : Collector
+    collector : BaseCollector
         Its replay buffer draws slices.
     estimator, update, total_frames, hooks
         See `OnPolicy`.
@@ -185,7 +185,7 @@ class BufferedOnPolicy(OnPolicy):
 
     def __init__(
         self,
-        collector: Collector,
+        collector: BaseCollector,
         estimator: ValueEstimator,
         update: Update,
         total_frames: int,
@@ -221,7 +221,7 @@ class OffPolicy(Loop):
 
     Parameters
     ----------
-    collector : Collector
+    collector : BaseCollector
         Its replay buffer holds the rows.
     update, total_frames, hooks
         See `Loop`.
@@ -239,7 +239,7 @@ class OffPolicy(Loop):
 
     def __init__(
         self,
-        collector: Collector,
+        collector: BaseCollector,
         update: Update,
         total_frames: int,
         hooks: Hooks | None = None,
@@ -288,11 +288,16 @@ class OffPolicy(Loop):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        rewards, ends = ([pair[i] for pair in self.hooks.unreported] for i in (0, 1))
-        return {**super().state_dict(), "owed": self.owed, "given": self.init_rows, "rewards": rewards, "ends": ends}
+        rewards, ends = ([shown[i] for shown in self.hooks.unreported] for i in (0, 1))
+        lanes = [None if of is None else [of.start, of.stop] for _, _, of in self.hooks.unreported]
+        return {
+            **super().state_dict(), "owed": self.owed, "given": self.init_rows, "rewards": rewards, "ends": ends,
+            "lanes": lanes,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.owed = float(state["owed"])
-        self.hooks.unreported = list(zip(state["rewards"], state["ends"], strict=True))
+        lanes = [None if of is None else range(*of) for of in state["lanes"]]
+        self.hooks.unreported = list(zip(state["rewards"], state["ends"], lanes, strict=True))
         self.begin_with(int(state["given"]))

@@ -12,13 +12,15 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
+from rlcli.collectors import BaseCollector
+from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
-from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, evaluation_lanes, wants_native
-from rlcli.envs.transformed import TransformedEnv
+from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
 
 EVALUATION = "envs of the evaluation"
@@ -120,7 +122,10 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     if cfg.env.workers:
         # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
         return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
-    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * cfg.env.num}
+    return {
+        EVALUATION: envs.each * count,
+        "envs, once reset": 0 if reset or shares(cfg) else envs.at_reset * cfg.env.num,
+    }
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
@@ -130,29 +135,34 @@ def measured(cfg: CollectConfig) -> Envs:
     One worker with one env is started and looked at.
     """
     envs = one_more(cfg)
-    if not cfg.env.workers:
+    one = dataclasses.replace(cfg.env, num=1)
+    if count := len(shares(cfg)):
+        from rlcli.collectors import MultiSyncCollector
+
+        with MultiSyncCollector([partial(build_env, one)], frames_per_batch=1) as collector:
+            collector.rollout()
+            shared, (own,), started = _processes(collector.processes)
+    elif count := cfg.env.workers or 0:
+        env = build_env(dataclasses.replace(one, workers=1))
+        try:
+            shared, (own,), started = _processes(env.lanes.crew)  # type: ignore[attr-defined]
+        finally:
+            env.close()
+    else:
         return envs
-    env = build_env(dataclasses.replace(cfg.env, num=1, workers=1))
-    try:
-        shared, (own,), started = _processes(env)
-    finally:
-        env.close()
     alone = max(own - envs.each, 0)
-    workers = shared + cfg.env.workers * alone + cfg.env.num * (envs.each + started)
+    workers = shared + count * alone + cfg.env.num * (envs.each + started)
     return dataclasses.replace(envs, workers=workers, worker=alone)
 
 
-def worker_bytes(env: EnvBase) -> int:
-    """Bytes of the processes that step an env's lanes, as they are now; 0 where there are none."""
-    shared, own, started = _processes(env)
+def worker_bytes(collector: BaseCollector) -> int:
+    """Bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
+    shared, own, started = _processes(collector.processes)
     return shared + sum(own) + started
 
 
-def _processes(env: EnvBase) -> tuple[int, list[int], int]:
+def _processes(crew: Crew | None) -> tuple[int, list[int], int]:
     """Bytes of what workers are forked from, of each worker, and of the processes that their envs have started."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    crew = getattr(env.lanes, "crew", None)  # type: ignore[attr-defined]
     workers = [psutil.Process(worker.pid) for worker in crew.workers] if crew is not None else []
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}

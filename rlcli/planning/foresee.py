@@ -19,9 +19,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcli.collectors import Collector
-from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows
-from rlcli.collectors.options import next_steps
+from rlcli.collectors import BaseCollector
+from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares
+from rlcli.collectors.options import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
@@ -115,7 +115,13 @@ class Learning:
 
 
 def expected(
-    cfg: CollectConfig, collector: Collector, learning: Learning, imported: int, *, init_rows: int = 0, stored: int = 0
+    cfg: CollectConfig,
+    collector: BaseCollector,
+    learning: Learning,
+    imported: int,
+    *,
+    init_rows: int = 0,
+    stored: int = 0,
 ) -> Expected:
     """What the plan says of a run that is about to begin, for its report.
 
@@ -131,7 +137,7 @@ def expected(
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
     process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
-    return Expected(at_peak(process, entries, peaks), imported, values, worker_bytes(collector.env))
+    return Expected(at_peak(process, entries, peaks), imported, values, worker_bytes(collector))
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
@@ -161,13 +167,15 @@ def noise_of_lane(rows: RowSchema) -> int:
 
 
 def tensors_of(
-    cfg: CollectConfig, collector: Collector, learning: Learning, init_rows: int
+    cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
     """What rows hold, the tensors that stay, and what stages hold for a moment."""
-    lanes, mode, device = cfg.env.num, cfg.memory.next_obs, _device(cfg, "storing_device")
+    parts = shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
+    lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
+    mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
     rows = dataclasses.replace(
-        RowSchema.of(collector.schema, collector.env, lanes, steps),
+        collector.rows(lanes, steps),
         delta_dtype=delta_dtype_of(cfg),
         keeps_overflows=keeps_overflows(cfg),
     )
@@ -179,7 +187,7 @@ def tensors_of(
         peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
     entries += planned_batch(rows, mode, added=added, index=index, device=device)
     if cfg.total_frames > rows.frames:
-        entries.append(spare_entry(rows, mode, device))
+        entries.append(spare_entry(rows, mode, device, len(parts) * (AHEAD + 1) or 1))
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
     return rows, [*entries, *planned_buffer(cfg, rows, mode, init_rows)], peaks

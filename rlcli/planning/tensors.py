@@ -172,10 +172,11 @@ def read_entry(component: str, what: str, fields: Mapping[Key, Field], rows: int
     return Entry(component, what, nbytes, device=device, peak=nbytes)
 
 
-def spare_entry(rows: RowSchema, mode: str, device: str) -> Entry:
-    """The batch before, which is alive while the next one is collected."""
-    nbytes = sum(entry.bytes for entry in planned_batch(rows, mode))
-    return Entry("spare batch", "the one before, while the next is collected", nbytes, device=device, peak=nbytes)
+def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entry:
+    """The batch before, which is alive while the next one is collected; or as many as workers write ahead."""
+    nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
+    what = "the one before, while the next is collected" if count == 1 else f"{count} that workers write ahead"
+    return Entry("spare batch", what, nbytes, device=device, peak=nbytes)
 
 
 # ---- buffers -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Several workers: one order to all of them and one answer from each, or orders to each whose answers come as they may."""
+"""Several workers: one order to all of them and one answer from each, or orders whose answers come as they may."""
 
 from __future__ import annotations
 
@@ -146,6 +146,8 @@ class Crew:
     def _first(self) -> tuple[int, int, bytes]:
         poll = select.poll()
         asked = {self.workers[i].channel.end.fileno(): i for i, turns in enumerate(self._begun) if turns}
+        if not asked:
+            raise RuntimeError("an answer is waited for that nobody owes")
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
@@ -163,7 +165,7 @@ class Crew:
             self._look()
 
     def replace(self, index: int, worker: Worker) -> None:
-        """Put another worker in the place of one, which is killed if it still runs; what it was to answer is passed over.
+        """Put another worker in the place of one, which is killed if it runs; what it was to answer is passed over.
 
         Orders can be given again, where that one was lost.
         """

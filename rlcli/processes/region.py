@@ -9,13 +9,14 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from rlcli.errors import ResourceError
 
-Fields = Mapping[Hashable, tuple[tuple[int, ...], np.dtype]]
+Fields = Mapping[Any, tuple[tuple[int, ...], np.dtype]]  # by any hashable name
 _LINE = 64  # bytes; every array begins a cache line
 
 

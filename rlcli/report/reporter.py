@@ -158,6 +158,7 @@ class Reporter:
         valued: ValueRows | None = None,
         others: Iterable[Entry] = (),
         frames: int | None = None,
+        lanes: range | None = None,
     ) -> None:
         """Report one batch `[N, T]` after its update.
 
@@ -175,12 +176,14 @@ class Reporter:
             Ledger lines of other components.
         frames : int, optional
             Frames since the last report, where `batch` is the last of several; those of `batch` by default.
+        lanes : range, optional
+            Which lanes rewards and ends are of, where batches are of some of them.
         """
         frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
-            ended = self.tally.batch(frames, reward, done, learning, valued)
+            ended = self.tally.batch(frames, reward, done, learning, valued, lanes)
             last = self.tally.frames >= self.facts.total_frames
             due = self._view.due() or last  # what comes after the last batch, an evaluation, is said after its line
             now = time.monotonic()
@@ -194,12 +197,14 @@ class Reporter:
             if due:
                 self._view.show(self.snapshot())
 
-    def rest(self, frames: int, *, reward=None, done=None, valued: ValueRows | None = None) -> None:
+    def rest(
+        self, frames: int, *, reward=None, done=None, valued: ValueRows | None = None, lanes: range | None = None
+    ) -> None:
         """Count frames after the last report that none will follow: see `batch`.
 
         They are in the summary and in no line of metrics: a resumed run reports them with those that come after.
         """
-        self.tally.count(frames, reward, done, valued)
+        self.tally.count(frames, reward, done, valued, lanes)
         self.clock.lap(frames)
 
     def say(self, text: str) -> None:

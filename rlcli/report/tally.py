@@ -38,16 +38,18 @@ class EpisodeStats:
         self.best: float | None = None
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
-        self._open_return = np.zeros(0)
-        self._open_length = np.zeros(0, np.int64)
+        self._open_return: np.ndarray = np.zeros(0)
+        self._open_length: np.ndarray = np.zeros(0, np.int64)
 
-    def update(self, reward, done) -> tuple[np.ndarray, np.ndarray]:
+    def update(self, reward, done, lanes: range | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Read one batch.
 
         Parameters
         ----------
         reward, done : Tensor or ndarray, `[N, T, 1]` or `[T, 1]`
             The columns `("next", "reward")` and `("next", "done")`.
+        lanes : range, optional
+            Which lanes they are of, where other batches are of others; all that there are by default.
 
         Returns
         -------
@@ -57,9 +59,14 @@ class EpisodeStats:
         reward, done = _lanes(reward).astype(np.float64), _lanes(done).astype(bool)
         if reward.shape != done.shape:
             raise ValueError(f"reward {reward.shape} and done {done.shape} differ in shape")
-        lanes, steps = reward.shape
-        if self._open_return.shape[0] != lanes:
-            self._open_return, self._open_length = np.zeros(lanes), np.zeros(lanes, np.int64)
+        count, steps = reward.shape
+        if lanes is None and len(self._open_return) != count:
+            self._open_return, self._open_length = np.zeros(count), np.zeros(count, np.int64)
+        if (more := (count if lanes is None else lanes.stop) - len(self._open_return)) > 0:
+            self._open_return, self._open_length = (
+                np.pad(x, (0, more)) for x in (self._open_return, self._open_length)
+            )
+        here = slice(0, count) if lanes is None else slice(lanes.start, lanes.stop)
         if not reward.size:
             return np.zeros(0), np.zeros(0, np.int64)
 
@@ -73,13 +80,13 @@ class EpisodeStats:
         lengths = last - first + 1
 
         heads = np.flatnonzero(first % steps == 0)  # a lane's first piece continues the episode left open
-        sums[heads] += self._open_return
-        lengths[heads] += self._open_length
+        sums[heads] += self._open_return[here]
+        lengths[heads] += self._open_length[here]
 
         ended = done.ravel()[last]
         tails = np.flatnonzero((last + 1) % steps == 0)
-        self._open_return = np.where(ended[tails], 0.0, sums[tails])
-        self._open_length = np.where(ended[tails], 0, lengths[tails])
+        self._open_return[here] = np.where(ended[tails], 0.0, sums[tails])
+        self._open_length[here] = np.where(ended[tails], 0, lengths[tails])
 
         order = np.argsort(last[ended] % steps, kind="stable")
         sums, lengths = sums[ended][order], lengths[ended][order]
@@ -243,22 +250,32 @@ class Tally:
         self.warnings: dict[str, tuple[str, int]] = {}
 
     def batch(
-        self, frames: int, reward, done, learning: Mapping[str, Figure] | None, valued: ValueRows | None
+        self,
+        frames: int,
+        reward,
+        done,
+        learning: Mapping[str, Figure] | None,
+        valued: ValueRows | None,
+        lanes: range | None = None,
     ) -> tuple[float | None, float | None]:
         """Count a batch; the mean return and length of the episodes that ended in it.
 
         Parameters
         ----------
         reward, done : Tensor or ndarray `[N, T, 1]`, optional
+        lanes : range, optional
+            Which they are of; see `EpisodeStats.update`.
         """
         self.iteration += 1
         self.learning = dict(learning or {})
-        ended = self.count(frames, reward, done, valued)
+        ended = self.count(frames, reward, done, valued, lanes)
         if self.episodes.mean_return is not None:
             self.curve.add(self.episodes.mean_return)
         return ended
 
-    def count(self, frames: int, reward, done, valued: ValueRows | None) -> tuple[float | None, float | None]:
+    def count(
+        self, frames: int, reward, done, valued: ValueRows | None, lanes: range | None = None
+    ) -> tuple[float | None, float | None]:
         """The same of frames that make no batch to be reported."""
         self.frames += frames
         if valued is not None:
@@ -266,7 +283,7 @@ class Tally:
         if done is not None:
             self.boundary = (self.boundary or 0) + boundary_rows(done)
             if reward is not None:
-                returns, lengths = self.episodes.update(reward, done)
+                returns, lengths = self.episodes.update(reward, done, lanes)
                 if len(returns):
                     return float(returns.mean()), float(lengths.mean())
         return None, None

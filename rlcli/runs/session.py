@@ -42,7 +42,7 @@ from rlcli.runs.lock import LOCK, RunLock
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
-    from rlcli.collectors import Collector
+    from rlcli.collectors import BaseCollector
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
@@ -100,7 +100,7 @@ def reporter_of(
     return reporter
 
 
-def notes(cfg: CollectConfig, collector: Collector, replayable: bool) -> list[str]:
+def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool) -> list[str]:
     """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
     envs, asked, frames = collector.envs, cfg.collector.frames_per_batch, collector.frames_in_batch
     total = -(-cfg.total_frames // envs) * envs
@@ -116,7 +116,7 @@ def notes(cfg: CollectConfig, collector: Collector, replayable: bool) -> list[st
 
 @contextlib.contextmanager
 def closing(
-    run: Run, reporter: Reporter, collector: Collector, verb: str, commands: Mapping[str, str]
+    run: Run, reporter: Reporter, collector: BaseCollector, verb: str, commands: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     """Close a run's report whatever ends it, and then its collector.
 

@@ -1,0 +1,215 @@
+"""`MultiAsyncCollector`: each worker's batch is delivered when it is whole, while all go on collecting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from rlcli.collectors.base import Collected
+from rlcli.collectors.crew import Order
+from rlcli.collectors.multi import MultiProcessCollector
+from rlcli.collectors.multi_sync import MultiSyncCollector
+from rlcli.collectors.options import AHEAD, next_steps, steps_of, whole
+from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.worker import Part
+from rlcli.errors import ArgumentError, one_of
+
+ON_LAG = ("report", "block", "drop")
+
+
+class MultiAsyncCollector(MultiProcessCollector):
+    """Workers that do not wait for each other: a batch is one worker's, ``[T]`` or ``[P, T]`` of ``frames_per_batch``.
+
+    Weights that are published meanwhile are adopted before a worker's next batch, so a batch is some publications
+    behind when it is delivered; `lag` says how many.
+
+    Parameters
+    ----------
+    max_lag : int, optional
+        How many publications a batch may be behind.
+    on_lag : {"report", "block", "drop"}
+        Count batches that are further behind; ask for no more batches at a time than keep to it, and deliver them in
+        the order in which they were asked for, as long as weights are published once a batch; or pass over such
+        batches, and count their frames.
+    create_env_fn, policy, **options
+        See `MultiProcessCollector`.
+
+    Attributes
+    ----------
+    lag : int
+        Publications between those that the last batch was collected with and the newest.
+    late_batches, dropped_frames : int
+        Batches that were further behind than `max_lag`, and the frames of those that were passed over.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        max_lag: int | None = None,
+        on_lag: str = "report",
+        **options: Any,
+    ) -> None:
+        one_of("on_lag", on_lag, ON_LAG)
+        self.max_lag = None if max_lag is None else whole("max_lag", max_lag)
+        if self.max_lag is not None and self.max_lag < 0:
+            raise ArgumentError("max_lag must be at least 0", why=f"got {max_lag}")
+        if self.max_lag is None and on_lag != "report":
+            raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")
+        self.on_lag = on_lag
+        self.lag = self.late_batches = self.dropped_frames = 0
+        super().__init__(create_env_fn, policy, **options)
+        self.pools = [self._pool(index) for index in range(len(self.crew))]
+        self._ready: deque[tuple[int, Part]] = deque()  # batches that a checkpoint waited for, with their rows
+        self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
+        self._arrived: dict[int, tuple[int, Order, Part]] = {}  # those that came before their turn
+        self._asked = 0  # frames of batches that workers write, or wrote and nobody has
+
+    @property
+    def frames_in_batch(self) -> int:
+        lanes = self.crew.told[0].lanes
+        return steps_of(self.frames_per_batch, lanes) * lanes
+
+    def steps_left(self) -> int:
+        return next_steps(self.frames_per_batch, self.total_frames, self.crew.told[0].lanes, self.frames)
+
+    def rollout(self, steps: int | None = None) -> TensorDictBase:
+        """The next raw batch, of whichever worker has one first; it is as long as it was asked for before."""
+        return self._collect(0, False).batch
+
+    def _collect(self, steps: int, timed: bool) -> Collected:
+        self._before_batch()
+        while True:
+            index, order, part = self._next(timed)
+            frames = part.lanes * part.steps
+            self._asked -= frames if order is None else order.steps * part.lanes
+            self.lag = self.policy_version - part.version
+            late = self.max_lag is not None and self.lag > self.max_lag
+            self.late_batches += late
+            found = None
+            if late and self.on_lag == "drop":
+                self.dropped_frames += frames
+            else:
+                memory = {} if order is None else order.batch.columns.data
+                found = self._collected([part], memory, batched=self.batched)
+            if order is not None:
+                self.pools[index].give_back(order.batch)
+            if found is not None:
+                told = self.crew.told[index]
+                return found._replace(lanes=range(told.first_lane, told.first_lane + told.lanes))
+
+    def _next(self, timed: bool) -> tuple[int, Order | None, Part]:
+        if self._ready:
+            index, part = self._ready.popleft()
+            return index, None, part
+        self._ask(timed)
+        if self.on_lag != "block":
+            return self.crew.next()
+        while (found := self._arrived.pop(id(self._queue[0]), None)) is None:
+            index, order, part = self.crew.next()
+            self._arrived[id(order)] = index, order, part
+        self._queue.popleft()
+        return found
+
+    def _ask(self, timed: bool) -> None:
+        """Have every worker write its next batches, as far as the run and the lag allow."""
+        workers = range(len(self.crew))
+        limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
+        for ahead in range(1, AHEAD + 1):
+            for index in sorted(workers, key=self.crew.begun):
+                lanes = self.crew.told[index].lanes
+                steps = next_steps(self.frames_per_batch, self.total_frames, lanes, self.frames + self._asked)
+                if not steps or sum(map(self.crew.begun, workers)) + len(self._arrived) >= limit:
+                    return
+                if self.crew.begun(index) < ahead:
+                    left = steps_of(max(0, self._random_frames() - self._asked), lanes)
+                    self._asked += steps * lanes
+                    order = Order(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
+                    self.crew.begin(index, order)
+                    if self.on_lag == "block":
+                        self._queue.append(order)
+
+    def figures(self) -> dict[str, Any]:
+        found = super().figures()
+        return found | {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Between two batches: what workers are writing is waited for, and saved with the rest."""
+        self._settle()
+        return super().state_dict() | {"ready": [[index, _plain(part)] for index, part in self._ready]}
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
+        self._settle()
+        lost = super().load_state_dict(state, replay=replay)
+        self._ready = deque((int(index), _part(part, self.schema)) for index, part in state["ready"])
+        self._asked = sum(part.lanes * part.steps for _, part in self._ready)
+        return lost
+
+    def _settle(self) -> None:
+        """Wait for all that workers write, and keep it."""
+        self._refuse_background()
+        for index, order, part in [*self._arrived.values(), *self.crew.settle()]:
+            first, data = order.first, order.batch.columns.data
+            rows = {
+                key: data[key][first : first + part.lanes, : part.steps].copy()
+                for key in part.keys
+                if key not in part.columns
+            }
+            self._ready.append((index, dataclasses.replace(part, columns=part.columns | rows)))
+            self._asked -= (order.steps - part.steps) * part.lanes
+            self.pools[index].give_back(order.batch)
+        self._arrived.clear()
+        self._queue.clear()
+
+
+_SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw_reward", "done", "version", "episodes",
+          "next_id")  # fmt: skip
+
+
+def _plain(part: Part) -> dict[str, Any]:
+    """What a checkpoint holds of a part."""
+    places = np.array(part.places, np.int64).reshape(-1, 2)
+    return {name: getattr(part, name) for name in _SAVED} | {"places": places}
+
+
+def _part(saved: Mapping[str, Any], schema: BatchSchema) -> Part:
+    """The part that `_plain` was given."""
+    places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
+    kept = {name: saved[name] for name in _SAVED}
+    return Part(places=places, schema=schema.with_late(kept["late"]), seconds=None, **kept)
+
+
+class AsyncCollector(MultiAsyncCollector):
+    """One env, or batched env, in one worker that collects while this process does something else.
+
+    Parameters
+    ----------
+    create_env_fn : EnvBase, callable or str
+    policy, **options
+        See `MultiAsyncCollector`.
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
+        single = not isinstance(create_env_fn, list | tuple)
+        super().__init__([create_env_fn] if single else create_env_fn, policy, **options)
+        if len(self.crew) > 1:
+            count = len(self.crew)
+            self.shutdown()
+            raise ArgumentError(f"an AsyncCollector has one worker, and got {count} envs", fix="MultiAsyncCollector.")
+
+
+class MultiCollector(MultiProcessCollector):
+    """`MultiSyncCollector(...)`, or with `sync=False` `MultiAsyncCollector(...)`."""
+
+    def __new__(cls, *given: Any, sync: bool = True, **options: Any) -> MultiProcessCollector:  # type: ignore[misc]
+        return (MultiSyncCollector if sync else MultiAsyncCollector)(*given, **options)
+
+
+MultiaSyncDataCollector, aSyncDataCollector = MultiAsyncCollector, AsyncCollector  # older spellings
