@@ -13,6 +13,8 @@ what is adopted is whole. A writer that is stopped in the middle leaves the newe
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,8 +41,8 @@ class SharedVersions(TransportBackend):
 
     Attributes
     ----------
-    fd : int
-        The shared memory, for `Channel.send_fd`: it has no name, and is gone with the last process that has it.
+    fd : int or None
+        The writer's, for `Channel.send_fd`. The memory has no name, and is gone with the last process that has it.
     newest : int
         The version that was published last; 0 before the first.
 
@@ -51,8 +53,6 @@ class SharedVersions(TransportBackend):
     ResourceError
         There is not enough shared memory.
     """
-
-    fd: int
 
     def __init__(self, layout: Layout, fd: int | None = None, buffers: int = 2) -> None:
         if buffers < 2:
@@ -66,7 +66,9 @@ class SharedVersions(TransportBackend):
             },
             fd,
         )  # fmt: skip
-        self.fd = self._region.fd
+        if fd is None:
+            self.fd = self._region.fd
+            self._let_go = weakref.finalize(self, self._region.forget_fd)
         self._count, self._turn, self._version, self._sum, self._bytes = self._region.arrays.values()
         self._read = 0  # publications that this end knows
         self._views = [list(layout.views(memory).values()) for memory in self._bytes] if fd is None else []
@@ -148,4 +150,7 @@ class SharedVersions(TransportBackend):
         )  # fmt: skip
 
     def close(self) -> None:
-        self._region.forget_fd()
+        """Close the descriptor; whoever has the memory keeps it."""
+        if self.fd is not None:
+            self._let_go()
+            self.fd = None
