@@ -45,8 +45,9 @@ class MPTransport(TransportBackend):
         if not self._memory.size:
             self._memory = np.zeros(self.layout.nbytes, np.uint8)
             self._views = list(self.layout.views(self._memory).values())
-        with torch.no_grad():
-            torch._foreach_copy_(self._views, tensors)
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self._views, tensors)
         self.message = _HEAD.pack(version, checksum(summed(self._memory), version)) + self._memory.data
 
     def take(self, message: bytes) -> None:
