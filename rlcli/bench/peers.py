@@ -254,12 +254,15 @@ class TorchrlWeights:
     def __init__(self, scheme: Any, net: nn.Module, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.scheme, self.weights = scheme, TensorDict.from_module(net).data
-        scheme.init_on_sender(model_id="policy", model=net, devices=[torch.device("cpu")] * workers, ctx=context)
+        own = copy.deepcopy(
+            net
+        )  # it moves what it is made with into memory that its workers act on while it is written
+        scheme.init_on_sender(model_id="policy", model=own, devices=[torch.device("cpu")] * workers, ctx=context)
         self._ends = []
         self._processes = []
         for index in range(workers):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_torchrl_receiver, args=(scheme, copy.deepcopy(net), index, theirs))
+            process = context.Process(target=_torchrl_receiver, args=(scheme, copy.deepcopy(own), index, theirs))
             process.start()
             theirs.close()
             self._ends.append(mine)

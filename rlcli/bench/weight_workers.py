@@ -17,7 +17,7 @@ from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.layout import Layout
 from rlcli.weight_update.tensors import named_tensors
 
-OPEN, PLAIN, COPY, RECEIVE, POLL, STRESS, NUMBERS = range(7)
+OPEN, PLAIN, COPY, RECEIVE, TAKE, POLL, STRESS, NUMBERS = range(8)
 
 
 def net_of(hidden: int) -> nn.Module:
@@ -40,7 +40,7 @@ class Plain:
     """The same tensors in shared memory, copied there and back one by one, or as one flat piece, with nothing else."""
 
     def __init__(self, net: nn.Module, fd: int | None = None) -> None:
-        self.tensors = list(net.parameters())
+        self.tensors: list[Tensor] = list(net.parameters())
         layout = Layout.of(named_tensors(net))
         self.region = Region({"bytes": ((layout.nbytes,), np.dtype(np.uint8))}, fd)
         self.shared = self.region.arrays["bytes"]
@@ -99,11 +99,11 @@ def work(channel: Channel) -> None:
             hidden, flat = unpacked(body)
             return cpu_seconds(plain[hidden].read_flat if flat else plain[hidden].read)
         if kind == RECEIVE:
-            model_id, message = unpacked(body)
-            receiver = models[model_id].receiver
-            if message is not None:
-                receiver.take(message)
-            return cpu_seconds(receiver.receive)
+            return cpu_seconds(models[unpacked(body)].receiver.receive)
+        if kind == TAKE:
+            receiver = list(models.values())[-1].receiver  # the one that was opened last is sent messages
+            receiver.take(body)
+            return receiver.receive()
         if kind == POLL:
             receiver = models[unpacked(body)].receiver
             while not receiver.waiting:

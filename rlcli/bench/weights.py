@@ -23,6 +23,7 @@ from rlcli.bench.weight_workers import (
     POLL,
     RECEIVE,
     STRESS,
+    TAKE,
     Plain,
     cpu_seconds,
     fill,
@@ -127,13 +128,13 @@ class _Size:
         """The workers sleep until they are told, and answer."""
         began = time.monotonic_ns()
         self.sender.send(version=self.version)
-        self._order(RECEIVE, (self.sender.model_id, None))
+        self._order(RECEIVE, self.sender.model_id)
         self.spent += (time.monotonic_ns() - began) / 1e9
 
     def _messages(self) -> None:
         began = time.monotonic_ns()
         self.carried.send(version=self.version)
-        self._order(RECEIVE, (self.carried.model_id, self.carried.message()))
+        self.crew.order(TAKE, self.carried.message() or b"")
         self.spent += (time.monotonic_ns() - began) / 1e9
 
     def _timed(self, call: Callable[[], Any]) -> Callable[[], None]:
@@ -148,7 +149,7 @@ class _Size:
     def _processor(self) -> None:
         def ours() -> None:
             self.spent += cpu_seconds(lambda: self.sender.send(version=self.version))
-            self.spent += sum(self._order(RECEIVE, (self.sender.model_id, None)))
+            self.spent += sum(self._order(RECEIVE, self.sender.model_id))
 
         def copies(flat: bool) -> Callable[[], None]:
             def side() -> None:
