@@ -5,12 +5,16 @@ What is made of one that is not installed is None, or empty.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
+import multiprocessing
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 # ---- collecting on N envs in one process, with the same sizes of nets ------------------------------------------------
@@ -229,3 +233,70 @@ def _dqn(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _sac(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "SAC", {**_stored(settings), "learning_starts": min(100, settings["total_frames"] // 2)}
+
+
+# ---- weights to worker processes -------------------------------------------------------------------------------------
+
+
+def torchrl_weights(scheme: str, net: nn.Module, workers: int) -> TorchrlWeights | None:
+    """torchrl's scheme of that name, from `net` to copies of it; None where it is not installed."""
+    try:
+        import torchrl.weight_update as schemes
+    except ImportError:
+        return None
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    return TorchrlWeights(getattr(schemes, scheme)(), net, workers)
+
+
+class TorchrlWeights:
+    """A scheme whose receivers adopt in their background thread while the worker's main thread sleeps."""
+
+    def __init__(self, scheme: Any, net: nn.Module, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.scheme, self.weights = scheme, TensorDict.from_module(net).data
+        own = copy.deepcopy(
+            net
+        )  # it moves what it is made with into memory that its workers act on while it is written
+        scheme.init_on_sender(model_id="policy", model=own, devices=[torch.device("cpu")] * workers, ctx=context)
+        self._ends = []
+        self._processes = []
+        for index in range(workers):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_torchrl_receiver, args=(scheme, copy.deepcopy(own), index, theirs))
+            process.start()
+            theirs.close()
+            self._ends.append(mine)
+            self._processes.append(process)
+        scheme.connect()
+        for end in self._ends:
+            end.recv()
+
+    def send(self) -> None:
+        """The net's weights as they are now; returns when every worker has them."""
+        self.scheme.send(self.weights)
+
+    def numbers(self) -> list[set[float]]:
+        """What each worker's model holds."""
+        for end in self._ends:
+            end.send("numbers")
+        return [end.recv() for end in self._ends]
+
+    def close(self) -> None:
+        """End the workers."""
+        for end in self._ends:
+            end.close()
+        self.scheme.shutdown()
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+def _torchrl_receiver(scheme: Any, net: nn.Module, index: int, end: Any) -> None:
+    torch.set_num_threads(1)
+    scheme.init_on_receiver(model_id="policy", model=net, worker_idx=index)
+    scheme.connect(worker_idx=index)
+    end.send("ready")
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while end.recv():
+            end.send({x.item() for tensor in net.parameters() for x in tensor.detach().aminmax()})
+    os._exit(0)

@@ -134,6 +134,14 @@ SETTINGS: dict[str, Settings] = {
         "threads": _THREADS,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
+    "weights": {
+        "kilobytes": Setting([338, 16_400], "sizes of the policy, one after the other", 4, 10**7),
+        "calls": Setting(20, "publications of a side in a round", 1, 10**6),
+        "stress": Setting(2.0, "seconds of publishing at full speed while adopted versions are looked through", 0.1),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
+    },
     "start": {"rounds": _ROUNDS},
 }
 

@@ -178,11 +178,12 @@ class MultiProcessCollector(BaseCollector):
         return self._by_worker(batch if batch.ndim > 1 else batch.unsqueeze(0), lanes or range(self.envs))
 
     def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[TensorDictBase]:
-        for self._member, told in enumerate(self.crew.told):
+        for member, told in enumerate(self.crew.told):
             if told.first_lane in lanes:
+                self._member = member  # of the piece that is stored next
                 first = told.first_lane - lanes.start
                 rows = batch[first : first + told.lanes]
-                flat = not self.batched and self.replay_buffer[self._member].storage.ndim == 1
+                flat = not self.batched and self.replay_buffer[member].storage.ndim == 1
                 yield rows[0] if flat else rows
 
     def _store(self, piece: TensorDictBase) -> None:

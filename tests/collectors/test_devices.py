@@ -12,10 +12,10 @@ from worlds import Counter
 
 from rlcli.collectors import Collector, devices
 from rlcli.collectors.devices import on_device, one_device, place, resolve, sync_function
-from rlcli.collectors.weights import matched, wait, write
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs import Categorical, Composite, Unbounded
+from rlcli.weight_update.tensors import matched, wait, write
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -1,0 +1,214 @@
+"""`rlcli bench weights`: a policy's weights to two worker processes, from published to adopted by both.
+
+Our workers look for a new version between steps, as those of a collector do, and note when they hold it, or sleep until
+they are told; the other framework's `send` returns when its workers, asleep too, said that they hold it. Beside that:
+the processor time of one publication and two adoptions, against the three plain copies that any way needs; and whether
+an adopted version was ever torn under stress.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlcli.bench import peers
+from rlcli.bench.harness import Report, Side, interleave, ratio
+from rlcli.bench.weight_workers import (
+    COPY,
+    NUMBERS,
+    OPEN,
+    PLAIN,
+    POLL,
+    RECEIVE,
+    STRESS,
+    TAKE,
+    Plain,
+    cpu_seconds,
+    fill,
+    net_of,
+)
+from rlcli.errors import NumericsError
+from rlcli.processes.channel import packed, unpacked
+from rlcli.processes.crew import Crew
+from rlcli.processes.worker import Worker
+from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+
+SHARED, TOLD, MESSAGES = "rlcli", "rlcli, told", "rlcli, messages"
+THEIRS = ("torchrl, shared memory", "torchrl, messages")
+CPU, COPIES, FLAT = "cpu: rlcli", "cpu: 3 plain copies", "cpu: 3 flat copies"
+WORKERS = 2
+_TURN = 0  # of orders whose answers are waited for later
+
+
+def measure(settings: dict[str, Any]) -> Report:
+    """Every size in turn, each in rounds that alternate."""
+    report = Report("weights", settings, unit="publication")
+    crew = Crew([Worker("rlcli.bench.weight_workers:work") for _ in range(WORKERS)])
+    try:
+        for kilobytes in settings["kilobytes"]:
+            _Size(report, settings, crew, kilobytes).measure()
+    finally:
+        crew.close()
+    return report
+
+
+class _Size:
+    """One net, and all that is measured with it."""
+
+    def __init__(self, report: Report, settings: dict[str, Any], crew: Crew, kilobytes: int) -> None:
+        self.report, self.settings, self.crew = report, settings, crew
+        self.hidden = max(int(math.sqrt(kilobytes * 250 + 37**2) - 37), 1)  # h * h + 74 h numbers of 4 bytes
+        self.net = net_of(self.hidden)
+        self.bytes = sum(p.nbytes for p in self.net.parameters())
+        self.name = f"{self.bytes / 1e6:.1f} MB" if self.bytes >= 1e6 else f"{self.bytes / 1e3:.0f} KB"
+        self.version = 0
+        self.spent = 0.0  # the clock of the rounds: seconds of what is measured only
+
+    def measure(self) -> None:
+        shared, messages = SharedMemWeightSyncScheme(), MultiProcessWeightSyncScheme()
+        self.sender = shared.create_sender(f"shared {self.name}", self.net)
+        self.carried = messages.create_sender(f"messages {self.name}", self.net)
+        self.plain = Plain(self.net)
+        for sender in (self.sender, self.carried):
+            self._order(OPEN, (sender.handle(), self.hidden, sender.fd is not None), sender.fd)
+        self._order(PLAIN, (None, self.hidden, True), self.plain.region.fd)
+        self._latency()
+        self._processor()
+        self._stress()
+        self.sender.close()
+        self.plain.region.forget_fd()
+
+    def _order(self, kind: int, body: Any, fd: int | None = None) -> list[Any]:
+        return self.crew.order(kind, packed(body), fd=fd)
+
+    # ---- published to adopted --------------------------------------------------------------------------------------
+    def _latency(self) -> None:
+        sides = {SHARED: self._polled, TOLD: self._told, MESSAGES: self._messages}
+        theirs = {}
+        if self.settings["peers"]:
+            for name, scheme in zip(THEIRS, ("SharedMemWeightSyncScheme", "MultiProcessWeightSyncScheme"), strict=True):
+                peer = peers.torchrl_weights(scheme, self.net, WORKERS)
+                if peer is None:
+                    self.report.leave_out("torchrl")
+                    break
+                theirs[name] = peer
+                sides[name] = self._timed(peer.send)
+        try:
+            measured = self._interleave(sides)
+            for sender in (self.sender, self.carried):
+                self._check(sender.model_id, sender.version, self._order(NUMBERS, sender.model_id))
+            for name, peer in theirs.items():
+                peer.send()
+                self._check(name, self.version, peer.numbers())
+        finally:
+            for peer in theirs.values():
+                peer.close()
+        if theirs:
+            faster = min((side for side in measured if side.name in theirs), key=lambda side: side.median)
+            self._ratio(measured, faster.name, SHARED, ">= 30" if self.bytes < 1e6 else ">= 5")
+            self._ratio(measured, faster.name, TOLD)
+            self._ratio(measured, THEIRS[1], MESSAGES)
+        self._keep(measured)
+
+    def _polled(self) -> None:
+        """The workers look for it again and again; until the later of them holds it."""
+        body = packed(self.sender.model_id)
+        for worker in self.crew.workers:
+            worker.channel.send(POLL, _TURN, body)
+        time.sleep(0.002)  # they have begun to look
+        fill(self.net, self.version)  # as after a step of an optimizer
+        began = time.monotonic_ns()
+        self.sender.send(version=self.version)
+        done = [unpacked(self.crew.wait(index, _TURN)[1]) for index in range(WORKERS)]
+        self.spent += (max(done) - began) / 1e9
+
+    def _told(self) -> None:
+        """The workers sleep until they are told, and answer."""
+        began = time.monotonic_ns()
+        self.sender.send(version=self.version)
+        self._order(RECEIVE, self.sender.model_id)
+        self.spent += (time.monotonic_ns() - began) / 1e9
+
+    def _messages(self) -> None:
+        began = time.monotonic_ns()
+        self.carried.send(version=self.version)
+        self.crew.order(TAKE, self.carried.message() or b"")
+        self.spent += (time.monotonic_ns() - began) / 1e9
+
+    def _timed(self, call: Callable[[], Any]) -> Callable[[], None]:
+        def side() -> None:
+            began = time.monotonic_ns()
+            call()
+            self.spent += (time.monotonic_ns() - began) / 1e9
+
+        return side
+
+    # ---- processor time --------------------------------------------------------------------------------------------
+    def _processor(self) -> None:
+        def ours() -> None:
+            self.spent += cpu_seconds(lambda: self.sender.send(version=self.version))
+            self.spent += sum(self._order(RECEIVE, self.sender.model_id))
+
+        def copies(flat: bool) -> Callable[[], None]:
+            def side() -> None:
+                self.spent += cpu_seconds(self.plain.write_flat if flat else self.plain.write)
+                self.spent += sum(self._order(COPY, (self.hidden, flat)))
+
+            return side
+
+        measured = self._interleave({CPU: ours, COPIES: copies(False), FLAT: copies(True)})
+        self._ratio(measured, CPU, COPIES, "<= 1.5")
+        self._ratio(measured, CPU, FLAT)
+        self._keep(measured)
+
+    # ---- stress ----------------------------------------------------------------------------------------------------
+    def _stress(self) -> None:
+        """Publish at full speed; every version that a worker adopts is looked through."""
+        body = packed(self.sender.model_id)
+        for worker in self.crew.workers:
+            worker.channel.send(STRESS, _TURN, body)
+        published, until = 0, time.monotonic() + self.settings["stress"]
+        while time.monotonic() < until:
+            published += 1
+            fill(self.net, published)
+            self.sender.send(version=published)
+        fill(self.net, 0)
+        self.sender.send(version=0)
+        found = [unpacked(self.crew.wait(index, _TURN)[1]) for index in range(WORKERS)]
+        adopted, torn = (sum(numbers) for numbers in zip(*found, strict=True))
+        if torn:
+            raise NumericsError("weights were adopted torn", where=f"{torn} of {adopted} times")
+        self.report.checks[f"torn adoptions under stress, {self.name}"] = f"0 of {adopted:,}, {published:,} published"
+
+    # ---- the report ------------------------------------------------------------------------------------------------
+    def _interleave(self, sides: dict[str, Callable[[], None]]) -> list[Side]:
+        calls = self.settings["calls"]
+
+        def repeated(side: Callable[[], None]) -> Callable[[], None]:
+            def rounds() -> None:
+                for _ in range(calls):
+                    self.version += 1
+                    fill(self.net, self.version)
+                    side()
+
+            return rounds
+
+        rounds = {name: repeated(side) for name, side in sides.items()}
+        return interleave(rounds, self.settings["rounds"], per=calls, clock=lambda: self.spent)
+
+    def _check(self, name: str, version: int, held: list[set[float]]) -> None:
+        if any(numbers != {float(version)} for numbers in held):
+            raise NumericsError(f"the workers of {name} do not hold version {version}", why=f"they hold {held}")
+        self.report.checks[f"held by the workers, {name}"] = "the version that was sent last"
+
+    def _ratio(self, sides: list[Side], over: str, under: str, bar: str = "") -> None:
+        found = ratio(sides, over, under, bar)
+        found.over, found.under = f"{over}, {self.name}", f"{under}, {self.name}"
+        self.report.ratios.append(found)
+
+    def _keep(self, sides: list[Side]) -> None:
+        for side in sides:
+            side.name = f"{side.name}, {self.name}"
+        self.report.sides += sides

@@ -1,0 +1,113 @@
+"""The end of a model's weights where it acts: the newest version is adopted whole, between two forwards."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+from rlcli.weight_update.followed_module import FollowedModule
+from rlcli.weight_update.sender import Handle
+from rlcli.weight_update.strategy import WeightStrategy
+from rlcli.weight_update.tensors import wait
+
+
+class WeightReceiver:
+    """Adopts versions into one model of this process.
+
+    The model's tensors on the CPU move into one piece of memory, in the sender's layout, so that adopting is one copy.
+    Those on an accelerator, and those of another dtype or order of memory, stay, and are copied to from there.
+
+    Parameters
+    ----------
+    handle : Handle
+        Of the sender.
+    fd : int or None
+        The sender's, as it arrived here; it stays the caller's, to be closed after this.
+    model : nn.Module
+        Of the same names and shapes as the sender's; no process but this one uses its memory.
+
+    Attributes
+    ----------
+    version : int
+        That the model holds, as adopted last; 0 before the first.
+
+    Raises
+    ------
+    ArgumentError
+        The model is not like the sender's, or the descriptor is missing.
+    """
+
+    def __init__(self, handle: Handle, fd: int | None, model: nn.Module) -> None:
+        if handle.needs_fd and fd is None:
+            raise ArgumentError(
+                f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
+                fix="Pass the sender's fd to each worker beside the handle.",
+            )
+        self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
+        self._followed = FollowedModule(model, WeightStrategy(handle.extract_as))
+        self._memory = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
+        self._bytes = self._memory.numpy()
+        self._move_in()
+        self._transport = handle.transport(self.layout, fd)
+
+    def _move_in(self) -> None:
+        """Have the model's tensors lie in our memory, or keep note of those that cannot."""
+        self._here = self._followed.tensors()
+        self.layout.check(self._here, f"the worker's '{self.model_id}'")
+        self._outside: list[tuple[Tensor, Tensor]] = []  # tensors of the model, and where their bytes arrive
+        inside = []
+        views = self.layout.views(self._memory)
+        with torch.inference_mode(False), torch.no_grad():
+            for name, tensor in self._here.items():
+                view = views[name]
+                if tensor.device.type == "cpu" and tensor.dtype == view.dtype and tensor.is_contiguous():
+                    view.copy_(tensor)
+                    tensor.data = view
+                    inside.append(tensor)
+                else:
+                    self._outside.append((tensor, view))
+        self._inside, self._addresses = inside, [tensor.data_ptr() for tensor in inside]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a version is there that was not adopted; cheap enough for every step."""
+        return self._transport.waiting
+
+    def take(self, message: bytes) -> None:
+        """Keep a message of the sender's until `receive`; a newer one takes its place.
+
+        Raises
+        ------
+        DamagedDataError
+            It is no message with this model's weights.
+        """
+        self._transport.take(message)
+
+    def receive(self) -> int:
+        """Adopt the newest version, all of it; the version that the model then holds.
+
+        Call it between two forwards, from the thread that runs them. Without a newer version it does nothing.
+
+        Raises
+        ------
+        DamagedDataError
+            What arrived is not what was sent. The model is not to be used again before a version was adopted.
+        """
+        if self._transport.waiting:
+            moved = [tensor.data_ptr() for tensor in self._inside] != self._addresses
+            if moved or self._followed.tensors() is not self._here:  # by `.double()`, `.data =`, `assign=True`
+                self._move_in()
+            version = self._transport.receive_weights(self._bytes)
+            if self._outside:
+                with torch.inference_mode(False), torch.no_grad():
+                    for tensor, view in self._outside:
+                        tensor.copy_(view)
+                wait(tensor for tensor, _ in self._outside)
+            self.version = version
+        return self.version
+
+
+def open_receiver(handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
+    """In a worker: the other end of a sender; see `WeightReceiver`."""
+    return WeightReceiver(handle, fd, model)

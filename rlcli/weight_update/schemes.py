@@ -1,0 +1,88 @@
+"""Schemes: which weights a model's workers are sent, and how. A scheme is configuration; its senders hold the state.
+
+```python
+schemes = {"policy": SharedMemWeightSyncScheme(), "value": MultiProcessWeightSyncScheme(strategy="state_dict")}
+collector = MultiSyncCollector(..., weight_sync_schemes=schemes)
+collector.update_policy_weights_()      # a whole version of every model
+```
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from rlcli.errors import ArgumentError
+from rlcli.weight_update.messages import MPTransport
+from rlcli.weight_update.receiver import WeightReceiver, open_receiver
+from rlcli.weight_update.sender import Handle, WeightSender
+from rlcli.weight_update.strategy import WeightStrategy
+from rlcli.weight_update.transport import NoTransport, TransportBackend
+from rlcli.weight_update.versions import SharedVersions
+
+
+class WeightSyncScheme:
+    """Base of schemes; each names its transport. Picklable, and good for any number of models.
+
+    Parameters
+    ----------
+    strategy : {"tensordict", "state_dict"}
+        Which of a model's tensors are sent; see `WeightStrategy`.
+
+    Attributes
+    ----------
+    transport : type of TransportBackend
+        How they are.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown strategy.
+    """
+
+    transport: type[TransportBackend]
+
+    def __init__(self, strategy: str = "tensordict") -> None:
+        self.strategy = WeightStrategy(strategy)
+
+    def create_sender(self, model_id: str, model: nn.Module) -> WeightSender:
+        """The sending end of a model, in the process that trains it; see `WeightSender`."""
+        return WeightSender(model_id, model, self.transport, self.strategy)
+
+    def create_receiver(self, handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
+        """The other end, in a worker; see `WeightReceiver`. `open_receiver` does it without the scheme."""
+        return open_receiver(handle, fd, model)
+
+
+class SharedMemWeightSyncScheme(WeightSyncScheme):
+    """Through memory that the processes share: written once, read by each worker when it likes. The default."""
+
+    transport = SharedVersions
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Through the channels of the worker processes: one message of raw bytes to each. For where no memory is shared."""
+
+    transport = MPTransport
+
+
+class NoWeightSyncScheme(WeightSyncScheme):
+    """Not at all: workers go on with the weights that they began with."""
+
+    transport = NoTransport
+
+
+class RayWeightSyncScheme(WeightSyncScheme):
+    """Through Ray's object store: its name is known, and it is not here yet.
+
+    Raises
+    ------
+    ArgumentError
+        Always.
+    """
+
+    def __init__(self, strategy: str = "tensordict") -> None:
+        super().__init__(strategy)
+        raise ArgumentError(
+            "weights do not go through Ray yet", why="rlcli collects on one machine",
+            fix="Use SharedMemWeightSyncScheme.",
+        )  # fmt: skip

@@ -1,0 +1,112 @@
+"""The end of a model's weights where it is trained: a whole version is checked, then sent, or nothing is."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from torch import nn
+
+from rlcli.errors import ArgumentError
+from rlcli.weight_update.followed_module import FollowedModule
+from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.strategy import WeightStrategy
+from rlcli.weight_update.tensors import Source, matched
+from rlcli.weight_update.transport import TransportBackend
+
+
+class Handle(NamedTuple):
+    """What a worker has to know of a sender; picklable. The descriptor `fd` goes beside it."""
+
+    model_id: str
+    layout: Layout
+    extract_as: str  # see WeightStrategy
+    transport: type[TransportBackend]
+    needs_fd: bool
+
+
+class WeightSender:
+    """Sends one model's weights to any number of workers.
+
+    Parameters
+    ----------
+    model_id : str
+        What the model is called.
+    model : nn.Module
+        Which is trained; on any device. It is read when a version is sent, as it is then.
+    transport : type of TransportBackend
+    strategy : WeightStrategy
+        Which of its tensors are sent.
+
+    Attributes
+    ----------
+    version : int
+        That was sent last; 0 before the first.
+
+    Raises
+    ------
+    ArgumentError
+        It has no weights, or such that cannot be sent.
+    ResourceError
+        There is not enough shared memory.
+    """
+
+    def __init__(
+        self, model_id: str, model: nn.Module, transport: type[TransportBackend], strategy: WeightStrategy
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"the model '{model_id}' has no weights to send", why=f"it is a {type(model).__name__}")
+        self.model_id, self.model, self.strategy = model_id, model, strategy
+        self.version = 0
+        self._followed = FollowedModule(model, strategy)
+        self._checked = self._followed.tensors()
+        self.layout = Layout.of(self._checked)
+        self._shapes = [place.shape for place in self.layout.places.values()]
+        self._transport = transport(self.layout)
+        self._lock = threading.Lock()
+
+    @property
+    def fd(self) -> int | None:
+        """The descriptor that each worker needs beside the handle; None where the transport has none."""
+        return self._transport.fd
+
+    def handle(self) -> Handle:
+        """For `open_receiver` in a worker."""
+        return Handle(
+            self.model_id, self.layout, self.strategy.extract_as, type(self._transport), self._transport.fd is not None
+        )
+
+    def send(self, source: Source | None = None, *, version: int) -> None:
+        """Publish a whole version; from any thread.
+
+        Parameters
+        ----------
+        source : nn.Module, TensorDict or mapping, optional
+            New weights by the model's names; without it the model's own. What a state_dict never holds, a buffer that
+            is not persistent, is the model's own too.
+        version : int
+            What those who adopt it will say they act on.
+
+        Raises
+        ------
+        ArgumentError
+            A name is missing, or a shape differs; nothing was published.
+        """
+        with self._lock:
+            tensors = self._followed.tensors()
+            if source is not None and source is not self.model:
+                tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
+            values = list(tensors.values())
+            if tensors is not self._checked or [value.shape for value in values] != self._shapes:
+                self.layout.check(tensors, f"the trained '{self.model_id}'")
+                values = [tensors[name] for name in self.layout.places]
+            self._transport.send_weights(version, values)
+            self.version = version
+
+    def message(self) -> bytes | None:
+        """What has to be carried to each worker's `take` for the version sent last; None where nothing has to."""
+        return self._transport.message
+
+    def close(self) -> None:
+        """Let go of the descriptor; those who have it go on."""
+        self._transport.close()

@@ -1,0 +1,109 @@
+"""Weights by name: what a model's version consists of, how new values are checked against it, and how they are copied.
+
+Nothing here waits for another process; `matched` looks and copies nothing, `snapshot` and `write` copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError
+
+Source: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Tensor]  # of weights
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name: what a version of its weights consists of."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def matched(source: Source, target: nn.Module) -> dict[str, Tensor]:
+    """The source's tensors for the target's parameters and buffers, by name; nothing is copied.
+
+    A tensor that is the target's own memory is left out: it needs no copy, and a later one would undo what was learned.
+
+    Parameters
+    ----------
+    source : nn.Module, TensorDict or mapping
+        A module of the same structure, `TensorDict.from_module` of one, a `state_dict`, or arrays by such names.
+
+    Raises
+    ------
+    ArgumentError
+        A name is missing, a shape differs, or an entry holds no numbers.  A `state_dict` may lack what it never holds,
+        a buffer that is not persistent: that stays as it is.
+    """
+    if isinstance(source, nn.Module):
+        values: Mapping[str, Any] = named_tensors(source)
+    elif isinstance(source, TensorDictBase):
+        values = dict(source.flatten_keys(".").items())
+    elif isinstance(source, Mapping):
+        values = source
+    else:
+        raise ArgumentError(
+            "these are no weights", why=f"got a {type(source).__name__}",
+            fix="Pass a module, a TensorDict of parameters, or a state_dict.",
+        )  # fmt: skip
+    tensors = named_tensors(target)
+    if values is source:  # a mapping of what a checkpoint holds
+        left_out = tensors.keys() - target.state_dict().keys() - values.keys()
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    found = {}
+    for name, tensor in tensors.items():
+        if name not in values:
+            raise ArgumentError(f"the new weights have no '{name}'", fix="Pass the module the collector was made with.")
+        value = values[name]
+        if not isinstance(value, Tensor | np.ndarray | np.generic):
+            raise ArgumentError(f"the new weights' '{name}' is no tensor", why=f"it is a {type(value).__name__}")
+        if tuple(value.shape) != tuple(tensor.shape):
+            raise ArgumentError(
+                f"the new weights do not fit: '{name}' is {tuple(tensor.shape)}", why=f"got {tuple(value.shape)}"
+            )
+        found[name] = torch.as_tensor(value).detach()
+    return {name: value for name, value in found.items() if not _is_same_memory(value, tensors[name])}
+
+
+def snapshot(values: Mapping[str, Tensor], target: nn.Module) -> dict[str, Tensor]:
+    """Copies of `values` in memory of their own, on the devices and in the dtypes of the target's tensors."""
+    tensors = named_tensors(target)
+    with torch.inference_mode(False):
+        copies = {
+            name: value.to(
+                tensors[name].device, tensors[name].dtype, copy=True, memory_format=torch.contiguous_format
+            )
+            for name, value in values.items()
+        }  # fmt: skip
+    wait(copies.values())
+    return copies
+
+
+def wait(copies: Iterable[Tensor]) -> None:
+    """Until copies on an accelerator are done: who reads them, or reuses their source, may work on another stream."""
+    for device in {tensor.device for tensor in copies if tensor.device.type != "cpu"}:
+        torch.accelerator.synchronize(device)
+
+
+def write(values: Mapping[str, Tensor], target: nn.Module) -> None:
+    """Overwrite the target's tensors with those of the same names, in place."""
+    tensors = named_tensors(target)
+    written = {_storage(tensors[name]) for name in values}
+    if any(_storage(value) in written for value in values.values()):  # or one copy would change what the next one reads
+        values = snapshot(values, target)
+    with torch.inference_mode(False), torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+
+
+def _storage(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Of two tensors of one shape."""
+    return (a.data_ptr(), a.stride(), a.dtype, a.device) == (b.data_ptr(), b.stride(), b.dtype, b.device)

@@ -1,0 +1,204 @@
+"""Weight updaters: what a collector calls to bring weights to those that act, in steps that a subclass may take over.
+
+```
+push_weights(given or None) -> _get_server_weights() -> _maybe_map_weights(weights)
+    -> for each of all_worker_ids(): unless _skip_update(id): _sync_weights_with_worker(worker_id=id, ...)
+    -> post hooks
+```
+A scheme needs none of this; an updater is for weights that come from elsewhere, or that have to be changed on the way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeAlias
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from rlcli.errors import ArgumentError
+from rlcli.weight_update.sender import WeightSender
+from rlcli.weight_update.tensors import Source, matched, write
+
+WorkerId: TypeAlias = int | torch.device
+
+
+class WeightUpdaterBase(ABC):
+    """Base of updaters. A subclass defines `_sync_weights_with_worker`, and overrides of the rest what it likes.
+
+    Attributes
+    ----------
+    collectors : list
+        Those that the updater was registered with and that are still there.
+    post_hooks : list of callable
+        Called without arguments after every update.
+    """
+
+    _registered: tuple[weakref.ref[Any], ...] = ()  # a subclass need not call our __init__
+    _hooks: list[Callable[[], Any]] | None = None
+
+    # ---- what a subclass may take over -------------------------------------------------------------------------
+    @classmethod
+    def from_policy(cls, policy: nn.Module) -> Self | None:
+        """An updater for this policy, where the class can make one by itself."""
+        return None
+
+    def init(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027 - most need nothing
+        """Whatever has to be prepared once."""
+
+    def _get_server_weights(self) -> Any:
+        """The weights, when none were handed over."""
+        return None
+
+    def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
+        """What the workers are given for them: of a module a TensorDict of its tensors, all else as it is."""
+        if isinstance(policy_or_weights, nn.Module):
+            return TensorDict.from_module(policy_or_weights).data
+        return policy_or_weights
+
+    def all_worker_ids(self) -> Sequence[WorkerId] | None:
+        """Whom to update one after the other; None: all at once, without an id."""
+        return None
+
+    def _skip_update(self, worker_id: WorkerId) -> bool:
+        """Whether this worker is left out this time."""
+        return False
+
+    @abstractmethod
+    def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
+        """Bring the weights to one worker, or to all of them."""
+
+    # ---- what a collector or a user calls ----------------------------------------------------------------------
+    def push_weights(
+        self, policy_or_weights: Source | None = None, worker_ids: WorkerId | Sequence[WorkerId] | None = None
+    ) -> None:
+        """Update the workers, then call the hooks.
+
+        Parameters
+        ----------
+        policy_or_weights : nn.Module, TensorDict or mapping, optional
+            Without it, what `_get_server_weights` gets.
+        worker_ids : int, device or a sequence of them, optional
+            Only these workers.
+        """
+        weights = self._get_server_weights() if policy_or_weights is None else policy_or_weights
+        weights = self._maybe_map_weights(weights)
+        workers = self.all_worker_ids() if worker_ids is None else worker_ids
+        if workers is None:
+            self._sync_weights_with_worker(server_weights=weights)
+        else:
+            for worker in [workers] if isinstance(workers, int | torch.device) else workers:
+                if not self._skip_update(worker):
+                    self._sync_weights_with_worker(worker_id=worker, server_weights=weights)
+        for hook in self.post_hooks:
+            hook()
+
+    def __call__(
+        self, policy_or_weights: Source | None = None, worker_ids: WorkerId | Sequence[WorkerId] | None = None
+    ) -> None:
+        """`push_weights`."""
+        self.push_weights(policy_or_weights, worker_ids)
+
+    def register_post_hook(self, hook: Callable[[], Any]) -> None:
+        """Have it called after every update."""
+        self.post_hooks.append(hook)
+
+    @property
+    def post_hooks(self) -> list[Callable[[], Any]]:
+        if self._hooks is None:
+            self._hooks = []
+        return self._hooks
+
+    def register_collector(self, collector: Any) -> None:
+        """Let the updater know a collector that calls it, without keeping it alive."""
+        self._registered = (*self._registered, weakref.ref(collector))
+
+    @property
+    def collectors(self) -> list[Any]:
+        return [collector for ref in self._registered if (collector := ref()) is not None]
+
+    @property
+    def collector(self) -> Any:
+        """The one that is registered; None where there is none.
+
+        Raises
+        ------
+        ArgumentError
+            There are several.
+        """
+        found = self.collectors
+        if len(found) > 1:
+            raise ArgumentError(f"this updater serves {len(found)} collectors", fix="Use `collectors`.")
+        return found[0] if found else None
+
+
+class VanillaWeightUpdater(WeightUpdaterBase):
+    """Copies weights into a policy of this process.
+
+    Parameters
+    ----------
+    weight_getter : callable, optional
+        Gets the weights when none are handed over; without it nothing is updated then.
+    policy_weights : nn.Module or TensorDict
+        What is overwritten: a policy, or a TensorDict on the memory of one.
+    """
+
+    def __init__(
+        self, *, weight_getter: Callable[[], Source] | None = None, policy_weights: nn.Module | TensorDictBase
+    ) -> None:
+        self.weight_getter, self.policy_weights = weight_getter, policy_weights
+
+    @classmethod
+    def from_policy(cls, policy: nn.Module) -> Self:
+        return cls(policy_weights=policy)
+
+    def _get_server_weights(self) -> Any:
+        return None if self.weight_getter is None else self.weight_getter()
+
+    def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
+        """Overwrite the policy.
+
+        Raises
+        ------
+        ArgumentError
+            The weights do not fit it.
+        """
+        if server_weights is None:
+            return
+        if isinstance(self.policy_weights, nn.Module):
+            write(matched(server_weights, self.policy_weights), self.policy_weights)
+        else:
+            self.policy_weights.data.update_(server_weights)
+
+
+class MultiProcessedWeightUpdater(WeightUpdaterBase):
+    """Publishes weights to the workers of a multi-process collector, as the next version of a sender.
+
+    All workers are served by one publication: `all_worker_ids` is None.
+
+    Parameters
+    ----------
+    get_server_weights : callable, optional
+        Gets the weights when none are handed over; without it the sender's own model is published then.
+    sender : WeightSender
+        See `WeightSyncScheme.create_sender`.
+    """
+
+    def __init__(self, *, get_server_weights: Callable[[], Source] | None = None, sender: WeightSender) -> None:
+        self.weights_getter, self.sender = get_server_weights, sender
+
+    def _get_server_weights(self) -> Any:
+        return None if self.weights_getter is None else self.weights_getter()
+
+    def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
+        """Publish.
+
+        Raises
+        ------
+        ArgumentError
+            The weights do not fit the model; nothing was published.
+        """
+        self.sender.send(server_weights, version=self.sender.version + 1)
