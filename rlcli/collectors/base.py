@@ -138,6 +138,7 @@ class BaseCollector:
         self._stop = threading.Event()
         self._left = False  # from within the thread, which closes then
         self._failure: BaseException | None = None
+        self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
 
     def _collect(self, steps: int, timed: bool) -> Collected:
@@ -237,8 +238,9 @@ class BaseCollector:
         while not self.closed and (steps := self.steps_left()):
             pieces = self._advance(steps, False, no_stage)[1]
             self._warn_of_bounds()
+            self._stored = self.trajectories is None
             yield from pieces
-            if self.replay_buffer is not None:
+            if self.replay_buffer is not None and self._stored:
                 yield None
 
     def next(self) -> TensorDictBase | None:
@@ -293,6 +295,7 @@ class BaseCollector:
             else:
                 with stage(STORE):
                     self._store(piece)
+                self._stored = True
             if not self._several:
                 return
             with stage(COLLECT):

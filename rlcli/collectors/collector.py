@@ -100,7 +100,8 @@ class Collector(BaseCollector):
     postproc : callable, optional
         Batch -> batch, before it is delivered; None where it changed the batch in place.
     replay_buffer : optional
-        Batches are written there and None is yielded; `extend_buffer=False` writes step by step with `add`.
+        Batches are written there and None is yielded, for trajectories where some are whole; `extend_buffer=False`
+        writes step by step with `add`.
     trajs_per_batch : int, optional
         Deliver complete trajectories only, so many at a time.  `frames_per_batch` then says how often it is looked for
         them.

@@ -179,8 +179,8 @@ def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
 
 def learned_by_transforms(state: dict[str, Any]) -> dict[str, Any]:
     """What the transforms of a saved run had learned, by name; those of its first worker where it had several."""
-    collector = state["collector"]
-    return collector.get("workers", [collector])[0]["engine"]["transforms"]
+    saved = state["collector"]
+    return saved.get("workers", [saved])[0]["engine"]["transforms"]
 
 
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:

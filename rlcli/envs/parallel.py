@@ -61,6 +61,7 @@ class ParallelEnv(LanesEnv):
         start_method: str | None = None,
         device=None,
     ) -> None:
+        self._arguments = num_workers, create_env_fn, workers, start_method, device
         given = [_described(maker) for maker in one_each("ParallelEnv", num_workers, create_env_fn)]
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
@@ -78,11 +79,19 @@ class ParallelEnv(LanesEnv):
         )
         super().__init__(lanes, *lanes.spaces, batched=True, device=device)
 
+    def __reduce__(self):
+        """Another of the same: what is sent to a process is a recipe."""
+        return _again, self._arguments
+
     def __repr__(self) -> str:
         lanes: Any = self.lanes
         heavy = f", imports {', '.join(lanes.heavy)}" if lanes.heavy else ""
         method = f"start_method={self.start_method!r}"
         return f"ParallelEnv({lanes.name}, {lanes.n}, workers={len(lanes.parts)}, {method}{heavy})"
+
+
+def _again(num_workers: int, create_env_fn: Any, workers: int | None, start_method: str | None, device: Any) -> Any:
+    return ParallelEnv(num_workers, create_env_fn, workers=workers, start_method=start_method, device=device)
 
 
 def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import pickle
+import threading
 from dataclasses import FrozenInstanceError, fields
 from functools import partial
 
@@ -97,23 +98,22 @@ def test_a_spawned_process_steps_with_what_it_is_sent(options, worker):
     assert worker.apply(batch_of, (sent,)) == batch_of(sent)
 
 
-def local_function():
-    def make():
-        return counter()
+def test_functions_that_no_module_holds_are_sent_by_value():
+    def make(lanes):
+        return SerialEnv(lanes, counter)
 
-    return make
+    for maker in (make, lambda lanes: SerialEnv(lanes, counter)):
+        assert batch_of(stepping(create_env_fn=maker).pickled()) == batch_of(stepping().pickled())
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"create_env_fn": lambda: counter()}, "create_env_fn cannot be sent.*it is a lambda.*a module defines"),
-        ({"create_env_fn": local_function()}, "create_env_fn cannot.*function local_function.*partial"),
-        ({"create_env_kwargs": {"lanes": lambda: 3}}, "create_env_kwargs cannot.*it is a dict.*pickle.dumps"),
-        ({"policy": lambda td: td}, "policy cannot.*it is a lambda.*policy_factory="),
-        ({"policy_factory": lambda: None}, "policy_factory cannot.*it is a lambda.*a module defines"),
+        ({"create_env_fn": threading.Lock().acquire}, "create_env_fn cannot be sent.*pickle.*partial"),
+        ({"create_env_kwargs": {"lanes": threading.Lock()}}, "create_env_kwargs cannot.*it is a dict.*pickle.dumps"),
+        ({"policy": threading.Lock()}, "policy cannot.*it is a lock.*policy_factory="),
+        ({"policy_factory": threading.Lock().acquire}, "policy_factory cannot.*a function that makes"),
         ({"traj_pool": TrajectoryPool()}, "traj_pool cannot.*Leave it out"),
-        ({"keep_keys": (key for key in ["action"])}, "keep_keys cannot.*it is a generator.*pickle.dumps"),
     ],
     ids=lambda x: x if isinstance(x, str) else next(iter(x)),
 )
@@ -125,7 +125,7 @@ def test_what_cannot_be_sent_is_refused_by_its_name(options, sentence):
 def test_every_member_is_named():
     for field in fields(Stepping):
         held = object.__new__(Stepping)
-        values = {other.name: None for other in fields(Stepping)} | {field.name: lambda: None}
+        values = {other.name: None for other in fields(Stepping)} | {field.name: threading.Lock()}
         for name, value in values.items():
             object.__setattr__(held, name, value)
         with pytest.raises(ArgumentError, match=f"^{field.name} cannot be sent"):

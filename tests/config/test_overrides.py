@@ -65,7 +65,7 @@ def complaints(*overrides: str) -> str:
         ("loss=DQN", "write loss=dqn storage=tensor sampler=random"),
         ("seed=" + "9" * 100_000, "...'; it has 100,005 characters"),
         ("env.kwargs.a=" + "[" * 3_000 + "]" * 3_000, "nested deeper than 16 levels"),
-        ("collector=multi_sync", "unknown collector 'multi_sync' (choices: sync)"),
+        ("collector=multi_snyc", "unknown collector 'multi_snyc'; did you mean multi_sync or multi_async?"),
     ],
 )
 def test_a_wrong_override_is_a_sentence(override, words):

@@ -171,6 +171,8 @@ class _Changes(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.iter, ast.Name):
             node.iter = ast.parse(f"stopped({node.iter.id})", mode="eval").body
+        elif ast.unparse(node.iter) == "enumerate(collector)":
+            node.iter = ast.parse("enumerate(stopped(collector))", mode="eval").body
         return node
 
 

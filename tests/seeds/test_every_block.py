@@ -23,6 +23,7 @@ make_env = lambda: GymEnv("CartPole-v1")
 env = make_env()
 """
 PAGES, TUTORIAL, RECIPES = "test_buffer_pages.py", "test_memory_tutorial.py", "test_seed_recipes.py"
+WORKERS = "test_worker_pages.py"
 
 # name -> (block, the file of this folder that runs it)
 RUN = {
@@ -37,6 +38,30 @@ RUN = {
         Block("001", "collector = Collector(", after="Single-process collectors also"), PAGES,
     ),
     "002 a collector in the background": (Block("002", "collector = SyncDataCollector(...,"), PAGES),
+    "001 slices of workers": (
+        Block(
+            "001", "memory = ReplayBuffer(", after="# MultiSyncCollector + regular env",
+            until="# MultiSyncCollector + parallel",
+        ), WORKERS,
+    ),
+    "001 slices of workers with batched envs": (
+        Block("001", "memory = ReplayBuffer(", after="# MultiSyncCollector + parallel"), WORKERS,
+    ),
+    "001 whole trajectories of workers": (
+        Block("001", "from torchrl.collectors import MultiCollector", after="Synchronous iteration"), WORKERS,
+    ),
+    "001 whole trajectories in the background": (
+        Block("001", "collector = MultiCollector(", after="Asynchronous collection"), WORKERS,
+    ),
+    "002 weights of several models": (
+        Block("002", "from torchrl.collectors import MultiSyncDataCollector"), WORKERS,
+    ),
+    "003 one buffer per worker": (
+        Block("003", "from torchrl.collectors import MultiCollector", after="One buffer per worker"), WORKERS,
+    ),
+    "003 whole trajectories of workers": (
+        Block("003", "from torchrl.collectors import MultiCollector", after="This is what passing the buffer"), WORKERS,
+    ),
     "004 the problem": (Block("004", "env_maker = lambda", after="Where the memory goes"), TUTORIAL),
     "004 knob 1": (Block("004", "compact_collector = Collector("), TUTORIAL),
     "004 knob 2": (Block("004", "rb = ReplayBuffer(", after="Knob 2"), TUTORIAL),
@@ -52,48 +77,8 @@ RUN = {
     "004 recipe B": (Block("004", "env_maker_delta = lambda", after="Recipe B"), RECIPES),
 }  # fmt: skip
 
-WORKERS = WORLD + "from rlcli.collectors import MultiSyncCollector\n"
-SYNC = Block("001", "from torchrl.collectors import MultiCollector", after="Synchronous iteration", preamble=WORLD)
-
 # name -> (block, what rlcli does not have yet)
 WAIT = {
-    "001 slices of workers": (
-        Block(
-            "001", "memory = ReplayBuffer(", after="# MultiSyncCollector + regular env",
-            until="# MultiSyncCollector + parallel", preamble=WORKERS,
-        ),
-        "workers: MultiSyncCollector",
-    ),
-    "001 slices of workers with batched envs": (
-        Block(
-            "001", "memory = ReplayBuffer(", after="# MultiSyncCollector + parallel",
-            preamble=WORKERS + "from rlcli.envs import ParallelEnv\n",
-        ),
-        "workers: MultiSyncCollector",
-    ),
-    "001 whole trajectories of workers": (SYNC, "workers: MultiCollector(sync=True)"),
-    "001 whole trajectories in the background": (
-        Block(
-            "001", "collector = MultiCollector(", after="Asynchronous collection",
-            preamble=WORLD + "from rlcli.collectors import MultiCollector\n",
-        ),
-        "workers: MultiCollector(sync=False)",
-    ),
-    "002 weights of several models": (
-        Block("002", "from torchrl.collectors import MultiSyncDataCollector", preamble=WORLD),
-        "weight sync: MultiProcessWeightSyncScheme, and workers: MultiSyncDataCollector",
-    ),
-    "003 one buffer per worker": (
-        Block("003", "from torchrl.collectors import MultiCollector", after="One buffer per worker", preamble=WORLD),
-        "workers: MultiCollector, with an ensemble for its buffer",
-    ),
-    "003 whole trajectories of workers": (
-        Block(
-            "003", "from torchrl.collectors import MultiCollector", after="This is what passing the buffer",
-            preamble=WORLD,
-        ),
-        "workers: MultiCollector(sync=False)",
-    ),
     "003 slices for a recurrent policy": (
         Block(
             "003", "from torchrl.data.replay_buffers import SliceSampler", after="The flat 1-D output", preamble=WORLD,
@@ -118,8 +103,8 @@ REPEATED = {
 IMPORTS = Block("004", "import tempfile")
 
 
-def test_the_documents_have_28_blocks_and_18_of_them_run():
-    assert (len(RUN), len(WAIT)) == (18, 10)
+def test_the_documents_have_28_blocks_and_25_of_them_run():
+    assert (len(RUN), len(WAIT)) == (25, 3)
     for block, file in RUN.values():
         assert block.starts in (Path(__file__).parent / file).read_text(encoding="utf-8")
 
