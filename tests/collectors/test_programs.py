@@ -477,6 +477,23 @@ def test_random_actions_of_each_lane_lie_within_its_own_bounds(make):
         Collector(env, lambda td: td, init_random_frames=5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_an_env_takes_the_same_actions_by_hand_and_collected_whatever_the_dtype_of_its_action_spec(dtype, lanes):
+    env = SerialEnv(lanes, pendulum) if lanes else pendulum()
+    env.action_spec = env.action_spec.to(dtype)
+    for policy in (None, lambda td: td.set("action", td["observation"][..., 1:2] / 3)):
+        batch = Collector(env, policy, frames_per_batch=20 * (lanes or 1), seed=0).rollout()
+        actions = iter(batch["action"].unbind(-2))
+        env.set_seed(0)
+        again = env.rollout(
+            20, policy or (lambda td, actions=actions: td.set("action", next(actions))), break_when_any_done=False
+        )
+        assert batch["action"].dtype == again["action"].dtype == (torch.float32 if policy else dtype)
+        for key in ("action", "observation", ("next", "observation"), ("next", "reward")):
+            assert torch.equal(batch[key], again[key]), key
+
+
 @pytest.mark.parametrize("spec", [None, Composite(action=Bounded(-2, 2, (1,)))], ids=["none", "several"])
 def test_an_action_spec_that_draws_no_action_is_refused_only_where_actions_are_drawn(spec):
     env = pendulum()
