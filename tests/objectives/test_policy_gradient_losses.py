@@ -514,6 +514,21 @@ def test_terms_are_those_of_a_network_that_replaced_another(name):
     assert torch.equal(loss(td)["loss_critic"], ClipPPOLoss(**networks)(td)["loss_critic"])
 
 
+def test_keys_and_functions_that_are_set_later_are_those_that_count():
+    td = ready(make_actor(), make_critic())
+    td["seen"] = td["next", "seen"] = 2 * td["observation"]
+    loss = ClipPPOLoss(make_actor(), ValueOperator(lambda x: x[..., :1]))
+    estimator = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)
+    loss(td)
+    loss.critic_network.module = lambda x: x[..., 1:2]
+    loss.critic_network.in_keys = ["seen"]
+    loss.actor_network.module[0].in_keys = ["seen"]
+    assert "seen" in loss.in_keys and "observation" not in loss.in_keys and ("next", "seen") in estimator.in_keys
+    fresh = ClipPPOLoss(loss.actor_network, loss.critic_network)
+    assert torch.equal(loss(td)["loss_critic"], fresh(td)["loss_critic"])
+    assert torch.equal(estimator(td)["state_value"], td["seen"][..., 1:2])
+
+
 class Joined(nn.Module):
     """A linear function of all that it is given."""
 
