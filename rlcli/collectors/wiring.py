@@ -19,7 +19,7 @@ from rlcli.collectors.states import missing_transforms, refuse_lost_states, tran
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
-from rlcli.envs.spaces import action_format, from_gym_space
+from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
@@ -27,7 +27,7 @@ from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
-from rlcli.specs.dtypes import torch_dtype
+from rlcli.specs import Composite
 from rlcli.transforms import Compose, Faces, NextObservationDelta, StepCounter, Transform, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
@@ -260,6 +260,8 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
     if random_frames:
         refuse_own_random(env, lanes)
     if policy is None and random is None:
+        if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
+            action_format(env.action_spec, len(env.batch_size))  # refuses it
         program = TensorDictProgram(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
         refuse_lost_states(policy, setting.inputs)
@@ -276,19 +278,15 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
 def random_actions(env: EnvBase, lanes: Lanes) -> ActionFormat | None:
     """How the env's random actions look and what they are drawn from; None where only the env can draw them.
 
-    They are those of its `action_spec`, which a user may have narrowed, or given another dtype.
+    They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
     """
-    if own_methods(env, ["rand_action"]) or own_methods(env.action_spec, ["rand"]):
+    spec, actions = env.action_spec, lanes.actions
+    if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
         return None
-    actions = lanes.actions
-    if isinstance(lanes, TensorDictLanes):
-        return actions if env.action_spec.dtype == torch_dtype(actions.stored[1]) else None
     made = from_gym_space(actions.space, categorical=actions.categorical)
-    if env.action_spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
+    if spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
         return actions
-    found = action_format(env.action_spec, len(env.batch_size))
-    alike = (found.kind, found.shape, found.stored) == (actions.kind, actions.shape, actions.stored)
-    return found if alike and env.action_spec.dtype == torch_dtype(found.stored[1]) else None
+    return drawn_alike(spec, actions, env.batch_size)
 
 
 def _own_random(env: EnvBase) -> str:

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlcli.envs.mdp import acted, complete_flags, merged, on_tensordicts, promoted, step_mdp
-from rlcli.errors import ArgumentError, EnvError
+from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import ACTION, DONE, END_FLAGS, NEXT, RESET, Key, show, unravel
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 from rlcli.specs.composite import returned_by
@@ -270,6 +270,11 @@ class EnvBase:
         Returns
         -------
         TensorDict ``[*batch, steps]``
+
+        Raises
+        ------
+        EnvError
+            Steps hold other keys or shapes than those before.
         """
         if not isinstance(max_steps, Integral) or max_steps < 1:
             raise ArgumentError("max_steps is a whole number of at least 1", why=f"got {max_steps!r}")
@@ -295,7 +300,16 @@ class EnvBase:
             if break_when_any_done and bool(td.get(DONE).any()):
                 break
             root = returned_by(self, "maybe_reset", self.maybe_reset(following)).clone()
-        batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
+        try:
+            batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
+        except RuntimeError as error:
+            held = [{*map(unravel, step.keys(True, True))} for step in steps]
+            some = sorted(map(show, set.union(*held) - set.intersection(*held)))
+            raise EnvError(
+                "the steps of a rollout do not hold the same keys and shapes", where=type(self).__name__,
+                why=f"only some hold {', '.join(some)}" if some else in_words(error, 200),
+                fix="Write at every step what the first one holds.",
+            ) from error  # fmt: skip
         batch.names = [*[None] * len(self.batch_size), "time"]
         return batch
 

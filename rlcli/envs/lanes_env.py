@@ -105,7 +105,7 @@ class LanesEnv(EnvBase):
 
     def _stored(self, action: torch.Tensor) -> np.ndarray:
         """An action as it is stored, `[N, *]`, in a dtype that numpy knows."""
-        spec, shape = self.action_spec, self.lanes.actions.stored[0]
+        shape, dtype = self.lanes.actions.stored
         expected = (*self.batch_size, *shape)
         if action.shape != expected and [d for d in action.shape if d != 1] != [d for d in expected if d != 1]:
             raise ArgumentError(
@@ -113,8 +113,8 @@ class LanesEnv(EnvBase):
                 why=f"expected {expected}, got {tuple(action.shape)}",
             )
         given = action.detach().cpu()
-        if spec.dtype.is_floating_point:
-            given = given.to(spec.dtype)
+        if dtype.kind == "f":
+            given = given.to(torch_dtype(dtype))
         elif given.dtype is torch.bfloat16:
             given = given.float()
         return given.numpy().reshape(self.lanes.n, *shape)

@@ -5,7 +5,7 @@ Dtypes are kept: a uint8 image stays uint8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from rlcli.specs import (
 )
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms.base import as_kind
+
+ACTIONS = (OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded, Unbounded)
 
 
 def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymnasium space") -> TensorSpec:
@@ -111,22 +113,45 @@ def action_format(spec, dims: int) -> ActionFormat:
     ArgumentError
         Several actions, or choices that are not in one vector.
     """
-    if not isinstance(spec, OneHot | Categorical | MultiOneHot | MultiCategorical | Binary | Bounded | Unbounded):
+    if not isinstance(spec, ACTIONS):
         raise ArgumentError(
             "the env's action cannot be collected", why=f"its spec is a {type(spec).__name__}",
             fix="Give the env one action: a OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded or "
             "Unbounded spec.",
         )  # fmt: skip
-    shape = tuple(spec.shape[dims:])
-    format = ActionFormat(*_as_space(spec, shape, dims))
-    if format.kind == "multi_binary":
-        format.dtype = as_kind(spec)[1]  # a row of them is what is stored
+    shape, format = tuple(spec.shape[dims:]), _format(spec, dims)
     if format.stored[0] != shape:
         raise ArgumentError(
             "the env's action cannot be collected",
             why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored[0]}",
             fix="Put several choices into one MultiCategorical or MultiOneHot.",
         )
+    return format
+
+
+def drawn_alike(spec: TensorSpec, offered: ActionFormat, batch_size: Sequence[int]) -> ActionFormat | None:
+    """How actions of a spec look, if an env that takes `offered` takes all of them and lanes have the same; else None.
+
+    Parameters
+    ----------
+    spec : one of ACTIONS
+        With the batch size in front.
+    """
+    (shape, dtype), dims = offered.stored, len(batch_size)
+    if (spec.shape, spec.dtype) != ((*batch_size, *shape), torch_dtype(dtype)):
+        return None
+    if spec != spec[(0,) * dims].expand(*spec.shape):
+        return None
+    format = _format(spec, dims)
+    if (format.kind, format.shape, format.stored) != (offered.kind, offered.shape, offered.stored):
+        return None
+    return format if format.kind == "box" or bool((format.last <= offered.last).all()) else None
+
+
+def _format(spec, dims: int) -> ActionFormat:
+    format = ActionFormat(*_as_space(spec, tuple(spec.shape[dims:]), dims))
+    if format.kind == "multi_binary":
+        format.dtype = as_kind(spec)[1]  # a row of them is what is stored
     return format
 
 

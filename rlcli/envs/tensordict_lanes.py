@@ -60,7 +60,7 @@ class TensorDictLanes(Lanes):
         no transform changes them after the batch).
     held : set of keys
         What resets write and steps do not, a state or what no spec names: it stays as it is at the root, and is never
-        under `next`.  The first step decides.
+        under `next`.  The first step decides: one that is written later is refused.
 
     Raises
     ------
@@ -330,7 +330,7 @@ class TensorDictLanes(Lanes):
         for name in END_FLAGS:  # a reset may say that an episode is over before it began
             self.late.mark(t, name, self._lanes_of(self._flags[name]))
         self._flags = {name: following.get(name).clone().cpu() for name in END_FLAGS}
-        beside = following.exclude(*self.schema, *END_FLAGS, "reward").cpu()
+        beside = following.exclude(*(self.schema.keys() - self.held), *END_FLAGS, "reward").cpu()
         late: dict[Key, torch.Tensor] = {
             under_next(key): self._lanes_of(value) for key, value in beside.items(True, True)
         }

@@ -5,9 +5,10 @@ And an actor with its critic as one module: each shared weight is counted, train
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tensordict import TensorDictBase
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -45,7 +46,7 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
     spec : TensorSpec, optional
         Of the action; checked against the distribution (one-hot or index), and kept as `.spec`.
     distribution_class, distribution_kwargs
-        Its class and constant arguments.
+        Its class, or a function that makes one, and constant arguments: a mapping, or a `TensorDictParams`.
     return_log_prob : bool
         Also write the action's log-probability, at `log_prob_key`.
     default_interaction_type : ExplorationType
@@ -71,7 +72,7 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
         out_keys: Sequence[Key] | None = None,
         *,
         spec: TensorSpec | None = None,
-        distribution_class: type = Delta,
+        distribution_class: Callable[..., Any] = Delta,
         distribution_kwargs: Mapping[str, Any] | None = None,
         return_log_prob: bool = False,
         log_prob_key: Key = SAMPLE_LOG_PROB,
@@ -86,11 +87,14 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
             )
         keys = list(in_keys) if not isinstance(in_keys, str | tuple | Mapping) else in_keys
         outs = [ACTION] if out_keys is None else list(out_keys)
+        constants = distribution_kwargs
+        if not isinstance(constants, TensorDictBase):  # a `TensorDictParams` stays one: it holds parameters
+            constants = dict(constants or {})
         stage = ProbabilisticTensorDictModule(
             keys,
             outs,
             distribution_class=distribution_class,
-            distribution_kwargs=dict(distribution_kwargs or {}),
+            distribution_kwargs=constants,
             return_log_prob=return_log_prob,
             log_prob_key=log_prob_key if len(outs) == 1 else None,
             default_interaction_type=default_interaction_type,

@@ -9,7 +9,8 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import contains, is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -173,13 +174,14 @@ def _memory(p: Tensor) -> int:
 # what decides how a module on tensordicts is called, beside its arguments
 _SETTINGS = (
     (TensorDictModule, itemgetter("_in_keys", "_out_keys", "_kwargs", "method")),
-    (
-        ProbabilisticTensorDictModule,
-        itemgetter("_in_keys", "_out_keys", "dist_keys", "distribution_class", "return_log_prob"),
-    ),
+    (ProbabilisticTensorDictModule, itemgetter("_in_keys", "_out_keys", "dist_keys", "return_log_prob")),
     (QValueModule, itemgetter("action_value_key", "action_mask_key", "action_space")),
     (EGreedyModule, itemgetter("action_key", "action_mask_key", "n")),
 )
+
+
+def _values(tables: Iterable[dict]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, tables))
 
 
 class Structure:
@@ -194,7 +196,7 @@ class Structure:
         self._parts = list(module.modules())
         self._types = [type(part) for part in self._parts]
         self._modules = [part._modules for part in self._parts if part._modules]
-        self._inside = [list(modules.values()) for modules in self._modules]
+        self._sizes, self._inside = list(map(len, self._modules)), list(_values(self._modules))
         tables = [table for part in self._parts for table in hooks_of(part)]
         tables += [part._modules for part in self._parts if not part._modules]
         self._empty, self._filled = [x for x in tables if not x], [x for x in tables if x]
@@ -205,31 +207,40 @@ class Structure:
         self._everywhere = hooked_everywhere()
         self._settings = [(s, vars(part)) for part in self._parts for kind, s in _SETTINGS if isinstance(part, kind)]
         self._set = [copy.deepcopy(settings(own)) for settings, own in self._settings]
-        self._heads = [vars(part) for part in self._parts if isinstance(part, ProbabilisticTensorDictModule)]
-        self._given = self._arguments()
+        of_functions = (vars(part) for part in self._parts if isinstance(part, TensorDictModule))
+        self._functions = [own for own in of_functions if "module" in own]  # a module is one of the parts
+        self._heads = [part for part in self._parts if isinstance(part, ProbabilisticTensorDictModule)]
+        self._given = self._called()
 
     def holds(self) -> bool:
         """Whether no module was replaced, added or taken away, and none got or lost a hook or a `forward` of its own.
 
-        Nor may a module on tensordicts read or write other keys, or draw from another distribution.  Some microseconds
-        for a policy of a dozen modules: for once a call, not once a layer.
+        Nor may a module on tensordicts read or write other keys, call another function, or draw from another
+        distribution.  Some microseconds for a policy of a dozen modules: for once a call, not once a layer.
         """
         return (
             not any(self._empty)
             and all(self._filled)
             and list(map(type, self._parts)) == self._types
-            and list(map(list, map(dict.values, self._modules))) == self._inside
+            and list(map(len, self._modules)) == self._sizes
+            and all(map(is_, _values(self._modules), self._inside))  # what a `TensorDictParams` is equal to is no bool
             and not any(map(contains, self._plain, self._names))
             and (not self._own or all(name in own for own, name in self._own))
             and hooked_everywhere() == self._everywhere
             and [settings(own) for settings, own in self._settings] == self._set
-            and len(arguments := self._arguments()) == len(self._given)
-            and all(map(is_, arguments, self._given))
+            and len(called := self._called()) == len(self._given)
+            and all(map(is_, called, self._given))
         )
 
-    def _arguments(self) -> list[Any]:
-        """Names and values of the constant arguments of distributions; what arrays among them hold is not looked at."""
-        return [x for own in self._heads for argument in own["distribution_kwargs"].items() for x in argument]
+    def _called(self) -> list[Any]:
+        """Functions that modules on tensordicts call, what makes distributions, and its constants by name and value.
+
+        What arrays among the constants hold is not looked at.
+        """
+        found = [own.get("module") for own in self._functions]
+        for head in self._heads:
+            found += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_empty": [True]}  # a copy does not hold: its modules have tables of their own

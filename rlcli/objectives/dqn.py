@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION_VALUE, TD_ERROR, Key, show, under_next, unravel
+from rlcli.keys import ACTION_VALUE, TD_ERROR, Key, show, under_next
 from rlcli.modules.stages import Stage, take_apart_values
 from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
@@ -96,7 +96,7 @@ class DQNLoss(BootstrappedLoss):
 
     @property
     def in_keys(self) -> list[Key]:
-        own = [unravel(k) for k in self.value_network.in_keys]
+        own = self.online.in_keys
         return [*own, self.tensor_keys.action, *map(under_next, own), *self.next_keys]
 
     def target_pairs(self) -> list[Pair]:
@@ -116,7 +116,7 @@ class DQNLoss(BootstrappedLoss):
         values = self.online(columns, batch_dims)[key]
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
-            later = next_columns(columns, [unravel(k) for k in self.value_network.in_keys])
+            later = next_columns(columns, self.online.in_keys)
             next_values = self.delayed(later, batch_dims)[key]
             if self.double_dqn:
                 best = greedy(self.online(later, batch_dims)[key], self.action_space)

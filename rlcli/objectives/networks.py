@@ -12,6 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -102,14 +103,22 @@ class Lowered:
                 fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
             )
         self.module = module
-        self.in_keys: list[Key] = [unravel(k) for k in module.in_keys]
-        self.out_keys: list[Key] = [unravel(k) for k in module.out_keys]
-        self._stages = Watched(module, find or plain_stages)
+        self._found = Watched(module, partial(_with_keys, find or plain_stages))
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """What it reads, as it is now."""
+        return self._found()[1]
+
+    @property
+    def out_keys(self) -> list[Key]:
+        """What it writes, as it says now."""
+        return [unravel(k) for k in self.module.out_keys]
 
     @property
     def stages(self) -> tuple[Stage, ...] | None:
         """The inner modules in order, as they are now; None where the module has to be called on a tensordict."""
-        return self._stages()
+        return self._found()[0]
 
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
@@ -121,10 +130,10 @@ class Lowered:
         skip : int
             So many of the first stages have their outputs in `columns` already (see `shared_stages`).
         """
-        values, stages = dict(columns), self.stages
+        values, (stages, read) = dict(columns), self._found()
         if stages is None:
             first = next(iter(columns.values()))
-            inputs: Any = {k: x for k, x in columns.items() if k in self.in_keys}
+            inputs: Any = {k: x for k, x in columns.items() if k in read}
             out = self.module(TensorDict(inputs, batch_size=first.shape[:batch_dims]))
             values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
             return values
@@ -137,6 +146,29 @@ def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
     """All of a network that draws nothing; None where it cannot be taken apart."""
     parts = take_apart(module)
     return None if parts is None or parts.head is not None else parts.stages
+
+
+def _with_keys(
+    find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None], module: TensorDictModuleBase
+) -> tuple[tuple[Stage, ...] | None, list[Key]]:
+    """The stages of a network, and what it reads."""
+    stages = find(module)
+    return stages, keys_read(module, stages or ())
+
+
+def keys_read(module: TensorDictModuleBase, stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
+    """What stages read that none before them writes, and of `more` what none of them does.
+
+    A sequence goes on saying what its modules read when it was made: it is asked only where there are no stages.
+    """
+    if not stages:
+        return [unravel(k) for k in module.in_keys]
+    written: set[Key] = set()
+    read: dict[Key, None] = {}
+    for stage in stages:
+        read.update((k, None) for k in stage.in_keys if k not in written)
+        written.update(stage.out_keys)
+    return [*read, *(k for k in more if k not in written and k not in read)]
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
@@ -254,8 +286,13 @@ class Density:
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
             )
         self.actor, self.mc_samples = actor, mc_samples
-        self.in_keys: list[Key] = [unravel(k) for k in actor.in_keys]
         self.known = Watched(actor, _known)
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """What the actor reads, as it is now."""
+        known = self.known()
+        return keys_read(self.actor, known.stages, known.param_keys)
 
     @property
     def family(self) -> Family | None:

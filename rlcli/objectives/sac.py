@@ -132,15 +132,10 @@ class SACLoss(BootstrappedLoss):
 
     @property
     def in_keys(self) -> list[Key]:
-        own, critic = self.density.in_keys, self._read
+        own, critic = self.density.in_keys, [key for critic in self.critics for key in critic.in_keys]
         later = [*own, *(k for k in critic if k != self.tensor_keys.action)]
         keys = [*own, *critic, self.tensor_keys.action, *map(under_next, later), *self.next_keys]
         return list(dict.fromkeys(keys))
-
-    @property
-    def _read(self) -> list[Key]:
-        """What any of the critics reads."""
-        return list(dict.fromkeys(key for critic in self.critics for key in critic.in_keys))
 
     def target_pairs(self) -> list[Pair]:
         return [] if self.target_qvalue_network is None else [(self.qvalue_network, self.target_qvalue_network)]
@@ -158,11 +153,11 @@ class SACLoss(BootstrappedLoss):
         return self.alpha
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        self._check_critics()
+        read = self._check_critics()
         columns, mask, weights = self.rows(columns, batch_dims)
         alpha = self.clamp_alpha_()
         with torch.no_grad():
-            target = self._target(columns, alpha, batch_dims)
+            target = self._target(columns, read, alpha, batch_dims)
         own, shared = parted(self.actor_network, self.qvalue_network)
         values: Sequence[Tensor]
         if self.separate_losses and shared:
@@ -189,13 +184,15 @@ class SACLoss(BootstrappedLoss):
             terms[TD_ERROR] = torch.stack([(q - target).abs() for q in values]).amax(0)
         return terms
 
-    def _check_critics(self) -> None:
+    def _check_critics(self) -> list[Key]:
+        """What the critics read beside the action."""
         key, written = self.tensor_keys.action, self.tensor_keys.state_action_value
+        reads: dict[Key, None] = {}
         for critic in self.critics:
-            if key not in critic.in_keys:
+            if key not in (read := critic.in_keys):
                 raise ArgumentError(
                     f"the qvalue_network of SACLoss does not read {show(key)}",
-                    why=f"it reads {', '.join(map(show, critic.in_keys))}",
+                    why=f"it reads {', '.join(map(show, read))}",
                     fix=f'Use ValueOperator(net, in_keys=["observation", "{show(key)}"]), or loss.set_keys(action=...)',
                 )
             if written not in critic.out_keys:
@@ -204,24 +201,24 @@ class SACLoss(BootstrappedLoss):
                     why=f"it writes {', '.join(map(show, critic.out_keys))}",
                     fix="Have all of them write one key, or use loss.set_keys(state_action_value=...).",
                 )
+            reads.update((k, None) for k in read if k != key)
+        return list(reads)
 
-    def _target(self, columns: Columns, alpha: Tensor, batch_dims: int) -> Tensor:
-        """`r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))`."""
-        action = self.tensor_keys.action
-        read = dict.fromkeys([*self.density.in_keys, *(k for k in self._read if k != action)])
-        later = next_columns(columns, list(read))
+    def _target(self, columns: Columns, read: Sequence[Key], alpha: Tensor, batch_dims: int) -> Tensor:
+        """`r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))`, of critics that read these keys and the action."""
+        later = next_columns(columns, list(dict.fromkeys([*self.density.in_keys, *read])))
         drawn, log_prob = self._draw(later, batch_dims)
-        values = self._values(self.target_critics, {**later, action: drawn}, batch_dims)
+        values = self._values(self.target_critics, {**later, self.tensor_keys.action: drawn}, batch_dims)
         return self.target(columns, torch.stack(values).amin(0) - alpha * log_prob)
 
     def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
         """A differentiable action and its log-probability `[*B]`."""
-        family, inputs = self.density.family, {k: columns[k] for k in self.density.in_keys if k in columns}
-        size = next(iter(inputs.values())).shape[:batch_dims]
-        if family is not None and family.has_rsample:
-            params, _ = self.density.parameters(columns)
-            action, log_prob = _sampled(family, params, self.generator)
-            return action, one_a_row(log_prob, size, family)
+        known, size = self.density.known(), next(iter(columns.values())).shape[:batch_dims]
+        if known.family is not None and known.family.has_rsample:
+            params, _ = known.parameters(columns)
+            action, log_prob = _sampled(known.family, params, self.generator)
+            return action, one_a_row(log_prob, size, known.family)
+        inputs = {k: columns[k] for k in self.density.in_keys if k in columns}
         dist = self.actor_network.get_dist(TensorDict(dict(inputs), batch_size=size))
         if not dist.has_rsample:
             raise ArgumentError(

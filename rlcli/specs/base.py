@@ -34,6 +34,7 @@ class TensorSpec:
     """
 
     event_dims = 0  # trailing dims that belong to the value itself (one-hot's n) and cannot be indexed away
+    drawn_by: tuple[str, ...] = ("rand",)  # its methods that random values go through
 
     def __init__(self, shape, dtype: torch.dtype, device: Device = None) -> None:
         self.shape = torch.Size(shape)
@@ -183,6 +184,8 @@ class Bounded(TensorSpec):
     shape : sequence of int, optional
         By default the broadcast shape of the bounds.
     """
+
+    drawn_by = ("rand", "project", "_whole")
 
     def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:
         low, high = (_as_bound(bound, dtype) for bound in (low, high))

@@ -148,6 +148,7 @@ class MultiOneHot(TensorSpec):
     """
 
     event_dims = 1
+    drawn_by = ("rand", "to_categorical_spec")
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         self.nvec = tuple(int(n) for n in nvec)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
 from torch import nn
 from worlds import Walk
@@ -13,10 +17,10 @@ from worlds import Walk
 from rlcli.collectors import Collector
 from rlcli.collectors.programs import RandomProgram, TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
-from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic
-from rlcli.specs import Bounded, OneHot
+from rlcli.specs import Binary, Bounded, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from rlcli.specs import Categorical as SpecCategorical
 from rlcli.transforms import RewardSum
 
@@ -412,6 +416,99 @@ def test_random_actions_have_the_dtype_of_the_action_spec(spec, lanes):
         Collector(env, lambda td: td, init_random_frames=5)
 
 
+class Heard(gym.ActionWrapper):
+    """A pendulum that stands still, and takes actions of its own space alone."""
+
+    def __init__(self, space) -> None:
+        super().__init__(gym.make("Pendulum-v1"))
+        self.action_space = space
+
+    def action(self, action):
+        assert self.action_space.contains(np.asarray(action, self.action_space.dtype)), action
+        return np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "spec"),
+    [
+        (gym.spaces.Discrete(2), SpecCategorical(50)),
+        (gym.spaces.MultiDiscrete([3, 3]), MultiCategorical([50, 3])),
+        (gym.spaces.MultiDiscrete([3, 2]), MultiOneHot([2, 3])),
+    ],
+)
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_random_actions_of_a_spec_that_is_wider_than_the_space_do_not_reach_the_env(space, spec, lanes):
+    def make():
+        return GymEnv(Heard(space), categorical_action_encoding=not isinstance(spec, MultiOneHot))
+
+    env = SerialEnv(lanes, make) if lanes else make()
+    env.action_spec = spec.expand(*env.batch_size, *spec.shape)
+    for run in (lambda: env.rollout(50), Collector(env, frames_per_batch=100).rollout):
+        with pytest.raises(ArgumentError, match=r"expected (0 to|a single 1 a choice)"):
+            run()
+    with pytest.raises(ArgumentError, match=r"first frames.*action_spec of its own"):
+        Collector(env, lambda td: td, init_random_frames=5)
+
+
+class ByHand(EnvBase):
+    """Two lanes on tensordicts, which show the action that they took."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=(2,))
+        self.observation_spec = Composite({"observation": Unbounded((2, 1))}, shape=(2,))
+
+    def _set_seed(self, seed):
+        pass
+
+    def _reset(self, td):
+        return TensorDict({"observation": torch.zeros(2, 1)}, (2,))
+
+    def _step(self, td):
+        return TensorDict({"observation": td["action"], "reward": torch.zeros(2, 1)}, (2,))
+
+
+@pytest.mark.parametrize("make", [ByHand, lambda: SerialEnv(2, pendulum)], ids=["by hand", "several"])
+def test_random_actions_of_each_lane_lie_within_its_own_bounds(make):
+    env = make()
+    env.action_spec = Bounded(torch.tensor([[-1.0], [0.5]]), torch.tensor([[-0.5], [1.0]]))
+    for actions in (Collector(env, frames_per_batch=80).rollout()["action"], env.rollout(40)["action"]):
+        assert env.action_spec.is_in(actions.movedim(1, 0))
+    with pytest.raises(ArgumentError, match=r"first frames.*Bounded"):
+        Collector(env, lambda td: td, init_random_frames=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_an_env_takes_the_same_actions_by_hand_and_collected_whatever_the_dtype_of_its_action_spec(dtype, lanes):
+    env = SerialEnv(lanes, pendulum) if lanes else pendulum()
+    env.action_spec = env.action_spec.to(dtype)
+    for policy in (None, lambda td: td.set("action", td["observation"][..., 1:2] / 3)):
+        batch = Collector(env, policy, frames_per_batch=20 * (lanes or 1), seed=0).rollout()
+        actions = iter(batch["action"].unbind(-2))
+        env.set_seed(0)
+        again = env.rollout(
+            20, policy or (lambda td, actions=actions: td.set("action", next(actions))), break_when_any_done=False
+        )
+        assert batch["action"].dtype == again["action"].dtype == (torch.float32 if policy else dtype)
+        for key in ("action", "observation", ("next", "observation"), ("next", "reward")):
+            assert torch.equal(batch[key], again[key]), key
+
+
+@pytest.mark.parametrize("spec", [None, Composite(action=Bounded(-2, 2, (1,)))], ids=["none", "several"])
+def test_an_action_spec_that_draws_no_action_is_refused_only_where_actions_are_drawn(spec):
+    env = pendulum()
+    env.action_spec = spec
+
+    def policy(td):
+        return td.set("action", torch.ones(1))
+
+    assert (Collector(env, policy, frames_per_batch=4).rollout()["action"] == 1).all()
+    with pytest.raises(ArgumentError, match=r"action cannot be collected: its spec is a (NoneType|Composite)"):
+        Collector(env, frames_per_batch=4)
+    with pytest.raises(ArgumentError, match=r"first frames.*an action_spec of its own"):
+        Collector(env, policy, init_random_frames=4)
+
+
 @pytest.mark.parametrize("lanes", [0, 2])
 def test_an_action_spec_that_does_not_fit_the_env_is_refused(lanes):
     env = SerialEnv(lanes, lambda: GymEnv("CartPole-v1")) if lanes else GymEnv("CartPole-v1")
@@ -428,3 +525,53 @@ def test_a_spec_that_draws_in_a_way_of_its_own_is_asked_for_random_actions(make)
     assert (Collector(env, frames_per_batch=10).rollout()["action"] == 0.25).all()
     with pytest.raises(ArgumentError, match=r"first frames.*Cautious"):
         Collector(env, lambda td: td, init_random_frames=5)
+
+
+class Wholes(Bounded):
+    """Draws as others do, of whole numbers."""
+
+    def project(self, value):
+        return super().project(value).round()
+
+
+class Upper(MultiOneHot):
+    """Draws as others do, of the last options alone."""
+
+    def to_categorical_spec(self):
+        return Bounded(torch.tensor(self.nvec) - 1, torch.tensor(self.nvec) - 1, (len(self.nvec),), torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "spec", "chosen"),
+    [
+        (gym.spaces.Box(-1, 1, (1,)), Wholes(-1, 1, (1,)), {(-1,), (0,), (1,)}),
+        (gym.spaces.MultiDiscrete([2, 3]), Upper([2, 3]), {(0, 1, 0, 0, 1)}),
+    ],
+)
+def test_a_spec_that_draws_through_a_method_of_its_own_is_asked_for_random_actions(space, spec, chosen):
+    env = GymEnv(Heard(space))
+    env.action_spec = spec
+    for batch in (Collector(env, frames_per_batch=60).rollout(), env.rollout(60, break_when_any_done=False)):
+        assert {*map(tuple, batch["action"].tolist())} == chosen
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Bounded(-1, 1, (2,)), Bounded(-1, 1, (2,), torch.int64), Unbounded((2,)), Binary(2), OneHot(3),
+        SpecCategorical(3), MultiCategorical([2, 3]), MultiOneHot([2, 3]),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_method_that_a_spec_draws_through_is_named(spec):
+    used = set()
+
+    class Watched(type(spec)):
+        def __getattribute__(self, name):
+            value = super().__getattribute__(name)
+            return used.add(name) or value if inspect.ismethod(value) else value
+
+    spec = copy.copy(spec)
+    spec.__class__ = Watched
+    spec.rand()
+    assert used <= {*type(spec).drawn_by}

@@ -424,6 +424,23 @@ def test_a_state_that_steps_do_not_write_stays_what_the_reset_made_it(lanes):
         assert torch.equal(batch[key], rolled[key]), key
 
 
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("written", [lambda t: t > 2, lambda t: t < 3], ids=["later", "at first"])
+def test_a_state_that_only_some_steps_write_is_refused(written, lanes):
+    class Sometimes(Stateful):
+        steps = 0
+
+        def _step(self, td):
+            self.steps += 1
+            out = super()._step(td)
+            return out if written(self.steps) else out.exclude("moved")
+
+    with pytest.raises(EnvError, match=r"next.moved was written, unlike at the first step|did not write 'moved'"):
+        Collector(Sometimes(lanes), frames_per_batch=8 * (lanes or 1)).rollout()
+    with pytest.raises(EnvError, match=r"steps of a rollout do not hold.* only some hold next.moved\."):
+        Sometimes(lanes).rollout(8)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_rewards_keep_the_dtype_that_the_env_gives_them(dtype):
     class Rewarding(OneNumber):

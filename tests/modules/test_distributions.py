@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict, TensorDictParams
+from tensordict.nn import ProbabilisticTensorDictModule
 
 from rlcli.errors import ArgumentError
 from rlcli.modules.distributions import (
@@ -331,9 +334,17 @@ def test_exact_classes_are_recognised_and_subclasses_are_not() -> None:
     assert family_of(torch.distributions.Beta) is None
 
 
-def test_a_probabilistic_module_is_recognised_with_its_keys() -> None:
-    from tensordict.nn import ProbabilisticTensorDictModule as Stage
+def test_what_is_no_class_or_has_constants_that_may_learn_is_no_family() -> None:
+    for function in (lambda logits: Categorical(logits), functools.partial(Categorical), CATEGORICAL.sample):
+        stage = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=function)
+        assert family_of(function) is family_of(stage) is None
+    for learned in (False, True):
+        bounds = TensorDictParams(TensorDict({"low": -torch.ones(2)}), no_convert=not learned)
+        assert family_of(TanhNormal, bounds) is None
 
+
+def test_a_probabilistic_module_is_recognised_with_its_keys() -> None:
+    Stage = ProbabilisticTensorDictModule
     stage = Stage(["scale", "loc"], ["action"], distribution_class=IndependentNormal)
     assert family_of(stage) is NORMAL
     assert param_keys(stage) == ["loc", "scale"]

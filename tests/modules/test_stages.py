@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictSequential
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.modules import Categorical, ProbabilisticActor, StateIndependentScale, ValueOperator
+from rlcli.modules import (
+    Categorical,
+    IndependentNormal,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    StateIndependentScale,
+    ValueOperator,
+)
 from rlcli.modules.stages import Structure, take_apart
 from rlcli.objectives.networks import Lowered
 
@@ -180,6 +188,48 @@ def test_a_structure_holds_until_a_module_gets_or_loses_something():
     finally:
         handle.remove()
     assert not structure.holds()
+
+
+class Floored(torch.distributions.Independent):
+    def __init__(self, loc, scale, floor):
+        super().__init__(torch.distributions.Normal(loc, scale + floor), 1)
+
+
+def normal(distribution, **constants):
+    net = TensorDictModule(nn.Sequential(nn.Linear(3, 4), NormalParamExtractor()), ["observation"], ["loc", "scale"])
+    return ProbabilisticActor(net, ["loc", "scale"], distribution_class=distribution, **constants)
+
+
+def parameters_by_name(learned):
+    return TensorDictParams(TensorDict({"floor": torch.ones(2)}), no_convert=not learned)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_structure_looks_at_constants_that_are_parameters(learned):
+    head = normal(Floored, distribution_kwargs=parameters_by_name(learned))[-1]
+    structure = Structure(head)
+    assert structure.holds()
+    head.distribution_kwargs = parameters_by_name(learned)
+    assert not structure.holds()
+
+
+class Maker:
+    """A function with a memory that cannot be copied."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def make(self, loc, scale):
+        return IndependentNormal(loc, scale)
+
+
+def test_a_structure_looks_at_functions_themselves():
+    values, head = TensorDictModule(lambda x: x, ["observation"], ["state_value"]), normal(Maker().make)[-1]
+    for part, name, other in ((values, "module", lambda x: 2 * x), (head, "distribution_class", Maker().make)):
+        structure = Structure(part)
+        assert structure.holds()
+        setattr(part, name, other)
+        assert not structure.holds()
 
 
 def test_a_copied_network_is_looked_at_for_itself():

@@ -1,11 +1,12 @@
 """A2C, REINFORCE and the KL penalty beyond upstream's numbers: masks, keys, baselines, estimators of a loss's own."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -513,6 +514,21 @@ def test_terms_are_those_of_a_network_that_replaced_another(name):
     assert torch.equal(loss(td)["loss_critic"], ClipPPOLoss(**networks)(td)["loss_critic"])
 
 
+def test_keys_and_functions_that_are_set_later_are_those_that_count():
+    td = ready(make_actor(), make_critic())
+    td["seen"] = td["next", "seen"] = 2 * td["observation"]
+    loss = ClipPPOLoss(make_actor(), ValueOperator(lambda x: x[..., :1]))
+    estimator = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)
+    loss(td)
+    loss.critic_network.module = lambda x: x[..., 1:2]
+    loss.critic_network.in_keys = ["seen"]
+    loss.actor_network.module[0].in_keys = ["seen"]
+    assert "seen" in loss.in_keys and "observation" not in loss.in_keys and ("next", "seen") in estimator.in_keys
+    fresh = ClipPPOLoss(loss.actor_network, loss.critic_network)
+    assert torch.equal(loss(td)["loss_critic"], fresh(td)["loss_critic"])
+    assert torch.equal(estimator(td)["state_value"], td["seen"][..., 1:2])
+
+
 class Joined(nn.Module):
     """A linear function of all that it is given."""
 
@@ -587,6 +603,36 @@ def test_constants_that_only_the_class_of_a_distribution_takes_are_given_to_it(l
     td = actor(TensorDict({"observation": torch.randn(5, 4)}, [5]))
     assert td["action"].shape == (5, 3)
     assert A2CLoss(actor)(td.set("advantage", torch.ones(5, 1)))["loss_objective"].isfinite()
+
+
+class Floored(torch.distributions.Independent):
+    def __init__(self, loc, scale, floor):
+        super().__init__(torch.distributions.Normal(loc, scale + floor), 1)
+
+
+@pytest.mark.parametrize(
+    ("law", "constants"),
+    [
+        (lambda loc, scale: TanhNormal(loc, scale), None),
+        (functools.partial(TanhNormal, low=-2.0, high=2.0), None),
+        (TanhNormal, TensorDictParams(TensorDict({"low": -torch.ones(2)}), no_convert=True)),
+        (Floored, TensorDictParams(TensorDict({"floor": torch.ones(2)}))),
+    ],
+    ids=["function", "partial", "tensors", "parameters"],
+)
+def test_a_distribution_may_be_made_by_a_function_and_its_constants_may_learn(law, constants):
+    torch.manual_seed(0)
+    net = TensorDictModule(nn.Sequential(nn.Linear(4, 4), NormalParamExtractor()), ["observation"], ["loc", "scale"])
+    actor = ProbabilisticActor(
+        net, ["loc", "scale"], distribution_class=law, distribution_kwargs=constants, return_log_prob=True
+    )
+    td = actor(TensorDict({"observation": torch.randn(5, 4)}, [5])).detach().set("advantage", torch.randn(5, 1))
+    loss = ClipPPOLoss(actor, entropy_coeff=0.0)
+    terms = loss(td)
+    terms["loss_objective"].backward()
+    log_prob = actor.get_dist(td.clone()).log_prob(td["action"])
+    assert torch.allclose(terms["kl_approx"], (td["sample_log_prob"] - log_prob).mean(), atol=1e-6)
+    assert all(p.grad is not None for p in loss.parameters())
 
 
 def test_what_does_not_fit_a_loss_is_a_sentence():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch.distributions as D
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 from rlcli.keys import Key, as_tuple
@@ -54,29 +55,32 @@ _FAMILIES: dict[type, Callable[..., Family | None]] = {
     D.Normal: _always(NormalFamily(event_dims=0), "validate_args"),
 }
 
-Source: TypeAlias = type | ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
+Stage: TypeAlias = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
 
 
-def family_of(source: Source, kwargs: Mapping[str, Any] | None = None) -> Family | None:
+def family_of(source: Callable[..., Any] | Stage, kwargs: Mapping[str, Any] | None = None) -> Family | None:
     """The family of a distribution class or probabilistic module, or None.
 
     Parameters
     ----------
-    source : type, ProbabilisticTensorDictModule or ProbabilisticTensorDictSequential
-        A class, or a module (for a sequence: its last probabilistic stage).
+    source : callable, ProbabilisticTensorDictModule or ProbabilisticTensorDictSequential
+        What makes a distribution, or a module (for a sequence: its last probabilistic stage).
     kwargs : mapping, optional
         The constant arguments given to the class (`low`, `high`, `nvec`); taken from the module otherwise.
 
     Returns
     -------
     Family or None
-        None when the class is not one of ours exactly, or the module feeds it other parameters (`probs`), draws
-        several samples at once, or gives it constants that only the class takes (`scale`).
+        None when it is not one of our classes exactly, or the module feeds it other parameters (`probs`), draws
+        several samples at once, or gives it constants that only the class takes (`scale`), or that may learn (a
+        `TensorDictParams`).
     """
-    if isinstance(source, type):
-        build = _FAMILIES.get(source)
+    if not isinstance(source, Stage):
+        build = _FAMILIES.get(source) if isinstance(source, type) else None
+        if build is None or isinstance(kwargs, TensorDictBase):
+            return None
         try:
-            return None if build is None else build(**(kwargs or {}))
+            return build(**(kwargs or {}))
         except TypeError:  # an argument, or a dtype, of the class alone; or of nobody, and then the class says so
             return None
     stage = _last_stage(source)
@@ -88,7 +92,7 @@ def family_of(source: Source, kwargs: Mapping[str, Any] | None = None) -> Family
     return family
 
 
-def param_keys(source: ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential) -> list[Key]:
+def param_keys(source: Stage) -> list[Key]:
     """The tensordict keys of the parameters, in the order of `family.param_names`."""
     stage, family = _last_stage(source), family_of(source)
     assert stage is not None and family is not None

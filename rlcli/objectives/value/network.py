@@ -156,8 +156,12 @@ class RowValues:
         self.net = Lowered(network)
         self._compute_dtype = compute_dtype
         self._params: TensorDictBase | None = None
-        self.in_keys = self.net.in_keys
         self.key = value_key(network)
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """What the network reads, as it is now."""
+        return self.net.in_keys
 
     @property
     def mixes_rows(self) -> bool:
