@@ -6,7 +6,7 @@ contradicts itself or something else is refused here, before anything is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -137,12 +137,13 @@ class Stepping:
         for name in ("frames_per_batch", "total_frames", "init_random_frames", "max_frames_per_traj", "seed"):
             if getattr(self, name) is not None or name in ("frames_per_batch", "total_frames"):
                 object.__setattr__(self, name, counted(name, getattr(self, name)))
-        if self.keep_keys is not None and (
-            isinstance(self.keep_keys, str) or not all(isinstance(key, str | tuple) for key in self.keep_keys)
-        ):
-            raise ArgumentError(
-                "keep_keys must be a list of keys", why=f"got {self.keep_keys!r}", fix='Use ["observation", "action"].'
-            )
+        if (asked := self.keep_keys) is not None:
+            keys = tuple(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else None
+            if keys is None or not all(isinstance(key, str | tuple) for key in keys):
+                raise ArgumentError(
+                    "keep_keys must be a list of keys", why=f"got {asked!r}", fix='Use ["observation", "action"].'
+                )
+            object.__setattr__(self, "keep_keys", keys)
         object.__setattr__(self, "exploration_type", _interaction(self.exploration_type))
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
@@ -264,9 +265,10 @@ class Delivery:
     def __post_init__(self) -> None:
         if self.trajs_per_batch is not None:
             object.__setattr__(self, "trajs_per_batch", whole("trajs_per_batch", self.trajs_per_batch))
-        if self.replay_buffer is not None and not callable(getattr(self.replay_buffer, "extend", None)):
+        buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
+        if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
             raise ArgumentError(
-                "replay_buffer must be a replay buffer", why=f"got a {type(self.replay_buffer).__name__}",
+                f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
                 fix="Use ReplayBuffer(...), or leave it out to get the batches.",
             )  # fmt: skip
 

@@ -253,8 +253,12 @@ class Bounded(TensorSpec):
 
 def _as_bound(bound: Any, dtype: torch.dtype) -> Tensor:
     try:
+        if not dtype.is_floating_point:  # arrays are cast without a word
+            (least, most), given = limits(dtype), torch.as_tensor(bound, dtype=torch.float64)
+            if not bool(((given >= least) & (given <= most)).all()):
+                raise ValueError(f"outside {least} to {most}")
         return torch.as_tensor(bound, dtype=dtype)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # infinities of whole numbers among them
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise ArgumentError(
             f"{bound!r} is no bound of numbers of dtype {dtype_name(dtype)}", where="Bounded",
             fix="Use Unbounded, or bounds that the dtype holds.",

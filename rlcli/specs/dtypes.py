@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Number, Real
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,12 @@ def limits(dtype: torch.dtype) -> tuple[int, int]:
     return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
-def holds(dtype: torch.dtype, value: float) -> bool:
-    """Whether a number is one of a dtype's; floats are rounded."""
-    if dtype.is_floating_point:
-        return True
+def holds(dtype: torch.dtype, value: Any) -> bool:
+    """Whether a value is a number, and one of a dtype's; floats are rounded."""
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and not value.ndim):
+        value = value.item()
+    fits = isinstance(value, Number if dtype.is_complex else Real)
+    if dtype.is_complex or dtype.is_floating_point or not fits:
+        return fits
     least, greatest = limits(dtype)
     return least <= value <= greatest and value == int(value)

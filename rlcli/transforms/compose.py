@@ -60,8 +60,6 @@ class Compose(Transform):
         super().__init__()
         self.transforms = nn.ModuleList()
         for transform in transforms:
-            if not isinstance(transform, Transform):
-                raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
             self.append(transform)
 
     def append(self, transform: Transform) -> Compose:
@@ -138,7 +136,15 @@ _FREE = {"__init__", "__repr__", "extra_repr"}
 
 
 def parts_of(transform: Transform) -> list[Transform]:
-    """What a `Compose` is made of; itself, of any other transform and where the user's code overrides its methods."""
+    """What a `Compose` is made of; itself, of any other transform and where the user's code overrides its methods.
+
+    Raises
+    ------
+    ArgumentError
+        It is none.
+    """
+    if not isinstance(transform, Transform):
+        raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):
         return [transform]
     kinds = takewhile(lambda kind: not is_ours(kind), type(transform).__mro__)

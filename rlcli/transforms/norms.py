@@ -309,7 +309,7 @@ class RewardNorm(_Learning):
     def _step(self, tensordict, next_tensordict):
         reward = self._need(next_tensordict, "reward")
         if not self.frozen:
-            now = reward.detach().cpu().numpy().reshape(-1)
+            now = reward.detach().cpu().double().numpy().reshape(-1)
             held = self.returns.take(np.zeros(now.shape, bool), 0) * self.gamma + now
             self.returns.keep(held)
             self.moments.add(held)

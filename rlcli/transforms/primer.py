@@ -44,7 +44,7 @@ class TensorDictPrimer(Transform):
             if not holds(spec.dtype, default_value):
                 raise ArgumentError(
                     f"{dtype_name(spec.dtype)} does not hold the default of {show(key)}", where="TensorDictPrimer",
-                    why=f"it is {default_value}",
+                    why=f"it is {default_value!r}",
                 )  # fmt: skip
         self.default_value = default_value
 

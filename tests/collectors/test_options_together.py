@@ -328,17 +328,44 @@ def test_an_error_keeps_its_evidence_between_processes():
     assert np.array_equal(again.evidence["observation"], error.evidence["observation"])
 
 
+class OnlyAdds:
+    """A buffer that takes one step at a time."""
+
+    def __init__(self) -> None:
+        self.rows = []
+
+    def add(self, row) -> None:
+        self.rows.append(row)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"keep_keys": "observation"}, "keep_keys must be a list of keys"),
         ({"keep_keys": [3]}, "keep_keys must be a list of keys"),
+        ({"keep_keys": 5}, "keep_keys must be a list of keys"),
         ({"replay_buffer": "x"}, "replay_buffer must be a replay buffer"),
+        ({"replay_buffer": []}, "replay_buffer must be a replay buffer.*got a list"),
+        ({"replay_buffer": set(), "extend_buffer": False}, "replay_buffer must be a replay buffer.*got a set"),
+        ({"replay_buffer": OnlyAdds()}, "replay_buffer must be a replay buffer, with extend"),
     ],
 )
 def test_options_that_are_none_are_refused_by_name(options, words):
     with pytest.raises(ArgumentError, match=words):
         Collector(GymEnv("CartPole-v1"), **options)
+
+
+def test_a_buffer_needs_no_method_but_the_one_that_is_used():
+    rows = OnlyAdds()
+    list(Collector(GymEnv(Walk()), frames_per_batch=5, total_frames=10, replay_buffer=rows, extend_buffer=False))
+    assert len(rows.rows) == 10
+
+
+@pytest.mark.parametrize("given", [iter, lambda keys: (key for key in keys), lambda keys: dict.fromkeys(keys)])
+def test_keys_to_keep_may_come_one_by_one(given):
+    keys = ["observation", ("next", "reward")]
+    found = [Collector("CartPole-v1", frames_per_batch=5, keep_keys=x, seed=0).rollout() for x in (keys, given(keys))]
+    assert {*found[0].keys(True, True)} == {*found[1].keys(True, True)} and (found[0] == found[1]).all()
 
 
 def test_steps_and_seeds_are_whole_numbers_and_a_refused_one_changes_nothing():

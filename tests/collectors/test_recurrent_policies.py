@@ -212,6 +212,24 @@ def test_a_count_counts():
         assert torch.equal(batch["h"], batch["observation"][..., 1:])
 
 
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_state_may_be_complex(lanes):
+    def make():
+        return worlds(lanes, TensorDictPrimer(h=Unbounded((1,), dtype=torch.complex64), default_value=1 + 1j))
+
+    def turn(td):
+        td["next", "h"] = td["h"] * 1j
+        return td.set("action", nn.functional.one_hot(torch.zeros(td.shape, dtype=torch.int64), 3))
+
+    env = make()
+    env.set_seed(0)
+    rolled = env.rollout(12, turn, break_when_any_done=False)
+    batch = Collector(make(), turn, frames_per_batch=12 * (lanes or 1), seed=0).rollout()
+    assert batch["h"].dtype == torch.complex64
+    for key in ("h", ("next", "h"), "observation", ("next", "reward")):
+        assert torch.equal(batch[key], rolled[key]), key
+
+
 def test_resets_that_are_not_the_envs_own_reset_the_state():
     limited, renewed, waiting = counting(max_frames_per_traj=2), counting(reset_at_each_iter=True), counting()
     waiting = counting(reset_when_done=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential, set_interaction_type
 from torch import nn
 
 from rlcli.collectors import Collector
@@ -323,3 +323,27 @@ def test_infinities_that_mean_something_are_taken(policy, space, action, called)
     collecting = collector(policy(), space, called=called, keep_keys=["observation", "action", "sample_log_prob"]
                            if action != 1 else ["observation", "action"])  # fmt: skip
     assert (collecting.rollout()["action"] == torch.tensor(action)).all()
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["lowered", "called"])
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize(
+    ("logits", "bits"), [((INF, -INF, 9), [1, 0, 1]), ((-INF, -INF, -INF), [0] * 3), ((INF, INF, INF), [1] * 3)]
+)
+def test_bits_that_are_certain_are_those_of_a_rollout(logits, bits, lanes, called):
+    policy, space = actor(IndependentBernoulli, Writes(*logits)), spaces.MultiBinary(3)
+    batch = collector(policy, space, called=called, lanes=lanes, exploration_type=MODE).rollout(20)
+    env = SerialEnv(lanes, lambda: GymEnv(Takes(space))) if lanes else GymEnv(Takes(space))
+    env.set_seed(1)
+    with set_interaction_type(MODE):
+        rolled = env.rollout(20, policy, break_when_any_done=False)
+    for key in ("logits", "sample_log_prob", "action", ("next", "observation")):
+        assert torch.equal(batch[key], rolled[key]), key
+    assert (batch["action"] == torch.tensor(bits)).all()
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["lowered", "called"])
+def test_logits_of_bits_that_are_no_numbers_are_refused(called):
+    made = collector(actor(IndependentBernoulli, Writes(INF, float("nan"))), spaces.MultiBinary(2), called=called)
+    with pytest.raises(NumericsError, match="logits is not finite"):
+        made.rollout()

@@ -373,7 +373,7 @@ class OneNumber(EnvBase):
 WHOLE = [torch.bool, torch.uint8, torch.int8, torch.int64]
 
 
-@pytest.mark.parametrize("dtype", [*WHOLE, torch.float64])
+@pytest.mark.parametrize("dtype", [*WHOLE, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "make", [lambda: RewardScaling(0.5, 3.0), lambda: RewardClipping(-0.7, 0.7), SignTransform, RewardNorm]
 )
@@ -390,7 +390,7 @@ def test_mapped_rewards_are_real_numbers_and_their_spec_says_so(dtype, make, spe
 
     env = TransformedEnv(Rewarding(), make())
     check_env_specs(env)
-    assert env.reward_spec.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert env.reward_spec.dtype == (dtype if dtype.is_floating_point else torch.float32)
     if make is not RewardNorm:  # which counts whole batches there
         expected = env.rollout(3)["next", "reward"]
         assert torch.equal(Collector(env, frames_per_batch=6).rollout()["next", "reward"], expected)

@@ -14,7 +14,7 @@ from worlds import Counter, Walk
 
 from rlcli.collectors import Collector
 from rlcli.collectors.trajectories import Cutter, Piece, end_to_end, joined
-from rlcli.data import full_next_obs
+from rlcli.data import ReplayBuffer, full_next_obs
 from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import Rows
 from rlcli.data.splitting import padded
@@ -272,9 +272,9 @@ def test_padding_is_zero_whatever_lies_beside():
         ({"trajs_per_batch": 2, "keep_keys": ["observation"]}, "next.done and collector.traj_ids"),
         ({"trajs_per_batch": 2, "set_truncated": True}, "reset_at_each_iter"),
         ({"trajs_per_batch": 2, "split_trajs": True}, "both"),
-        ({"trajs_per_batch": 2, "traj_format": "padded", "replay_buffer": []}, "padding"),
+        ({"trajs_per_batch": 2, "traj_format": "padded", "replay_buffer": ReplayBuffer()}, "padding"),
         ({"split_trajs": True, "extend_buffer": False}, "extend_buffer"),
-        ({"split_trajs": True, "replay_buffer": []}, "rows, not padding"),
+        ({"split_trajs": True, "replay_buffer": ReplayBuffer()}, "rows, not padding"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options, words):

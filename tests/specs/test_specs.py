@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -241,6 +242,11 @@ def test_what_is_no_spec_or_bound_is_refused():
         Composite({"a": 3})
     with pytest.raises(ArgumentError, match="inf is no bound of numbers of dtype int64"):
         Bounded(-float("inf"), float("inf"), (3,), dtype=torch.int64)
+    for bound in (INF, -INF, float("nan"), 1e30):
+        with pytest.raises(ArgumentError, match="is no bound of numbers of dtype int64"):
+            Bounded(0, np.array([bound]), dtype=torch.int64)
+    with pytest.raises(ArgumentError, match="is no bound of numbers of dtype int8"):
+        Bounded(torch.tensor([0]), torch.tensor([300]), dtype=torch.int8)
 
 
 def test_unbounded_complex_numbers_are_drawn():

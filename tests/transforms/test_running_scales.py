@@ -213,6 +213,12 @@ def test_mistakes_get_a_sentence():
         ToFloat(["a", "b"], ["c"])
     with pytest.raises(ArgumentError, match=r"int64 does not hold the default of h .*: it is 0\.5"):
         TensorDictPrimer({"h": Unbounded((2,), dtype=torch.int64)}, default_value=0.5)
+    for value in ("a", None, 1j, [1.0]):
+        with pytest.raises(ArgumentError, match=r"float32 does not hold the default of h .*: it is"):
+            TensorDictPrimer({"h": Unbounded((2,))}, default_value=value)
+    for put in (lambda x: Compose(x), lambda x: Compose().append(x), lambda x: Compose().insert(0, x)):
+        with pytest.raises(ArgumentError, match="no transform of an env: got 3"):
+            put(3)
     with pytest.raises(ArgumentError, match="Put it into the env"):
         StepCounter()(TensorDict({}, [3]))
     with pytest.raises(MissingKeyError, match=r"needs step_count: the tensordict holds observation\. Reset"):

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule
 from torch import nn
 
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, Key, show, unravel
 from rlcli.lanes.actions import ActionFormat, in_a_line
+from rlcli.modules.distributions import family_of, param_keys
+from rlcli.modules.distributions.discrete import BernoulliFamily
 
 _BEFORE = "step {} of the batch; the env was not stepped"
 
@@ -71,19 +74,28 @@ def _hint(policy: Any) -> str | None:
     )
 
 
-def is_sound(values: torch.Tensor, dims: int) -> bool:
-    """Whether an output, with `dims` dims before its own, is finite, or -inf where that may mask an action.
+def bits_of(policy: Any) -> set[Key]:
+    """The logits of bits that a policy's modules draw: an infinite one makes its bit certain."""
+    parts = policy.modules() if isinstance(policy, nn.Module) else ()
+    heads = [part for part in parts if isinstance(part, ProbabilisticTensorDictModule)]
+    return {unravel(key) for head in heads if type(family_of(head)) is BernoulliFamily for key in param_keys(head)}
 
-    That is within a vector, never the whole of one.
+
+def is_sound(values: torch.Tensor, dims: int, bits: bool = False) -> bool:
+    """Whether an output, with `dims` dims before its own, is finite, or infinite where that means something.
+
+    -inf may mask an action within a vector, never the whole of one; any infinity is a logit of `bits`.
     """
     if bool(values.isfinite().all()):
         return True
+    if bits:
+        return not bool(values.isnan().any())
     return values.ndim > dims and values.shape[-1] > 0 and bool(values.amax(-1).isfinite().all())  # NaN is its own max
 
 
-def refuse_unsound(key: Key, column: np.ndarray) -> None:
+def refuse_unsound(key: Key, column: np.ndarray, bits: bool = False) -> None:
     """Raise where some steps' outputs `[N, T, *]` are not sound, before a batch is made of them."""
-    if column.dtype.kind == "f" and not is_sound(torch.from_numpy(column), 2):
+    if column.dtype.kind == "f" and not is_sound(torch.from_numpy(column), 2, bits):
         raise NumericsError(
             f"the policy's {show(key)} is not finite", why="a weight or an observation is NaN or infinite"
         )
@@ -101,11 +113,11 @@ def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> 
     row.copy_(value)
 
 
-def refuse_nan(key: Key, value: torch.Tensor, t: int) -> None:
+def refuse_nan(key: Key, value: torch.Tensor, t: int, bits: bool = False) -> None:
     """Raise where an output `[N, *]` holds a NaN; an infinity alone waits for the end of the batch."""
     if value.dtype.is_floating_point:
         total = value.sum().item()  # one operation; it is NaN too where sums on the way are infinite
-        if total != total and not is_sound(value, 1):
+        if total != total and not is_sound(value, 1, bits):
             raise not_finite(key, _BEFORE.format(t))
 
 

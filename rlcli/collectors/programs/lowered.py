@@ -341,8 +341,11 @@ class _BoundLowered(Bound):
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
+            if key in self.program.draw.param_keys:  # at every step the family was asked what of it is legal
+                continue
+            if key in data:
                 refuse_unsound(key, data[key][:, first:last])
-            elif key not in self.program.draw.param_keys and bool(kept[first:last].isnan().any()):
+            elif bool(kept[first:last].isnan().any()):
                 raise not_finite(key, f"steps {first} to {last - 1} of the batch")
 
 

@@ -15,6 +15,7 @@ from tensordict.nn import set_interaction_type
 
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import (
+    bits_of,
     call,
     changed_output,
     late_output,
@@ -71,7 +72,8 @@ class TensorDictProgram(Program):
         why: str = "",
     ) -> None:
         self.rewrites, self.why = rewrites, why
-        self.policy, self.setting = policy, setting
+        self.act_with(policy)
+        self.setting = setting
         self.actions, self.batch_size, self.placement = setting.actions, setting.batch_size, setting.placement
         in_keys = getattr(policy, "in_keys", None)
         asked = list(setting.inputs) if in_keys is None else [unravel(key) for key in in_keys]
@@ -179,7 +181,7 @@ class TensorDictProgram(Program):
         return _BoundTensorDict(self, columns)
 
     def act_with(self, policy: Any) -> None:
-        self.policy = policy
+        self.policy, self.bits = policy, bits_of(policy)
 
 
 class _BoundTensorDict(Bound):
@@ -235,7 +237,7 @@ class _BoundTensorDict(Bound):
         outputs = self._outputs(out, t)
         for key, kind in program.kinds.items():
             take(key, outputs.get(key), self.rows[key][t], kind, t)
-            refuse_nan(key, outputs[key], t)
+            refuse_nan(key, outputs[key], t, key in program.bits)
         action = outputs[ACTION]
         late: _Outputs = {}
         if len(outputs) > len(program.kinds) + 1 or action.dtype is not program.action_dtype:
@@ -293,4 +295,4 @@ class _BoundTensorDict(Bound):
         for key in self.program.live:
             column = self.columns.data.get(key)
             if column is not None:
-                refuse_unsound(key, column[:, first:last])
+                refuse_unsound(key, column[:, first:last], key in self.program.bits)
