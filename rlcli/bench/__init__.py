@@ -20,7 +20,7 @@ NAMES = {
     "extend": "writing rows to a buffer against other buffers and a bare copy",
     "sample": "drawing slices and images from a buffer against other buffers, by its size",
     "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
-    "weights": "a policy's weights to two worker processes against another framework's schemes and plain copies",
+    "weights": "new weights to two workers: published to adopted, against plain copies and peers",
     "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
     "start": "how long the command line takes to answer",
 }

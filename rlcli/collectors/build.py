@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -14,8 +15,9 @@ from tensordict.nn import InteractionType
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
+from rlcli.config import registry
 from rlcli.config.installed import accelerator
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, EnvConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
@@ -62,11 +64,19 @@ def build_collector(
         "start_method": None if c.start_method == "auto" else c.start_method, "on_worker_error": c.on_worker_error,
         "track_policy_version": c.kind != "multi_sync" and keep_keys is None,
     }  # fmt: skip
-    makers = [partial(build_env, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
+    packages = tuple(registry.imported)
+    makers = [partial(workers_env, packages, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
     if c.kind == "multi_sync":
         return MultiSyncCollector(makers, actor, cat_results=0, **options)
     lag = cfg.weights
     return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)
+
+
+def workers_env(packages: Sequence[str], cfg: EnvConfig) -> EnvBase:
+    """A worker's envs, once what the user's packages register is known there."""
+    for name in packages:
+        importlib.import_module(name)
+    return build_env(cfg)
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:

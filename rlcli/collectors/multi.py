@@ -30,7 +30,6 @@ from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import Source
 from rlcli.collectors.worker import Part, Sent
-from rlcli.config import registry
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
@@ -107,7 +106,7 @@ class MultiProcessCollector(BaseCollector):
         self.storing = resolve(storing_device)
         body = sent("hooks", hooks)
         self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, tuple(registry.imported), num_threads) for one in each],
+            [Sent(one.pickled(), body, num_threads) for one in each],
             start_method=start_method or ("forkserver" if sys.platform == "linux" else "spawn"), seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip

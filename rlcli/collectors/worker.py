@@ -8,7 +8,6 @@ that nobody declared.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import pickle
 import random
@@ -50,15 +49,12 @@ class Sent:
         `Stepping.pickled()`.
     hooks : bytes
         The pickled pair of what is called before each batch, and with each batch.
-    packages : sequence of str
-        What registers envs and transforms of the user's.
     threads : int
         Of one torch operation.
     """
 
     stepping: bytes
     hooks: bytes
-    packages: Sequence[str] = ()
     threads: int = 1
 
 
@@ -181,8 +177,6 @@ class CollectorWorker:
     def make(self, sent: Sent) -> tuple[int, ...]:
         """Make the env; its batch size."""
         torch.set_num_threads(sent.threads)
-        for name in sent.packages:
-            importlib.import_module(name)
         self.stepping: Stepping = pickle.loads(sent.stepping)
         self.pre_hook, self.post_hook = pickle.loads(sent.hooks)
         self.env = make_env(self.stepping.create_env_fn, self.stepping.create_env_kwargs)
