@@ -181,9 +181,14 @@ class VTrace(ValueEstimator):
             raise ArgumentError(
                 "c_thresh must not exceed rho_thresh", why=f"got {float(c_thresh)} and {float(rho_thresh)}"
             )
-        self.actor_network, self._density = actor_network, Density(actor_network)
+        self.actor_network = actor_network
+        self.take_up_networks()
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
         self.rho_thresh, self.c_thresh = float(rho_thresh), float(c_thresh)
+
+    def take_up_networks(self) -> None:
+        super().take_up_networks()
+        self._density = Density(self.actor_network)
 
     @property
     def in_keys(self) -> list[Key]:

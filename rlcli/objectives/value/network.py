@@ -153,7 +153,7 @@ class RowValues:
     state_keys: tuple[Key, ...] = ()
 
     def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
-        self.net = Lowered(network)
+        self.module, self.net = network, Lowered(network)
         self._compute_dtype = compute_dtype
         self._params: TensorDictBase | None = None
         self.key = value_key(network)
@@ -166,7 +166,7 @@ class RowValues:
     @property
     def mixes_rows(self) -> bool:
         """Whether a row's value depends on which others are in its call: statistics of batches."""
-        parts = (x for x in self.net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
+        parts = (x for x in self.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
         return any(x.training or x.running_mean is None for x in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
@@ -178,7 +178,7 @@ class RowValues:
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
         """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
         if self._params is not None:
-            with self._params.to_module(self.net.module):
+            with self._params.to_module(self.module):
                 return self._rows(columns, chunk_rows)
         return self._rows(columns, chunk_rows)
 
