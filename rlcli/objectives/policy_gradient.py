@@ -35,6 +35,7 @@ from rlcli.objectives.reduction import (
     MASK_KEYS,
     clipped_value_error,
     explained_variance,
+    per_row,
     reduce,
     standardise,
     value_error,
@@ -164,7 +165,7 @@ class PolicyGradientLoss(Loss):
     def take_up_networks(self) -> None:
         critic = self.critic_network
         self.density = Density(self.actor_network, self.samples_mc_entropy)
-        self.critic = None if critic is None else Lowered(critic)
+        self.critic = None if critic is None else Lowered(critic, name="the critic")
         if self.critic is not None and self.tensor_keys.value not in self.critic.out_keys:
             self.tensor_keys.value = value_key(self.critic.module)
 
@@ -265,7 +266,7 @@ class PolicyGradientLoss(Loss):
         log_prob, entropy, values = self.density(
             columns, self.need(columns, keys.action), batch_dims, self.entropy_bonus
         )
-        advantage = per_row(self.need(columns, keys.advantage), log_prob, "advantage")
+        advantage = per_row(self.need(columns, keys.advantage), log_prob.shape, "advantage")
         if self.normalize_advantage:
             advantage = standardise(advantage, mask, floor=1e-6)
         terms = self.objective(log_prob, advantage, columns, values, mask)
@@ -313,7 +314,7 @@ class PolicyGradientLoss(Loss):
 
     def _value(self, columns: Columns, written: Columns, like: Tensor) -> Tensor:
         out = self.criticised(columns, written, like.ndim)
-        return per_row(self.need(out, self.tensor_keys.value), like, "state_value")
+        return per_row(self.need(out, self.tensor_keys.value), like.shape, "state_value")
 
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
@@ -323,12 +324,12 @@ class PolicyGradientLoss(Loss):
             (value,) = alone(lambda: [self._value(columns, written, like)], own, shared)
         else:
             value = self._value(columns, values, like)
-        target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
+        target = per_row(self.need(columns, self.tensor_keys.value_target), like.shape, "value_target")
         terms: Terms = {}
         if self.clip_value is None:
             error = value_error(value, target, self.loss_critic_type)
         else:
-            old = per_row(self.need(columns, self.tensor_keys.value), like, "state_value")
+            old = per_row(self.need(columns, self.tensor_keys.value), like.shape, "state_value")
             error = clipped_value_error(value, old, target, self.loss_critic_type, self.clip_value)
             moved = ((value - old).detach().abs() > self.clip_value).to(value.dtype)
             terms["value_clip_fraction"] = reduce(moved, mask)
@@ -388,13 +389,3 @@ def _check_clip_value(limit: Any) -> None:
     number = isinstance(limit, Real | Tensor) and not isinstance(limit, bool)
     if limit is not None and not (number and limit > 0):
         raise ArgumentError("clip_value must be None or a positive number", why=f"got {limit!r}")
-
-
-def per_row(x: Tensor, like: Tensor, name: str) -> Tensor:
-    """`x [*B, 1]` or `[*B]` as `[*B]`; anything else would broadcast into an outer product."""
-    if x.numel() != like.numel():
-        raise ArgumentError(
-            f"{name} does not hold one number for each log-probability",
-            why=f"its shape is {tuple(x.shape)}, that of the log-probability {tuple(like.shape)}",
-        )
-    return x.reshape(like.shape)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_col
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Density, Lowered, alone, one_a_row, parted
-from rlcli.objectives.reduction import value_error
+from rlcli.objectives.reduction import per_row, value_error
 from rlcli.specs import Composite, TensorSpec
 
 
@@ -125,8 +124,9 @@ class SACLoss(BootstrappedLoss):
 
     def take_up_networks(self) -> None:
         self.density = Density(self.actor_network)
-        self._critics = [Lowered(net) for net in self.qvalue_network]
-        self._target_critics = [Lowered(net) for net in self.target_qvalue_network or self.qvalue_network]
+        nets, targets = self.qvalue_network, self.target_qvalue_network or self.qvalue_network
+        self._critics = [Lowered(net, name="a qvalue network") for net in nets]
+        self._target_critics = [Lowered(net, name="a target qvalue network") for net in targets]
 
     @property
     def critics(self) -> list[Lowered]:
@@ -239,8 +239,7 @@ class SACLoss(BootstrappedLoss):
             params, _ = known.parameters(columns)
             action, log_prob = _sampled(known.family, params, self.generator)
             return action, one_a_row(log_prob, size, known.family)
-        inputs = {k: columns[k] for k in self.density.in_keys if k in columns}
-        dist = self.actor_network.get_dist(TensorDict(dict(inputs), batch_size=size))
+        dist, _ = self.density.dist(columns, size)
         if not dist.has_rsample:
             raise ArgumentError(
                 "SAC needs actions that are differentiable in the actor's outputs",
@@ -253,7 +252,8 @@ class SACLoss(BootstrappedLoss):
 
     def _values(self, critics: Sequence[Lowered], columns: Columns, batch_dims: int) -> list[Tensor]:
         key = self.tensor_keys.state_action_value
-        return [critic(columns, batch_dims)[key].squeeze(-1) for critic in critics]
+        size = next(iter(columns.values())).shape[:batch_dims]
+        return [per_row(critic(columns, batch_dims)[key], size, show(key)) for critic in critics]
 
 
 @contextmanager

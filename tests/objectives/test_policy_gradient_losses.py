@@ -35,7 +35,7 @@ from rlcli.objectives import (
     ValueEstimators,
 )
 from rlcli.objectives.networks import Known, Lowered
-from rlcli.objectives.value import GAE, PopArt, TD1Estimator, VTrace
+from rlcli.objectives.value import GAE, PopArt, TD0Estimator, TD1Estimator, VTrace
 from rlcli.objectives.value.estimators import make_estimator
 from rlcli.specs import Bounded, Composite
 
@@ -738,6 +738,15 @@ def test_what_does_not_fit_a_loss_is_a_sentence():
         MLP(3, 2, hidden=64)
     with pytest.raises(ConfigError, match="an activation is a name or a class of modules"):
         MLP(3, 2, activation=nn.ReLU())
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 3), ["observation"], ["logits"]), ["logits"], distribution_class=Categorical,
+        distribution_kwargs={"unheard_of": 1},
+    )  # fmt: skip
+    with pytest.raises(ArgumentError, match=r"the actor cannot be evaluated on the batch.*unheard_of"):
+        A2CLoss(actor, make_critic())(ready(make_actor(), make_critic()))
+    spans = ready(make_actor(), make_critic()).set("steps_to_next_obs", torch.ones(3, 20, 2))
+    with pytest.raises(ArgumentError, match="steps_to_next_obs does not hold one number a row"):
+        TD0Estimator(gamma=0.9, value_network=make_critic())(spans)
     places = TensorDictModule(nn.Sequential(nn.Embedding(3, 1), nn.Flatten()), ["place"], ["state_value"])
     batch = ready(make_actor(), make_critic()).set("place", torch.full((3, 20, 1), 7))
     batch["next", "place"] = batch["place"]

@@ -21,7 +21,7 @@ from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
 from rlcli.objectives.networks import Density, also_called, log_prob_key
-from rlcli.objectives.reduction import may_ask
+from rlcli.objectives.reduction import may_ask, per_row
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
     generalized_advantage_estimate,
@@ -86,7 +86,11 @@ class TD0Estimator(ValueEstimator):
     ) -> tuple[Tensor, Tensor]:
         _, terminated = ends.flags(reward)
         steps = td.get(STEPS_TO_NEXT_OBS, None)
-        gamma = self.gamma if steps is None else self.gamma ** steps.reshape(*td.shape, 1)
+        gamma = (
+            self.gamma
+            if steps is None
+            else self.gamma ** per_row(steps, td.shape, show(STEPS_TO_NEXT_OBS)).unsqueeze(-1)
+        )
         target = td0_return_estimate(gamma, values.next_value, reward, terminated)
         return target - values.value, target
 
