@@ -14,6 +14,7 @@ Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,6 +195,13 @@ class Replay:
         self._wide = [product is not None and min(w.shape) >= WIDE and w.dtype == torch.float32 for w in self._weights]
         self._work: dict[int, list[Work]] = Recent()
         self._inputs: list[Tensor] = []  # of every layer in the last forward, and its outputs
+
+    @property
+    def widths(self) -> tuple[int, int] | None:
+        """Numbers in a row that it reads, and in one that it writes; None where a layer does not fit the one before."""
+        layers = [layer.linear for layer in self.layers]
+        fit = all(one.out_features == other.in_features for one, other in pairwise(layers))
+        return (layers[0].in_features, layers[-1].out_features) if fit else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs `[N, O]` of the rows `x [N, I]`, in a buffer that the next call with as many may reuse."""

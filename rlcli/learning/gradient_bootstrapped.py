@@ -41,6 +41,9 @@ def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedD
         return None
     key, action = loss.online.in_keys[0], columns.get(loss.tensor_keys.action)
     fits = all(float_rows(columns, k) for k in (key, under_next(key))) and plain_rows(loss, columns)
+    if fits:
+        fits = {(columns[key].shape[1], online.layers[-1].linear.out_features)} == {online.widths, delayed.widths}
+        fits = fits and columns[key].shape == columns[under_next(key)].shape
     if action is None or not fits:
         return None
     if loss.action_space == "categorical":
@@ -158,8 +161,10 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
     read = (keys[0], under_next(keys[0]), action)
     fits = all(float_rows(columns, k) for k in read) and plain_rows(loss, columns)
     if fits:  # the kernels take it for granted that loc, scale, bounds and actions are of one width
-        dims = columns[action].shape[1]
-        fits = layers[-1].linear.out_features == 2 * dims and family.half.size in (1, dims)
+        wide, later, dims = (columns[k].shape[1] for k in read)
+        widths = [net.widths for net in (*nets, *delayed)]  # type: ignore[union-attr]
+        fits = wide == later and widths == [(wide, 2 * dims), *[(wide + dims, 1)] * (len(widths) - 1)]
+        fits = fits and family.half.size in (1, dims)
     whole = loss.reduction == "mean" and flat.tensor.dtype == torch.float32 and not any(k in columns for k in MASK_KEYS)
     return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
 

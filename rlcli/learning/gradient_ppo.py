@@ -23,9 +23,9 @@ from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
 from rlcli.modules.head import StateIndependentScale
 from rlcli.objectives.networks import Columns
-from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.ppo import ClipPPOLoss
-from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.objectives.reduction import MASK_KEYS, per_row
 
 
 def closed_ppo(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> ClosedPPO | None:
@@ -60,7 +60,7 @@ class ClosedPPO:
         target = columns[keys.value_target].reshape(-1)
         goal = target.numpy()
         rows = self._kernel.Rows(
-            value=per_row(value.detach(), target, "state_value").numpy(),
+            value=per_row(value.detach(), target.shape, "state_value").numpy(),
             old_log_prob=_flat(columns[keys.sample_log_prob]),
             advantage=_flat(columns[keys.advantage]),
             target=goal,
@@ -156,7 +156,7 @@ class Nets(Protocol):
 def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Nets:
     """The faster way that fits batches like `columns`. The memory of `flat` is taken now."""
     replayed = _replayed(loss, flat)
-    if replayed is not None and all(_rows_of(columns.get(k), flat) for k in replayed.keys):
+    if replayed is not None and replayed.fits(columns, flat.tensor.dtype):
         return replayed
     return ByAutograd(loss, flat)
 
@@ -198,6 +198,14 @@ class Replayed:
         self.actor, self.critic, self.keys = actor, critic, keys
         self._log_std = None if scale is None else scale.log_std
 
+    def fits(self, columns: Columns, dtype: torch.dtype) -> bool:
+        """Whether both networks take what they read, as rows of this dtype."""
+        pairs = ((columns.get(key), net.widths) for key, net in zip(self.keys, (self.actor, self.critic), strict=True))
+        return all(
+            x is not None and x.dtype == dtype and x.ndim == 2 and widths is not None and widths[0] == x.shape[1]
+            for x, widths in pairs
+        )
+
     def forward(self, batch: Columns) -> Outputs:
         first = self.actor.forward(batch[self.keys[0]])
         value = self.critic.forward(batch[self.keys[1]])
@@ -226,7 +234,3 @@ def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None
         return None  # shared, frozen or further parameters: autograd knows what to do with them
     keys = nets[0].in_keys[0], nets[1].in_keys[0]
     return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale)
-
-
-def _rows_of(x: Tensor | None, flat: FlatParameters) -> bool:
-    return x is not None and x.ndim == 2 and x.dtype == flat.tensor.dtype

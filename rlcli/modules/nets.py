@@ -7,15 +7,17 @@ random numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, ConfigError
+from rlcli.errors import ArgumentError, ConfigError, in_words
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -28,20 +30,21 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def activation_class(name: str | type[nn.Module]) -> type[nn.Module]:
-    """The module class of an activation name; a class is passed through.
+def activation_class(name: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The module class of an activation name; a class, or a function that makes a module, is passed through.
 
     Raises
     ------
     ConfigError
         For an unknown name, with the nearest ones.
     """
-    if isinstance(name, type) and issubclass(name, nn.Module):
-        return name
+    makes = issubclass(name, nn.Module) if isinstance(name, type) else callable(name)
+    if makes and not isinstance(name, nn.Module):
+        return name  # type: ignore[return-value]
     if not isinstance(name, str):
         raise ConfigError(
             "an activation is a name or a class of modules", where="policy.activation", why=f"got {name!r}",
-            fix='Use "tanh", or nn.Tanh.',
+            fix='Use "tanh", nn.Tanh, or lambda: nn.LeakyReLU(0.2).',
         )  # fmt: skip
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]
@@ -97,11 +100,11 @@ class MLP(nn.Sequential):
         None leaves the last layer out: a trunk that ends in an activation, whose width is `.out_features`.
     hidden : sequence of int
         Units of each hidden layer; empty for a single linear layer.
-    activation : str or type
-        One of `rlcli.modules.ACTIVATIONS`, or a module class.
+    activation : str or callable
+        One of `rlcli.modules.ACTIVATIONS`, a module class, or a function that makes a module.
     num_cells, depth : optional
         Upstream's spelling of `hidden`: a sequence of units, or `depth` layers of `num_cells` (32) units each.
-    activation_class : type, optional
+    activation_class : callable, optional
         Upstream's name of `activation`.
     orthogonal : bool
         Orthogonal weights and zero biases (Saxe et al. 2014) instead of torch's default.
@@ -121,11 +124,11 @@ class MLP(nn.Sequential):
         in_features: int,
         out_features: int | None,
         hidden: Sequence[int] | None = None,
-        activation: str | type[nn.Module] | None = None,
+        activation: str | Callable[[], nn.Module] | None = None,
         *,
         num_cells: Sequence[int] | int | None = None,
         depth: int | None = None,
-        activation_class: type[nn.Module] | None = None,
+        activation_class: Callable[[], nn.Module] | None = None,
         orthogonal: bool = False,
         gain: float = HIDDEN_GAIN,
         last_gain: float = 1.0,
@@ -133,13 +136,14 @@ class MLP(nn.Sequential):
         hidden = _hidden(hidden, num_cells, depth)
         if activation is not None and activation_class is not None:
             raise ArgumentError("activation_class is another name of activation", fix="Give one of them")
-        make = _activation(activation or activation_class or "tanh")
+        given = activation_class if activation is None else activation
+        make = _activation("tanh" if given is None else given)
         sizes = [in_features, *hidden, *([] if out_features is None else [out_features])]
         if min(sizes) < 1:
             raise ArgumentError("a layer needs at least one unit", why=f"the sizes are {sizes}")
         layers: list[nn.Module] = []
         for a, b in zip(sizes[: len(hidden)], hidden, strict=True):
-            layers += [nn.Linear(a, b), make()]
+            layers += [nn.Linear(a, b), _made(make)]
         if out_features is not None:
             layers.append(nn.Linear(sizes[-2], out_features))
         super().__init__(*layers)
@@ -150,23 +154,41 @@ class MLP(nn.Sequential):
                 orthogonal_(self[-1], last_gain)
 
 
+def _made(make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        layer = make()
+    except TypeError as error:
+        raise ConfigError("an activation cannot be made", why=in_words(error), fix="Use nn.Tanh.") from error
+    if not isinstance(layer, nn.Module):
+        raise ConfigError("an activation is a module", why=f"got {type(layer).__name__}", fix="Use nn.Tanh.")
+    return layer
+
+
 def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None) -> Sequence[int]:
     """Units of the hidden layers, said in one of two ways."""
     if num_cells is None and depth is None:
-        if hidden is not None and not isinstance(hidden, Sequence):
-            raise ArgumentError(
-                "hidden is a sequence of units, one a layer", why=f"got {hidden}", fix=f"Use [{hidden}]."
-            )
-        return (64, 64) if hidden is None else hidden
+        return (64, 64) if hidden is None else _units("hidden", hidden)
     if hidden is not None:
         raise ArgumentError("num_cells and depth are another spelling of hidden", fix="Give one of them")
-    if num_cells is not None and not isinstance(num_cells, int):
-        if depth is not None and depth != len(num_cells):
-            raise ArgumentError(f"depth={depth} and num_cells differ", why=f"num_cells has {len(num_cells)} layers")
-        return num_cells
+    if depth is not None and not isinstance(depth, Integral):
+        raise ArgumentError("depth is a whole number of layers", why=f"got {depth!r}")
+    if num_cells is not None and not isinstance(num_cells, int | Integral):
+        units = _units("num_cells", num_cells)
+        if depth is not None and depth != len(units):
+            raise ArgumentError(f"depth={depth} and num_cells differ", why=f"num_cells has {len(units)} layers")
+        return units
     if depth is None:
         raise ArgumentError(f"num_cells={num_cells} does not say how many layers", fix="Give depth as well.")
-    return [32 if num_cells is None else num_cells] * depth
+    return [32 if num_cells is None else int(num_cells)] * depth
+
+
+def _units(name: str, given: Iterable[int]) -> list[int]:
+    """Whole numbers of any kind, numpy's too."""
+    try:
+        return [operator.index(units) for units in given]
+    except TypeError as error:
+        fix = f"Use [{given}]." if isinstance(given, Integral) else "Use [64, 64]."
+        raise ArgumentError(f"{name} is a sequence of units, one a layer", why=f"got {given!r}", fix=fix) from error
 
 
 SMALLEST_SIDE = 36  # the three convolutions below turn 36 pixels into 1
@@ -282,7 +304,7 @@ class StateActionMLP(nn.Module):
         self,
         in_features: int,
         hidden: Sequence[int] = (256, 256),
-        activation: str | type[nn.Module] = "relu",
+        activation: str | Callable[[], nn.Module] = "relu",
         orthogonal: bool = False,
     ) -> None:
         super().__init__()

@@ -128,6 +128,8 @@ def chosen(values: Tensor, action: Tensor, action_space: str) -> Tensor:
         action = (action.byte() if action.dtype == torch.bool else action).argmax(-1)
     index = action if action.ndim == values.ndim else action.unsqueeze(-1)
     try:
+        if index.shape != (*values.shape[:-1], 1):
+            raise IndexError("there is not one action for each row of values")
         return values.gather(-1, index.long()).squeeze(-1)
     except (RuntimeError, IndexError) as error:
         raise ArgumentError(

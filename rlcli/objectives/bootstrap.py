@@ -23,7 +23,7 @@ from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key
 from rlcli.objectives.keyed import Elsewhere, elsewhere
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.networks import Columns, Tensors
-from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, reduce, zeroed
+from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
 from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value.reading import need_count, need_rate
@@ -116,24 +116,19 @@ class BootstrappedLoss(Loss):
         size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
         columns, mask = self.countable(columns, batch_dims)
         weights = columns.get(self.tensor_keys.priority_weight)
-        return columns, mask, None if weights is None else weights.reshape(size)
+        return (
+            columns,
+            mask,
+            None if weights is None else per_row(weights, size, show(self.tensor_keys.priority_weight)),
+        )
 
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
         """The value `[*B]` that a row's own value is to have."""
-        keys = self.next_keys[0], self.ended_key(columns)
-        reward, terminated = (self._one_a_row(columns, k, next_value) for k in keys)
+        keys, size = (self.next_keys[0], self.ended_key(columns)), next_value.shape
+        reward, terminated = (per_row(self.need(columns, k), size, show(k)) for k in keys)
         steps = columns.get(STEPS_TO_NEXT_OBS)
-        gamma = self.gamma if steps is None else self.gamma ** steps.reshape(next_value.shape)
+        gamma = self.gamma if steps is None else self.gamma ** per_row(steps, size, show(STEPS_TO_NEXT_OBS))
         return td0_return_estimate(gamma, next_value, reward, terminated)
-
-    def _one_a_row(self, columns: Columns, key: Key, like: Tensor) -> Tensor:
-        x = self.need(columns, key)
-        if x.numel() != like.numel():
-            raise ArgumentError(
-                f"{show(key)} does not hold one number a row",
-                why=f"its shape is {tuple(x.shape)}, for {like.numel()} rows",
-            )
-        return x.reshape(like.shape)
 
     def reduced(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
         """`x [*B]` by `reduction`; a weighted mean is divided by the sum of the weights."""

@@ -118,6 +118,12 @@ class DQNLoss(BootstrappedLoss):
         with torch.no_grad():
             later = next_columns(columns, self.online.in_keys)
             next_values = self.delayed(later, batch_dims)[key]
+            if next_values.shape != values.shape:
+                raise ArgumentError(
+                    "the target network values other actions than the value network",
+                    why=f"it writes {tuple(next_values.shape)}, the value network {tuple(values.shape)}",
+                    fix="Replace both, and make their updater anew.",
+                )
             if self.double_dqn:
                 best = greedy(self.online(later, batch_dims)[key], self.action_space)
                 next_value = chosen(next_values, best, self.action_space)
@@ -134,7 +140,7 @@ def action_values(network: TensorDictModuleBase) -> Lowered:
 
     With an action mask its choice lowers the values of illegal actions, so it is called as it is.
     """
-    return Lowered(network, _stages_of_values)
+    return Lowered(network, _stages_of_values, "the network of action values")
 
 
 def _stages_of_values(network: TensorDictModuleBase) -> tuple[Stage, ...] | None:

@@ -15,6 +15,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, STEP_RESULTS, Key, as_tuple, under_next, unravel
 
 T = TypeVar("T")
+NETWORKS = ("actor_network", "critic_network", "value_network", "qvalue_network")
 
 
 def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
@@ -87,6 +88,24 @@ class KeyedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tensor_keys = SimpleNamespace(**self.default_keys)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another network in the place of one is taken up at once; where it cannot be, the one before stays."""
+        before = getattr(self, name, value) if name.removeprefix("target_") in NETWORKS else value
+        if value is before:
+            super().__setattr__(name, value)
+            return
+        if not isinstance(value, nn.Module | None):
+            raise ArgumentError(f"{name} must be a module", why=f"got {type(value).__name__}")
+        super().__setattr__(name, value)  # type: ignore[arg-type]
+        try:
+            self.take_up_networks()
+        except Exception:
+            super().__setattr__(name, before)
+            raise
+
+    def take_up_networks(self) -> None:
+        """Make the functions that are computed with, of the networks as they are: again where one is replaced."""
 
     def set_keys(self, **names: Key) -> None:
         """Rename entries: `loss.set_keys(advantage="adv")`. Reward and ends lie under `next`, said or not."""

@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
-from rlcli.objectives.keyed import KeyedModule
+from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
 
 Terms = dict[str, Tensor]
-NETWORKS = ("actor_network", "critic_network", "value_network", "qvalue_network")
 
 
 class Loss(KeyedModule, ABC):
@@ -78,15 +77,6 @@ class Loss(KeyedModule, ABC):
     def networks(self) -> Sequence[nn.Module]:
         """Networks of the policy, which are saved with it; whatever else the loss holds an update saves."""
         return [net for name in NETWORKS if isinstance(net := getattr(self, name, None), nn.Module)]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        replaced = name.removeprefix("target_") in NETWORKS and value is not getattr(self, name, value)
-        super().__setattr__(name, value)
-        if replaced:
-            self.take_up_networks()
-
-    def take_up_networks(self) -> None:
-        """Make the functions that terms are computed with, of the networks as they are: again where one is replaced."""
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:

@@ -28,8 +28,34 @@ from rlcli.modules.distributions.family import Params
 from rlcli.modules.stages import Stage, Structure, take_apart
 
 Columns = Mapping[Key, Tensor]
-MISFITS = (RuntimeError, ValueError, IndexError)  # what torch raises where a network does not fit its input
 T = TypeVar("T")
+
+
+def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
+    """What `run` returns, or the sentence that a network does not fit the columns that it reads.
+
+    Parameters
+    ----------
+    what : str
+        The network, in the user's words.
+    run, read : callable
+        The computation; the columns, which are asked for where it failed.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    try:
+        return run()
+    except (torch.OutOfMemoryError, RlcliError):
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what torch raises then
+        raise ArgumentError(
+            f"{what} cannot be evaluated on the batch",
+            where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read().items()),
+            why=in_words(error),
+            fix="Compare with the shapes, dtypes and numbers that it was made for.",
+        ) from error
 
 
 class Watched(Generic[T]):
@@ -89,12 +115,15 @@ class Lowered:
     module : TensorDictModuleBase
     find : callable, optional
         From the module to its `stages`, where not all of it is to be called.
+    name : str
+        What the user calls it.
     """
 
     def __init__(
         self,
         module: TensorDictModuleBase,
         find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None] | None = None,
+        name: str = "the value network",
     ) -> None:
         if not hasattr(module, "in_keys"):
             raise ArgumentError(
@@ -102,7 +131,7 @@ class Lowered:
                 why=f"{type(module).__name__} has no in_keys",
                 fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
             )
-        self.module = module
+        self.module, self.name = module, name
         self._found = Watched(module, partial(_with_keys, find or plain_stages))
 
     @property
@@ -129,7 +158,19 @@ class Lowered:
             Tensors that share their first `batch_dims` dims.
         skip : int
             So many of the first stages have their outputs in `columns` already (see `shared_stages`).
+
+        Raises
+        ------
+        ArgumentError
+            The network cannot be evaluated on these columns.
         """
+        return fitted(
+            self.name,
+            lambda: self._evaluate(columns, batch_dims, skip),
+            lambda: {k: columns[k] for k in self.in_keys if k in columns},
+        )
+
+    def _evaluate(self, columns: Columns, batch_dims: int, skip: int) -> dict[Key, Tensor]:
         values, (stages, read) = dict(columns), self._found()
         if stages is None:
             first = next(iter(columns.values()))
@@ -264,6 +305,9 @@ class Known(NamedTuple):
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         """See `Density.parameters`."""
+        return fitted("the actor", lambda: self._evaluate(columns), lambda: columns)
+
+    def _evaluate(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         values = dict(columns)
         for stage in self.stages:
             stage.run(values)
@@ -313,18 +357,11 @@ class Density:
         ArgumentError
             The actor cannot be evaluated on these columns, or cannot have taken these actions.
         """
-        try:
-            return self._evaluate(columns, action, batch_dims, entropy)
-        except (torch.OutOfMemoryError, RlcliError):
-            raise
-        except MISFITS as error:
-            read = {**{key: columns[key] for key in self.in_keys if key in columns}, "action": action}
-            raise ArgumentError(
-                "the actor cannot be evaluated on the batch",
-                where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read.items()),
-                why=in_words(error),
-                fix="Compare with the shapes, dtypes and actions that it was made for.",
-            ) from error
+        return fitted(
+            "the actor",
+            lambda: self._evaluate(columns, action, batch_dims, entropy),
+            lambda: {**{key: columns[key] for key in self.in_keys if key in columns}, "action": action},
+        )
 
     def _evaluate(
         self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
@@ -338,12 +375,16 @@ class Density:
                 found = family.log_prob_and_entropy(params, action)
                 return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values
             return one_a_row(family.log_prob(params, action), size, family), None, values
-        inputs = {k: columns[k] for k in self.in_keys if k in columns}
-        td = TensorDict(inputs, batch_size=size)  # type: ignore[arg-type]
-        dist = self.actor.get_dist(td)
+        dist, td = self.dist(columns, size)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]
         log_prob = one_a_row(dist.log_prob(action), size, dist)
         return log_prob, one_a_row(self._entropy(dist), size, dist) if entropy else None, {**columns, **written}
+
+    def dist(self, columns: Columns, size: torch.Size) -> tuple[torch.distributions.Distribution, TensorDict]:
+        """The distribution of a batch `size`, the general way, and a tensordict with what the actor's net wrote."""
+        inputs: Any = {k: columns[k] for k in self.in_keys if k in columns}
+        td = TensorDict(inputs, batch_size=size)
+        return fitted("the actor", lambda: self.actor.get_dist(td), lambda: inputs), td
 
     def _entropy(self, dist: torch.distributions.Distribution) -> Tensor:
         try:

@@ -35,6 +35,7 @@ from rlcli.objectives.reduction import (
     MASK_KEYS,
     clipped_value_error,
     explained_variance,
+    per_row,
     reduce,
     standardise,
     value_error,
@@ -138,7 +139,7 @@ class PolicyGradientLoss(Loss):
             raise ArgumentError("a policy-gradient loss needs an actor", fix="Give it as actor_network.")
         self.actor_network, self.critic_network = actor_network, critic_network
         self.entropy_bonus, self.entropy_coeff = entropy_bonus, 0.01 if entropy_coeff is None else entropy_coeff
-        self.critic_coeff = critic_coeff if critic_network is not None else None
+        self._critic_coeff = critic_coeff
         self.loss_critic_type = loss_critic_type
         self.normalize_advantage, self.clip_value = normalize_advantage, clip_value
         self.separate_losses, self.log_explained_variance = separate_losses, log_explained_variance
@@ -146,26 +147,42 @@ class PolicyGradientLoss(Loss):
         self.value_estimator: ValueEstimator | None = None
         self.take_up_networks()
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
-        if critic_network is not None:
-            self.tensor_keys.value = value_key(critic_network)
 
     critic: Lowered | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        theirs = {"actor_network": "actor_network", "critic_network": "value_network"}.get(name)
+        estimator = getattr(self, "value_estimator", None)
+        if theirs is not None and hasattr(estimator, theirs):
+            before = getattr(self, name)
+            if getattr(estimator, theirs) is before is not value:
+                raise ArgumentError(
+                    f"{name} cannot be replaced", why="a value estimator was made of the one before",
+                    fix="Make a new loss.",
+                )  # fmt: skip
+        super().__setattr__(name, value)
+
     def take_up_networks(self) -> None:
-        critic, before = self.critic_network, self.critic
-        if self.value_estimator is not None and before is not None and critic is not before.module:
-            raise ArgumentError(
-                "the critic cannot be replaced", why="a value estimator was made of the one before",
-                fix="Make a new loss.",
-            )  # fmt: skip
+        critic = self.critic_network
         self.density = Density(self.actor_network, self.samples_mc_entropy)
-        self.critic = None if critic is None else Lowered(critic)
+        self.critic = None if critic is None else Lowered(critic, name="the critic")
+        if self.critic is not None and self.tensor_keys.value not in self.critic.out_keys:
+            self.tensor_keys.value = value_key(self.critic.module)
+
+    @property
+    def critic_coeff(self) -> float | None:
+        """Weight of the critic's term; None where there is no such term, and always without a critic."""
+        return None if self.critic is None else self._critic_coeff
+
+    @critic_coeff.setter
+    def critic_coeff(self, weight: float | None) -> None:
+        self._critic_coeff = weight
 
     @property
     def in_keys(self) -> list[Key]:
         k = self.tensor_keys
         keys = [*self.density.in_keys, k.action, *self.extra_keys, k.advantage]
-        if self.critic_coeff is not None and self.critic is not None:
+        if self.critic is not None and self.critic_coeff is not None:
             written = self.density.actor.out_keys
             keys += [key for key in self.critic.in_keys if key not in written]
             keys += [k.value_target] + ([k.value] if self.clip_value is not None else [])
@@ -249,7 +266,7 @@ class PolicyGradientLoss(Loss):
         log_prob, entropy, values = self.density(
             columns, self.need(columns, keys.action), batch_dims, self.entropy_bonus
         )
-        advantage = per_row(self.need(columns, keys.advantage), log_prob, "advantage")
+        advantage = per_row(self.need(columns, keys.advantage), log_prob.shape, "advantage")
         if self.normalize_advantage:
             advantage = standardise(advantage, mask, floor=1e-6)
         terms = self.objective(log_prob, advantage, columns, values, mask)
@@ -297,7 +314,7 @@ class PolicyGradientLoss(Loss):
 
     def _value(self, columns: Columns, written: Columns, like: Tensor) -> Tensor:
         out = self.criticised(columns, written, like.ndim)
-        return per_row(self.need(out, self.tensor_keys.value), like, "state_value")
+        return per_row(self.need(out, self.tensor_keys.value), like.shape, "state_value")
 
     def _critic_terms(self, values: dict[Key, Tensor], columns: Columns, like: Tensor, mask: Tensor | None) -> Terms:
         assert self.critic is not None and self.critic_coeff is not None
@@ -307,12 +324,12 @@ class PolicyGradientLoss(Loss):
             (value,) = alone(lambda: [self._value(columns, written, like)], own, shared)
         else:
             value = self._value(columns, values, like)
-        target = per_row(self.need(columns, self.tensor_keys.value_target), like, "value_target")
+        target = per_row(self.need(columns, self.tensor_keys.value_target), like.shape, "value_target")
         terms: Terms = {}
         if self.clip_value is None:
             error = value_error(value, target, self.loss_critic_type)
         else:
-            old = per_row(self.need(columns, self.tensor_keys.value), like, "state_value")
+            old = per_row(self.need(columns, self.tensor_keys.value), like.shape, "state_value")
             error = clipped_value_error(value, old, target, self.loss_critic_type, self.clip_value)
             moved = ((value - old).detach().abs() > self.clip_value).to(value.dtype)
             terms["value_clip_fraction"] = reduce(moved, mask)
@@ -372,13 +389,3 @@ def _check_clip_value(limit: Any) -> None:
     number = isinstance(limit, Real | Tensor) and not isinstance(limit, bool)
     if limit is not None and not (number and limit > 0):
         raise ArgumentError("clip_value must be None or a positive number", why=f"got {limit!r}")
-
-
-def per_row(x: Tensor, like: Tensor, name: str) -> Tensor:
-    """`x [*B, 1]` or `[*B]` as `[*B]`; anything else would broadcast into an outer product."""
-    if x.numel() != like.numel():
-        raise ArgumentError(
-            f"{name} does not hold one number for each log-probability",
-            why=f"its shape is {tuple(x.shape)}, that of the log-probability {tuple(like.shape)}",
-        )
-    return x.reshape(like.shape)

@@ -19,8 +19,8 @@ from rlcli.keys import Key
 from rlcli.modules.distributions import Family
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, also_called
-from rlcli.objectives.policy_gradient import PolicyGradientLoss, per_row
-from rlcli.objectives.reduction import reduce
+from rlcli.objectives.policy_gradient import PolicyGradientLoss
+from rlcli.objectives.reduction import per_row, reduce
 
 
 def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class PPOLoss(PolicyGradientLoss):
     ) -> Terms:
         key = self.tensor_keys.sample_log_prob
         old = self.need(columns, next((k for k in (key, *also_called(key)) if k in columns), key))
-        log_ratio = log_prob - per_row(old, log_prob, "sample_log_prob")
+        log_ratio = log_prob - per_row(old, log_prob.shape, "sample_log_prob")
         terms = self.surrogate(log_ratio, advantage, mask)
         with torch.no_grad():
             log_ratio = log_ratio.detach()
@@ -219,7 +219,7 @@ class KLPENPPOLoss(PPOLoss):
         family = _need_family(family)
         terms = super().objective(log_prob, advantage, columns, written, mask)
         old, new = (tuple(self.need(x, key) for key in keys) for x in (columns, written))
-        kl = per_row(family.divergence(old, new, self.samples_mc_kl), log_prob, "the divergence")
+        kl = per_row(family.divergence(old, new, self.samples_mc_kl), log_prob.shape, "the divergence")
         terms["kl"] = reduce(kl.detach(), mask)
         terms["kl_coef"] = self.beta.clone()
         terms["loss_objective"] = terms["loss_objective"] + terms["kl_coef"] * reduce(kl, mask, self.reduction)

@@ -57,6 +57,16 @@ def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.masked_fill(~expanded(mask, x), 0)
 
 
+def per_row(x: Tensor, size: torch.Size, name: str) -> Tensor:
+    """`x [*B, 1]` or `[*B]` as `[*B]`, which is `size`; anything else would broadcast into an outer product."""
+    if x.numel() != size.numel():
+        raise ArgumentError(
+            f"{name} does not hold one number a row",
+            why=f"its shape is {tuple(x.shape)}, that of the batch {tuple(size)}",
+        )
+    return x.reshape(size)
+
+
 def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
     """`x [*B, F]` to one number over the rows that count; `none` only puts 0 in the other rows."""
     one_of("reduction", reduction, REDUCTIONS)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_col
 from rlcli.objectives.keyed import Elsewhere
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Density, Lowered, alone, one_a_row, parted
-from rlcli.objectives.reduction import value_error
+from rlcli.objectives.reduction import per_row, value_error
 from rlcli.specs import Composite, TensorSpec
 
 
@@ -100,7 +99,7 @@ class SACLoss(BootstrappedLoss):
             if x is not None and x <= 0:
                 raise ArgumentError(f"{name} must be above 0", why=f"got {x}")
         self.actor_network, self.generator = actor_network, generator
-        self.separate_losses = separate_losses
+        self.separate_losses, self.num_qvalue_nets = separate_losses, num_qvalue_nets
         self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))
         self.target_qvalue_network = target_of(self.qvalue_network) if delay_qvalue else None
         self.delay_qvalue, self.fixed_alpha = delay_qvalue, fixed_alpha
@@ -117,10 +116,31 @@ class SACLoss(BootstrappedLoss):
         spec = action_spec if action_spec is not None else getattr(actor_network, "spec", None)
         self.target_entropy = _entropy(target_entropy, spec, self.tensor_keys.action)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        given = name == "qvalue_network" or (name == "target_qvalue_network" and value is not None)
+        if given and not (isinstance(value, nn.ModuleList) and len(value)):
+            value = nn.ModuleList(_several(value, self.num_qvalue_nets if name == "qvalue_network" else 1))
+        super().__setattr__(name, value)
+
     def take_up_networks(self) -> None:
         self.density = Density(self.actor_network)
-        self.critics = [Lowered(net) for net in self.qvalue_network]
-        self.target_critics = [Lowered(net) for net in self.target_qvalue_network or self.qvalue_network]
+        nets, targets = self.qvalue_network, self.target_qvalue_network or self.qvalue_network
+        self._critics = [Lowered(net, name="a qvalue network") for net in nets]
+        self._target_critics = [Lowered(net, name="a target qvalue network") for net in targets]
+
+    @property
+    def critics(self) -> list[Lowered]:
+        """The qvalue networks as functions; one that was replaced inside their list is taken up here."""
+        if not _of(self._critics, self.qvalue_network):
+            self.take_up_networks()
+        return self._critics
+
+    @property
+    def target_critics(self) -> list[Lowered]:
+        """Those that targets come from."""
+        if not _of(self._target_critics, self.target_qvalue_network or self.qvalue_network):
+            self.take_up_networks()
+        return self._target_critics
 
     @property
     def loss_keys(self) -> list[str]:
@@ -153,7 +173,8 @@ class SACLoss(BootstrappedLoss):
         return self.alpha
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        read = self._check_critics()
+        critics = self.critics
+        read = self._check(critics)
         columns, mask, weights = self.rows(columns, batch_dims)
         alpha = self.clamp_alpha_()
         with torch.no_grad():
@@ -162,14 +183,14 @@ class SACLoss(BootstrappedLoss):
         values: Sequence[Tensor]
         if self.separate_losses and shared:
             of = [*columns.values(), *own]
-            values = alone(lambda: self._values(self.critics, columns, batch_dims), of, shared)
+            values = alone(lambda: self._values(critics, columns, batch_dims), of, shared)
         else:
-            values = self._values(self.critics, columns, batch_dims)
+            values = self._values(critics, columns, batch_dims)
         error = sum(value_error(q, target, self.loss_function) for q in values)
         action, log_prob = self._draw(columns, batch_dims)
         given = {**columns, self.tensor_keys.action: action}
         # the action gets a gradient through the critics, which get none
-        drawn = alone(lambda: self._values(self.critics, given, batch_dims), given.values(), [*own, *shared])
+        drawn = alone(lambda: self._values(critics, given, batch_dims), given.values(), [*own, *shared])
         least = torch.stack(drawn).amin(0)
         entropy = -log_prob.detach()
         terms = {
@@ -184,11 +205,11 @@ class SACLoss(BootstrappedLoss):
             terms[TD_ERROR] = torch.stack([(q - target).abs() for q in values]).amax(0)
         return terms
 
-    def _check_critics(self) -> list[Key]:
-        """What the critics read beside the action."""
+    def _check(self, critics: Sequence[Lowered]) -> list[Key]:
+        """What critics read beside the action."""
         key, written = self.tensor_keys.action, self.tensor_keys.state_action_value
         reads: dict[Key, None] = {}
-        for critic in self.critics:
+        for critic in critics:
             if key not in (read := critic.in_keys):
                 raise ArgumentError(
                     f"the qvalue_network of SACLoss does not read {show(key)}",
@@ -218,8 +239,7 @@ class SACLoss(BootstrappedLoss):
             params, _ = known.parameters(columns)
             action, log_prob = _sampled(known.family, params, self.generator)
             return action, one_a_row(log_prob, size, known.family)
-        inputs = {k: columns[k] for k in self.density.in_keys if k in columns}
-        dist = self.actor_network.get_dist(TensorDict(dict(inputs), batch_size=size))
+        dist, _ = self.density.dist(columns, size)
         if not dist.has_rsample:
             raise ArgumentError(
                 "SAC needs actions that are differentiable in the actor's outputs",
@@ -232,7 +252,8 @@ class SACLoss(BootstrappedLoss):
 
     def _values(self, critics: Sequence[Lowered], columns: Columns, batch_dims: int) -> list[Tensor]:
         key = self.tensor_keys.state_action_value
-        return [critic(columns, batch_dims)[key].squeeze(-1) for critic in critics]
+        size = next(iter(columns.values())).shape[:batch_dims]
+        return [per_row(critic(columns, batch_dims)[key], size, show(key)) for critic in critics]
 
 
 @contextmanager
@@ -256,6 +277,11 @@ def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple
         return family.rsample_and_log_prob(params, generator)
     action = family.rsample(params, generator)
     return action, family.log_prob(params, action)
+
+
+def _of(functions: Sequence[Lowered], networks: Sequence[nn.Module] | nn.ModuleList) -> bool:
+    """Whether these are the functions of these networks."""
+    return len(functions) == len(networks) and all(x.module is net for x, net in zip(functions, networks, strict=True))
 
 
 def _several(given: TensorDictModuleBase | Sequence[TensorDictModuleBase], count: int) -> list[TensorDictModuleBase]:

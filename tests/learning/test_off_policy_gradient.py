@@ -1,6 +1,7 @@
 """Closed forms against autograd: the same losses, priorities and gradients, to rounding."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -369,6 +370,57 @@ def test_both_ways_accept_the_same_batches(kind, change, said):
         assert said in fast and said in slow
 
 
+def column(key, make):
+    return lambda loss, batch: batch.update({key: make()})
+
+
+def with_other_actions(side):
+    def change(loss, batch):
+        other = build_q_actor(OBSERVED, Categorical(4), hidden=(8,), generator=0).actor[0]
+        setattr(loss, side, other.requires_grad_(side == "value_network"))
+
+    return change
+
+
+def with_values_of_two(loss, batch):
+    for net in (*loss.qvalue_network, *loss.target_qvalue_network):
+        net.module.mlp[-1] = nn.Linear(8, 2).requires_grad_(net in loss.qvalue_network)
+
+
+WIDE, TWO = lambda: torch.randn(N, 6), lambda: torch.ones(N, 2)
+MISFITS = {
+    "wide observations": ("dqn", column("observation", WIDE), r"action values cannot be .* \(48, 6\)"),
+    "wide next ones": ("dqn", column(("next", "observation"), WIDE), r"action values cannot be .* \(48, 6\)"),
+    "float64": ("dqn", column("observation", lambda: torch.randn(N, 5).double()), "action values cannot .*float64"),
+    "two actions": ("dqn", column("action", lambda: TWO().long()), r"actions do not fit .* \(48, 2\)"),
+    "two weights": ("dqn", column("priority_weight", TWO), "priority_weight does not hold one number a row"),
+    "two steps": ("dqn", column("steps_to_next_obs", TWO), "steps_to_next_obs does not hold one number a row"),
+    "more values": ("dqn", with_other_actions("value_network"), "values other actions than the value network"),
+    "more later values": ("dqn", with_other_actions("target_value_network"), "values other actions than the value"),
+    "sac: wide": ("sac", column("observation", WIDE), r"a qvalue network cannot be .* \(48, 6\)"),
+    "sac: wide later": ("sac", column(("next", "observation"), WIDE), r"the actor cannot be .* \(48, 6\)"),
+    "sac: wide actions": ("sac", column("action", WIDE), r"a qvalue network cannot be .* \(48, 6\)"),
+    "sac: two weights": ("sac", column("priority_weight", TWO), "priority_weight does not hold one number a row"),
+    "sac: two steps": ("sac", column("steps_to_next_obs", TWO), "steps_to_next_obs does not hold one number a row"),
+    "sac: two values": ("sac", with_values_of_two, "state_action_value does not hold one number a row"),
+}
+
+
+@pytest.mark.parametrize(("kind", "change", "said"), MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit_is_the_same_sentence_either_way(kind, change, said):
+    loss, batch = off_policy(kind)
+    change(loss, batch)
+    fast, slow = answers(loss, batch)
+    assert re.search(said, fast) and fast == slow
+
+
+def test_two_actions_in_each_of_two_rows_are_no_square():
+    loss, batch = off_policy("dqn")
+    batch = {key: x[:2] for key, x in batch.items()} | {"action": torch.zeros(2, 2, dtype=torch.int64)}
+    fast, slow = answers(loss, batch)
+    assert "actions do not fit" in fast and fast == slow
+
+
 def test_a_one_hot_row_of_zeros_is_one_action_either_way():
     loss, batch = off_policy("dqn", OneHot(3))
     batch["action"][7] = 0
@@ -379,7 +431,7 @@ def test_a_one_hot_row_of_zeros_is_one_action_either_way():
 def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array():
     loss, batch = off_policy("sac")
     batch["action"] = torch.rand(N, 3)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ArgumentError, match="a qvalue network cannot be evaluated on the batch"):
         GradientChoice(loss, FlatParameters(loss)).of(batch)(batch)
     for call in (
         lambda x, y: sac.draw(x(4, 5), x(4, 3), x(3), x(3), -1.0, 1.0, x(4, 3), x(4)),

@@ -204,6 +204,18 @@ def test_a_critic_of_several_numbers_a_row_is_refused_as_the_general_way_does():
             gradient(columns)
 
 
+def test_observations_that_a_network_does_not_fit_are_one_sentence_either_way():
+    for key, words in (("observation", "the actor cannot be evaluated"), ("seen", "the critic cannot be evaluated")):
+        loss = ClipPPOLoss(make_actor(), ValueOperator(make_critic().module, in_keys=["seen"]))
+        columns = columns_for(ClipPPOLoss(make_actor(), make_critic()))
+        columns["seen"] = columns["observation"]
+        for wrong in (torch.randn(64, 5), torch.randn(64, 4).double()):
+            flat, batch = FlatParameters(loss), columns | {key: wrong}
+            for gradient in (GradientChoice(loss, flat).of(batch), Autograd(loss, flat)):
+                with pytest.raises(ArgumentError, match=words):
+                    gradient(batch)
+
+
 class Isotropic(nn.Module):
     """A deviation for all action dims of a row."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,33 @@ def test_an_mlp_takes_the_names_of_upstream(options, same) -> None:
 )
 def test_an_mlp_said_twice_or_by_half_is_refused(options, words) -> None:
     with pytest.raises(ArgumentError, match=words):
+        MLP(4, 2, **options)
+
+
+@pytest.mark.parametrize(
+    "make", [functools.partial(nn.LeakyReLU, 0.2), lambda: nn.LeakyReLU(0.2)], ids=["partial", "function"]
+)
+@pytest.mark.parametrize("name", ["activation", "activation_class"])
+def test_an_activation_may_be_made_by_a_function(make, name) -> None:
+    net = MLP(4, 2, np.array([4, 5]), **{name: make})
+    assert [layer.negative_slope for layer in net if isinstance(layer, nn.LeakyReLU)] == [0.2, 0.2]
+    assert [layer.out_features for layer in net if isinstance(layer, nn.Linear)] == [4, 5, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hidden": "64"}, r"hidden is a sequence of units, one a layer: got '64'"),
+        ({"hidden": [64.0]}, r"hidden is a sequence of units.*got \[64\.0\]"),
+        ({"num_cells": 64.0, "depth": 2}, r"num_cells is a sequence of units.*got 64\.0"),
+        ({"num_cells": 64, "depth": 2.0}, r"depth is a whole number of layers: got 2\.0"),
+        ({"activation": 0}, "an activation is a name or a class of modules.*got 0"),
+        ({"activation": torch.tanh}, "an activation cannot be made: TypeError"),
+        ({"activation": lambda: torch.tanh}, "an activation is a module: got builtin_function_or_method"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused_in_a_sentence(options, words) -> None:
+    with pytest.raises((ArgumentError, ConfigError), match=words):
         MLP(4, 2, **options)
 
 

@@ -35,7 +35,7 @@ from rlcli.objectives import (
     ValueEstimators,
 )
 from rlcli.objectives.networks import Known, Lowered
-from rlcli.objectives.value import GAE, TD1Estimator, VTrace
+from rlcli.objectives.value import GAE, PopArt, TD0Estimator, TD1Estimator, VTrace
 from rlcli.objectives.value.estimators import make_estimator
 from rlcli.specs import Bounded, Composite
 
@@ -514,6 +514,66 @@ def test_terms_are_those_of_a_network_that_replaced_another(name):
     assert torch.equal(loss(td)["loss_critic"], ClipPPOLoss(**networks)(td)["loss_critic"])
 
 
+@pytest.mark.parametrize("name", ["actor_network", "critic_network"])
+def test_a_network_that_an_estimator_was_made_of_stays_where_another_is_refused(name):
+    loss, td = ClipPPOLoss(make_actor(), make_critic()), ready(make_actor(), make_critic())
+    loss.make_value_estimator("vtrace")
+    before, wanted = getattr(loss, name), loss(td)["loss_critic"]
+    with pytest.raises(ArgumentError, match=f"{name} cannot be replaced: a value estimator was made"):
+        setattr(loss, name, make_actor() if name == "actor_network" else make_critic())
+    assert getattr(loss, name) is before and torch.equal(loss(td)["loss_critic"], wanted)
+    loss.make_value_estimator("gae")
+    loss.actor_network = make_actor()  # which this one does not read
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("actor_network", nn.Linear(4, 2), "no action distribution"),
+        ("critic_network", nn.Linear(4, 1), "must work on tensordicts"),
+        ("critic_network", lambda x: x, "critic_network must be a module: got function"),
+        ("actor_network", None, "no action distribution"),
+    ],
+)
+def test_a_network_stays_where_another_cannot_be_used(name, other, words):
+    loss, td = ClipPPOLoss(make_actor(), make_critic()), ready(make_actor(), make_critic())
+    before, wanted = getattr(loss, name), loss(td)
+    with pytest.raises(ArgumentError, match=words):
+        setattr(loss, name, other)
+    assert getattr(loss, name) is before
+    assert all(torch.equal(x, wanted[key]) for key, x in loss(td).items())
+
+
+def test_a_critic_that_comes_or_goes_later_is_trained_or_not():
+    td = ready(make_actor(), make_critic())
+    critic = TensorDictModule(make_critic().module, ["observation"], ["worth"])
+    loss = ClipPPOLoss(make_actor(), critic_coeff=0.5)
+    assert loss.critic_coeff is None and "loss_critic" not in loss(td)
+    loss.critic_network = critic
+    fresh = ClipPPOLoss(loss.actor_network, critic, critic_coeff=0.5)
+    assert torch.equal(loss(td)["loss_critic"], fresh(td)["loss_critic"]) and loss.in_keys == fresh.in_keys
+    loss.critic_network = None
+    assert loss.critic_coeff is None and "loss_critic" not in loss(td)
+
+
+def test_an_estimator_computes_with_networks_that_were_set_later():
+    actor, critic, td = make_actor(), make_critic(), ready(make_actor(), make_critic())
+    for p in (*actor.parameters(), *critic.parameters()):
+        p.data.mul_(1.5)
+    renamed = TensorDictModule(critic.module, ["observation"], ["worth"])
+    estimator = VTrace(gamma=0.9, actor_network=make_actor(), value_network=make_critic())
+    estimator.actor_network, estimator.value_network = actor, renamed
+    fresh = VTrace(gamma=0.9, actor_network=actor, value_network=renamed)
+    for key in (*fresh.out_keys, "worth"):
+        assert torch.equal(estimator(td.clone())[key], fresh(td.clone())[key])
+    with pytest.raises(ArgumentError, match="zero_values=True excludes a value_network"):
+        TD1Estimator(gamma=0.9, value_network=None, zero_values=True).value_network = critic
+    scaled = GAE(gamma=0.9, lmbda=0.9, value_network=critic, value_norm=PopArt(critic))
+    with pytest.raises(ArgumentError, match="PopArt rescales cannot be replaced"):
+        scaled.value_network = renamed
+    assert scaled.value_network is critic
+
+
 def test_keys_and_functions_that_are_set_later_are_those_that_count():
     td = ready(make_actor(), make_critic())
     td["seen"] = td["next", "seen"] = 2 * td["observation"]
@@ -559,6 +619,34 @@ def test_sac_computes_with_critics_that_were_set_later():
     loss.qvalue_network = nn.ModuleList([critic_of("observation", "action")])
     loss(td)["loss_qvalue"].backward()
     assert all(p.grad is not None for p in loss.qvalue_network.parameters())
+
+
+def item_of(loss, new):
+    loss.qvalue_network[0] = new
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        item_of,
+        lambda loss, new: setattr(loss, "qvalue_network", new),
+        lambda loss, new: setattr(loss, "qvalue_network", [new, critic_of("observation", "action")]),
+    ],
+    ids=["item", "network", "list"],
+)
+def test_a_critic_of_sac_may_be_put_in_the_place_of_another(put):
+    loss, td = soft(critic_of("observation", "action"), critic_of("observation", "action"))
+    new = critic_of("observation", "action")
+    nn.init.constant_(new.module.linear.bias, 100.0)
+    put(loss, new)
+    terms = loss(td)
+    terms["loss_qvalue"].backward()
+    assert torch.equal(terms["q_value"], new(td)["state_action_value"].mean().detach())
+    assert len(loss.qvalue_network) == 2 and all(p.grad is not None for p in loss.qvalue_network.parameters())
+    loss.target_qvalue_network[0] = new
+    assert loss.target_critics[0].module is new
+    with pytest.raises(ArgumentError, match=r"needs a qvalue_network .* got NoneType"):
+        loss.qvalue_network = None
 
 
 def test_each_critic_of_sac_is_asked_for_its_keys():
@@ -650,6 +738,15 @@ def test_what_does_not_fit_a_loss_is_a_sentence():
         MLP(3, 2, hidden=64)
     with pytest.raises(ConfigError, match="an activation is a name or a class of modules"):
         MLP(3, 2, activation=nn.ReLU())
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 3), ["observation"], ["logits"]), ["logits"], distribution_class=Categorical,
+        distribution_kwargs={"unheard_of": 1},
+    )  # fmt: skip
+    with pytest.raises(ArgumentError, match=r"the actor cannot be evaluated on the batch.*unheard_of"):
+        A2CLoss(actor, make_critic())(ready(make_actor(), make_critic()))
+    spans = ready(make_actor(), make_critic()).set("steps_to_next_obs", torch.ones(3, 20, 2))
+    with pytest.raises(ArgumentError, match="steps_to_next_obs does not hold one number a row"):
+        TD0Estimator(gamma=0.9, value_network=make_critic())(spans)
     places = TensorDictModule(nn.Sequential(nn.Embedding(3, 1), nn.Flatten()), ["place"], ["state_value"])
     batch = ready(make_actor(), make_critic()).set("place", torch.full((3, 20, 1), 7))
     batch["next", "place"] = batch["place"]

@@ -202,7 +202,7 @@ def test_an_outer_product_is_refused():
     actor, critic = make_actor(), make_critic()
     td = ready(actor, critic).reshape(-1)
     td["advantage"] = td["advantage"].expand(-1, 2).contiguous()
-    with pytest.raises(ArgumentError, match="one number for each log-probability"):
+    with pytest.raises(ArgumentError, match="advantage does not hold one number a row"):
         ClipPPOLoss(actor, critic)(td)
 
 

@@ -129,6 +129,7 @@ class ValueEstimator(KeyedModule, ABC):
         "value_target_key": Elsewhere((None,), "Rename it: estimator.set_keys(value_target=...)."),
         "value_key": Elsewhere((None,), "Rename it: estimator.set_keys(value=...)."),
     }
+    _net: RowValues | SequenceValues | None = None
     reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
     reads_actor: ClassVar[bool] = False  # it is built with `actor_network`
 
@@ -166,16 +167,12 @@ class ValueEstimator(KeyedModule, ABC):
             )
         if network_gradient and not differentiable:
             raise ArgumentError("network_gradient=True needs differentiable=True", why="no gradient flows without it")
-        if zero_values and value_network is not None:
-            raise ArgumentError("zero_values=True excludes a value_network", why="its values would not be used")
         if shifted and two_calls:
             raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
         self.value_network, self.zero_values = value_network, zero_values
-        dtype = need_compute_dtype(compute_dtype)
-        self._net = None if value_network is None else values_of(value_network, dtype)
-        if self._net is not None:
-            self.tensor_keys.value = self._net.key
+        self._compute_dtype = need_compute_dtype(compute_dtype)
+        ValueEstimator.take_up_networks(self)  # a subclass takes up its own ones when it has them
         self.shifted, self.shifted_budget = shifted, need_count("shifted_budget", shifted_budget)
         self.average, self.average_rewards = average, average_rewards
         self.differentiable, self.network_gradient, self.two_calls = differentiable, network_gradient, two_calls
@@ -185,6 +182,19 @@ class ValueEstimator(KeyedModule, ABC):
         self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
         self._dropped: Tensor | None = None
+
+    def take_up_networks(self) -> None:
+        net, before = self.value_network, self._net
+        if self.zero_values and net is not None:
+            raise ArgumentError("zero_values=True excludes a value_network", why="its values would not be used")
+        if before is not None and isinstance(self.value_norm, PopArt) and before.module is not net:
+            raise ArgumentError(
+                "a network that PopArt rescales cannot be replaced", why="its statistics are of the one before",
+                fix="Make a new estimator.",
+            )  # fmt: skip
+        self._net = None if net is None else values_of(net, self._compute_dtype)
+        if self._net is not None and (before is None or self.tensor_keys.value == before.key):
+            self.tensor_keys.value = self._net.key
 
     @property
     def recurrent(self) -> bool:

@@ -21,7 +21,7 @@ from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
 from rlcli.objectives.networks import Density, also_called, log_prob_key
-from rlcli.objectives.reduction import may_ask
+from rlcli.objectives.reduction import may_ask, per_row
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
     generalized_advantage_estimate,
@@ -86,7 +86,11 @@ class TD0Estimator(ValueEstimator):
     ) -> tuple[Tensor, Tensor]:
         _, terminated = ends.flags(reward)
         steps = td.get(STEPS_TO_NEXT_OBS, None)
-        gamma = self.gamma if steps is None else self.gamma ** steps.reshape(*td.shape, 1)
+        gamma = (
+            self.gamma
+            if steps is None
+            else self.gamma ** per_row(steps, td.shape, show(STEPS_TO_NEXT_OBS)).unsqueeze(-1)
+        )
         target = td0_return_estimate(gamma, values.next_value, reward, terminated)
         return target - values.value, target
 
@@ -181,9 +185,14 @@ class VTrace(ValueEstimator):
             raise ArgumentError(
                 "c_thresh must not exceed rho_thresh", why=f"got {float(c_thresh)} and {float(rho_thresh)}"
             )
-        self.actor_network, self._density = actor_network, Density(actor_network)
+        self.actor_network = actor_network
+        self.take_up_networks()
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
         self.rho_thresh, self.c_thresh = float(rho_thresh), float(c_thresh)
+
+    def take_up_networks(self) -> None:
+        super().take_up_networks()
+        self._density = Density(self.actor_network)
 
     @property
     def in_keys(self) -> list[Key]:

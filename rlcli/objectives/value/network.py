@@ -20,9 +20,9 @@ from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from rlcli.errors import ArgumentError, RlcliError, in_words
+from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
-from rlcli.objectives.networks import MISFITS, Columns, Lowered, value_key
+from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
 from rlcli.objectives.value.observations import Observations
 from rlcli.objectives.value.reading import need_count
 
@@ -117,22 +117,11 @@ def _called(net: Any, columns: Columns, key: Key, rows: int) -> Tensor:
     ----------
     net : callable from columns to columns
     """
-    given = ", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in columns.items())
-    try:
-        value = net(columns)[key]
-    except (torch.OutOfMemoryError, RlcliError):
-        raise
-    except MISFITS as error:
-        raise ArgumentError(
-            "the value network cannot be evaluated on the batch",
-            where=given,
-            why=in_words(error),
-            fix="Compare with the shapes and dtypes that it was made for.",
-        ) from error
+    value = fitted("the value network", lambda: net(columns)[key], lambda: columns)
     if value.ndim != 2 or len(value) != rows:
         raise ArgumentError(
             f"the value network must write one row of {show(key)} for each row it reads",
-            where=given,
+            where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in columns.items()),
             why=f"expected ({rows}, 1), got {tuple(value.shape)}",
             fix="Use value.unsqueeze(-1)." if tuple(value.shape) == (rows,) else None,
         )
@@ -153,7 +142,7 @@ class RowValues:
     state_keys: tuple[Key, ...] = ()
 
     def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
-        self.net = Lowered(network)
+        self.module, self.net = network, Lowered(network)
         self._compute_dtype = compute_dtype
         self._params: TensorDictBase | None = None
         self.key = value_key(network)
@@ -166,7 +155,7 @@ class RowValues:
     @property
     def mixes_rows(self) -> bool:
         """Whether a row's value depends on which others are in its call: statistics of batches."""
-        parts = (x for x in self.net.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
+        parts = (x for x in self.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
         return any(x.training or x.running_mean is None for x in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
@@ -178,7 +167,7 @@ class RowValues:
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
         """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
         if self._params is not None:
-            with self._params.to_module(self.net.module):
+            with self._params.to_module(self.module):
                 return self._rows(columns, chunk_rows)
         return self._rows(columns, chunk_rows)
 
