@@ -16,7 +16,7 @@ from typing import Any
 from rlcli.config.overrides import Checked, axes, listed
 from rlcli.config.run_files import RUN
 from rlcli.config.words import key_of, spell
-from rlcli.errors import RlcliError, StoppedSafely, of_memory
+from rlcli.errors import RlcliError, StoppedSafely, saying_memory
 
 Start = Callable[[Any, list[str]], Any]
 _NAMED = 8  # jobs that are listed one by one
@@ -91,21 +91,21 @@ class _Task:
         self.begun = job.job.num + 1
         print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
         try:
-            cfg = typed(self.verb, node, job.overrides.task)
-            if cfg.run.dir is None:
-                cfg.run.dir = job.runtime.output_dir
-            if not (Path(cfg.run.dir) / RUN).exists():  # else it is of another run, and this job will be refused
-                self.folders[job.job.num] = Path(cfg.run.dir)
-            self.start(cfg, list(job.overrides.task))
+            with saying_memory():
+                cfg = typed(self.verb, node, job.overrides.task)
+                if cfg.run.dir is None:
+                    cfg.run.dir = job.runtime.output_dir
+                if not (Path(cfg.run.dir) / RUN).exists():  # else it is of another run, and this job will be refused
+                    self.folders[job.job.num] = Path(cfg.run.dir)
+                self.start(cfg, list(job.overrides.task))
         except StoppedSafely as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
         except Exception as error:
-            known = error if isinstance(error, RlcliError) else of_memory(error)
-            if known is None:
+            if not isinstance(error, RlcliError):
                 raise
-            print(f"job {job.job.num} failed: {known}", file=sys.stderr, flush=True)
-            self.errors[job.job.num] = known
+            print(f"job {job.job.num} failed: {error}", file=sys.stderr, flush=True)
+            self.errors[job.job.num] = error
 
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""
