@@ -44,6 +44,16 @@ rlcli.register_policy("builder_needs_memory")(lambda o, a: throw(MemoryError("of
 rlcli.register_policy("linear")(lambda o, a: nn.Linear(3, 2))
 
 
+class Unsaved(Late):
+    """Keeps its weights for itself."""
+
+    def state_dict(self, *args, **options):
+        raise RuntimeError("no state for you")
+
+
+rlcli.register_policy("unsaved")(lambda o, a: Unsaved(lambda good: good))
+
+
 @rlcli.register_policy("critic_needs_memory")
 def critic_needs_memory(observation_spec, action_spec, at: int):
     """A good pair whose critic is refused memory at a call."""

@@ -62,6 +62,13 @@ def test_a_network_that_runs_out_of_memory_does_not_misfit(hostile, at):
     assert (at == 1) or "Saved at 256 frames; go on from there: rlcli resume r" in answer.err
 
 
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_policy_that_does_not_tell_its_weights_is_refused_before_anything_is_made(hostile, verb, tmp_path):
+    answer = hostile(verb, "env.id=good", "policy=unsaved", "run.dir=r")
+    is_a_sentence(answer, 2, "policy=unsaved cannot be saved", "RuntimeError: no state for you")
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_needs_a_critic_and_says_so(hostile):
     is_a_sentence(hostile("train", "env.id=good", "policy=raises_later"), 2, "needs a critic", "(actor, critic)")
 
