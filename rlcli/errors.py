@@ -151,6 +151,12 @@ class NumericsError(RlcliError):
     evidence: dict[str, Any] | None = None
 
 
+def unforeseen(error: Exception) -> RlcliError:
+    """The sentence for an error that is none of these."""
+    what = f"an error that rlcli did not foresee: {in_words(error)}"
+    return RlcliError(what, fix="Run it again with --debug to see where.")
+
+
 class StoppedSafely(RlcliError):
     """The run was asked to stop, saved itself, and can be resumed."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words, saying_memory
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, saying_memory, unforeseen
 
 # verb -> (its module, or the function in it that runs it, what it does)
 VERBS = {
@@ -56,7 +56,6 @@ _OTHER_NAMES = {
     **dict.fromkeys(("benchmark", "profile"), "bench"),
 }  # fmt: skip
 _HIDDEN = {"__complete": "completion"}
-_DEBUG = "Run it again with --debug to see where."
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
 
@@ -140,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
             _silence(sys.stdout.fileno())  # or Python complains again at its end
             print(f"{name}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
             return ResourceError.exit_code
-        print(f"{name}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
+        print(f"{name}: {unforeseen(error)}", file=sys.stderr)
         return 1
 
 
