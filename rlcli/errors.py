@@ -5,7 +5,8 @@ The command line prints `str(error)` and exits with `error.exit_code`; a traceba
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -109,15 +110,38 @@ class ResourceError(RlcliError):
     exit_code = 5
 
 
-def of_memory(error: Exception) -> ResourceError | None:
-    """The sentence for an error that says that memory ran out: Python's and numpy's by type, torch's only in words."""
-    said = "can't allocate memory" in str(error) or "out of memory" in str(error)
-    if not isinstance(error, MemoryError) and not said:
-        return None
-    return ResourceError(
-        "there is not enough memory", why=in_words(error),
-        fix="Lower env.num, collector.frames_per_batch, env.frame_stack or policy.hidden.",
-    )  # fmt: skip
+@contextlib.contextmanager
+def saying_memory() -> Iterator[None]:
+    """What ends this context because memory ran out says so, also where it was taken for something else on its way.
+
+    Raises
+    ------
+    ResourceError
+    """
+    try:
+        yield
+    except ResourceError:  # whoever raised it knew better what to lower
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not _of_memory(cause):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise ResourceError(
+            "there is not enough memory",
+            where=error.where if isinstance(error, RlcliError) else None,
+            why=in_words(cause),
+            fix="Lower env.num, collector.frames_per_batch, sampler.batch_size, env.frame_stack or policy.hidden.",
+        ) from error
+
+
+def _of_memory(error: BaseException) -> bool:
+    """Python's and numpy's by type, torch's only in words; ours quote others, which are their cause."""
+    if isinstance(error, MemoryError):
+        return True
+    said = "" if isinstance(error, RlcliError) else in_words(error)
+    return "can't allocate memory" in said or "out of memory" in said
 
 
 class NumericsError(RlcliError):
@@ -125,6 +149,12 @@ class NumericsError(RlcliError):
 
     exit_code = 6
     evidence: dict[str, Any] | None = None
+
+
+def unforeseen(error: Exception) -> RlcliError:
+    """The sentence for an error that is none of these."""
+    what = f"an error that rlcli did not foresee: {in_words(error)}"
+    return RlcliError(what, fix="Run it again with --debug to see where.")
 
 
 class StoppedSafely(RlcliError):

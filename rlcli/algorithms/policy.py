@@ -12,7 +12,7 @@ from rlcli.algorithms.algorithm import algorithm_of
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
 from rlcli.envs import EnvBase
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, in_words
 from rlcli.modules import ActorCritic, build_actor_critic
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
@@ -71,6 +71,15 @@ def _users_policy(p: PolicyConfig, env: EnvBase) -> ActorCritic:
             why=f"{', '.join(lazy)}: a lazy layer was not called yet",
             fix="Call each network once in the builder, on observation_spec.zero(), or give its layers their sizes.",
         )
+    try:
+        policy.state_dict()
+    except Exception as error:  # whatever a module of the user's does
+        raise ConfigError(
+            f"policy={p.kind} cannot be saved",
+            where="state_dict()",
+            why=in_words(error),
+            fix="Leave state_dict to nn.Module, or have it return a dict of tensors.",
+        ) from error
     return policy
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, in_words, of_memory
+from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, saying_memory, unforeseen
 
 # verb -> (its module, or the function in it that runs it, what it does)
 VERBS = {
@@ -56,7 +56,6 @@ _OTHER_NAMES = {
     **dict.fromkeys(("benchmark", "profile"), "bench"),
 }  # fmt: skip
 _HIDDEN = {"__complete": "completion"}
-_DEBUG = "Run it again with --debug to see where."
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
 
@@ -109,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
         if verb not in VERBS and verb not in _HIDDEN:
             raise _unknown_verb(words)
         name = f"rlcli {verb}"
-        with _attended(verb):
+        with saying_memory(), _attended(verb):
             if packages:
                 from rlcli.config.registry import import_package
 
@@ -140,10 +139,7 @@ def main(argv: list[str] | None = None) -> int:
             _silence(sys.stdout.fileno())  # or Python complains again at its end
             print(f"{name}: cannot write the output: {error.strerror}. Free some space.", file=sys.stderr)
             return ResourceError.exit_code
-        if (memory := of_memory(error)) is not None:
-            print(f"{name}: {memory}", file=sys.stderr)
-            return ResourceError.exit_code
-        print(f"{name}: an error that rlcli did not foresee: {in_words(error)}\n{_DEBUG}", file=sys.stderr)
+        print(f"{name}: {unforeseen(error)}", file=sys.stderr)
         return 1
 
 

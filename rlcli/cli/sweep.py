@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from rlcli.config.overrides import Checked, axes, listed
 from rlcli.config.run_files import RUN
 from rlcli.config.words import key_of, spell
-from rlcli.errors import RlcliError, StoppedSafely, of_memory
+from rlcli.errors import RlcliError, StoppedSafely, saying_memory, unforeseen
 
 Start = Callable[[Any, list[str]], Any]
 _NAMED = 8  # jobs that are listed one by one
@@ -91,21 +92,20 @@ class _Task:
         self.begun = job.job.num + 1
         print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
         try:
-            cfg = typed(self.verb, node, job.overrides.task)
-            if cfg.run.dir is None:
-                cfg.run.dir = job.runtime.output_dir
-            if not (Path(cfg.run.dir) / RUN).exists():  # else it is of another run, and this job will be refused
-                self.folders[job.job.num] = Path(cfg.run.dir)
-            self.start(cfg, list(job.overrides.task))
+            with saying_memory():
+                cfg = typed(self.verb, node, job.overrides.task)
+                if cfg.run.dir is None:
+                    cfg.run.dir = job.runtime.output_dir
+                if not (Path(cfg.run.dir) / RUN).exists():  # else it is of another run, and this job will be refused
+                    self.folders[job.job.num] = Path(cfg.run.dir)
+                self.start(cfg, list(job.overrides.task))
         except StoppedSafely as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
         except Exception as error:
-            known = error if isinstance(error, RlcliError) else of_memory(error)
-            if known is None:
-                raise
+            known = error if isinstance(error, RlcliError) else unforeseen(error)
             print(f"job {job.job.num} failed: {known}", file=sys.stderr, flush=True)
-            self.errors[job.job.num] = known
+            self.errors[job.job.num] = _in_text(known, error)
 
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""
@@ -121,6 +121,13 @@ class _Task:
         for number, error in self.errors.items():
             error.what = f"{len(self.errors)} of {self.begun} jobs failed; job {number}: {error.what}"
             raise error
+
+
+def _in_text(known: RlcliError, error: Exception) -> RlcliError:
+    """The sentence alone, and where it comes from as text: an error that was raised holds what its job held."""
+    text = type(known)(known.what, where=known.where, why=known.why, fix=known.fix)
+    text.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
+    return text
 
 
 def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:

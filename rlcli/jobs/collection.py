@@ -30,7 +30,7 @@ from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
 from rlcli.data.files.state import decode_state, encode_state, loading_state
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, learned_by_transforms
-from rlcli.errors import ConfigError, DamagedDataError, RlcliError, StoppedSafely
+from rlcli.errors import ConfigError, DamagedDataError, RlcliError, StoppedSafely, saying_memory
 from rlcli.jobs.trained_run import check_imports, config_of, restored_policy
 from rlcli.keys import (
     DONE,
@@ -100,7 +100,10 @@ def _write(collection: Collection) -> None:
     frames = 0
     note_new(collection.run, FRAMES, SEGMENTS)
     try:
-        with SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer:
+        with (
+            saying_memory(),
+            SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer,
+        ):
             if found is not None and found.segments is not None:
                 writer.cut(open_lanes(found.segments, collection.cut))
             try:

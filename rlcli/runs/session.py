@@ -22,7 +22,16 @@ from rlcli.config.run_files import METRICS
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import encode
-from rlcli.errors import DamagedDataError, EnvError, NumericsError, ResourceError, RlcliError, StoppedSafely, in_words
+from rlcli.errors import (
+    DamagedDataError,
+    EnvError,
+    NumericsError,
+    ResourceError,
+    RlcliError,
+    StoppedSafely,
+    in_words,
+    saying_memory,
+)
 from rlcli.keys import Key
 from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
@@ -289,7 +298,8 @@ class Saver:
 def resumable(run: Run) -> Iterator[None]:
     """An error that ends a training run says from where it can go on, and what to type for it."""
     try:
-        yield
+        with saying_memory():
+            yield
     except StoppedSafely:
         raise
     except RlcliError as error:

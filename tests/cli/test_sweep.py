@@ -1,5 +1,6 @@
 """A sweep that is stopped says which jobs never ran, and what runs them runs exactly those."""
 
+import gc
 import json
 import os
 import re
@@ -8,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+import weakref
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from rlcli.cli.sweep import left_over, rest
 from rlcli.config.overrides import check_overrides, expand
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS
-from rlcli.errors import EnvError, StoppedSafely
+from rlcli.errors import EnvError, NumericsError, StoppedSafely
 from rlcli.runs.folder import Run
 
 AXES = {
@@ -221,6 +224,39 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
     assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
     assert "job 5 failed: there is not enough memory: RuntimeError" in err
     assert "Error executing" not in err
+
+
+class Large:
+    """What only a job holds."""
+
+
+def test_a_job_that_failed_is_let_go_of_whatever_it_raised_and_counted(rlcli, started, monkeypatch):
+    held, alive = [], []
+
+    def train(cfg, overrides):
+        alive.append(sum(ref() is not None for ref in held))
+        large = Large()
+        held.append(weakref.ref(large))
+        try:
+            raise KeyError("of a package")
+        except KeyError as error:
+            if cfg.seed == 2:
+                raise
+            broken = NumericsError("it broke", where="here", why="so", fix="Do that")
+            broken.evidence = {"observation": large}
+            raise broken from error
+
+    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    gc.collect()
+    code, _, err = rlcli("train -m seed=1,2,3")
+    assert alive == [0, 0, 0]
+    assert "job 1 failed: an error that rlcli did not foresee: KeyError: 'of a package'" in err
+    assert code == 6 and err.endswith("rlcli train: 3 of 3 jobs failed; job 0: it broke (here): so. Do that\n")
+    with pytest.raises(NumericsError) as caught:
+        rlcli("train -m seed=1,2 --debug")
+    assert "raise broken from error" in "".join(traceback.format_exception(caught.value))
+    code, _, err = rlcli("train -m seed=2")
+    assert code == 1 and "1 of 1 jobs failed; job 0: an error that rlcli did not foresee" in err
 
 
 @pytest.mark.parametrize(

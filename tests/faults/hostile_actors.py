@@ -32,13 +32,39 @@ LATER = {
     "float_later": lambda good: good + 0.5,
     "seven_later": lambda good: good + 7,
     "minus_later": lambda good: good - 1,
+    "memory_later": lambda good: throw(MemoryError()),
+    "torch_memory_later": lambda good: throw(RuntimeError("CUDA error: out of memory")),
 }
 for name, later in LATER.items():
     rlcli.register_policy(name)(lambda o, a, later=later: Late(later))
 
 rlcli.register_policy("builds_nothing")(lambda o, a: None)
 rlcli.register_policy("builder_breaks")(lambda o, a, **settings: 1 / 0)
+rlcli.register_policy("builder_needs_memory")(lambda o, a: throw(MemoryError("of the builder")))
 rlcli.register_policy("linear")(lambda o, a: nn.Linear(3, 2))
+
+
+class Unsaved(Late):
+    """Keeps its weights for itself."""
+
+    def state_dict(self, *args, **options):
+        raise RuntimeError("no state for you")
+
+
+rlcli.register_policy("unsaved")(lambda o, a: Unsaved(lambda good: good))
+
+
+@rlcli.register_policy("critic_needs_memory")
+def critic_needs_memory(observation_spec, action_spec, at: int):
+    """A good pair whose critic is refused memory at a call."""
+
+    def count(module, arguments, out):
+        module.calls = getattr(module, "calls", 0) + 1
+        return throw(RuntimeError("DefaultCPUAllocator: can't allocate memory")) if module.calls >= at else out
+
+    pair = build_actor_critic(observation_spec, action_spec, hidden=[8])
+    next(part for part in pair.critic.modules() if isinstance(part, nn.Linear)).register_forward_hook(count)
+    return tuple(pair)
 
 
 @rlcli.register_policy("nan_later")

@@ -41,6 +41,34 @@ def test_a_policy_that_cannot_begin_is_named(hostile, name, words):
     is_a_sentence(hostile("collect", "env.id=good", f"policy={name}", "run.dir=r"), 2, *words)
 
 
+@pytest.mark.parametrize(("name", "error"), [("memory_later", "MemoryError"), ("torch_memory_later", "RuntimeError")])
+def test_a_policy_that_runs_out_of_memory_is_no_mistake_and_its_frames_are_gone_on_with(hostile, name, error):
+    answer = hostile("collect", "env.id=good", f"policy={name}", "collector.frames_per_batch=16", "run.dir=r")
+    said = ["there is not enough memory", error, "Lower env.num", "16 frames are on the disk; go on after them: rlcli"]
+    is_a_sentence(answer, 5, *said)
+    assert "the policy raised" not in answer.err
+
+
+def test_a_builder_that_runs_out_of_memory_is_no_mistake(hostile):
+    said = ["there is not enough memory", "MemoryError: of the builder", "Lower env.num"]
+    is_a_sentence(hostile("collect", "env.id=good", "policy=builder_needs_memory", "run.dir=r"), 5, *said)
+
+
+@pytest.mark.parametrize("at", [1, 14, 15, 16])
+def test_a_network_that_runs_out_of_memory_does_not_misfit(hostile, at):
+    answer = hostile("train", "env.id=good", "policy=critic_needs_memory", f"policy.kwargs={{at:{at}}}", "run.dir=r")
+    is_a_sentence(answer, 5, "there is not enough memory", "can't allocate memory", "Lower env.num")
+    assert "Compare with" not in answer.err
+    assert (at == 1) or "Saved at 256 frames; go on from there: rlcli resume r" in answer.err
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_a_policy_that_does_not_tell_its_weights_is_refused_before_anything_is_made(hostile, verb, tmp_path):
+    answer = hostile(verb, "env.id=good", "policy=unsaved", "run.dir=r")
+    is_a_sentence(answer, 2, "policy=unsaved cannot be saved", "RuntimeError: no state for you")
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_needs_a_critic_and_says_so(hostile):
     is_a_sentence(hostile("train", "env.id=good", "policy=raises_later"), 2, "needs a critic", "(actor, critic)")
 
