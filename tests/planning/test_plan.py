@@ -40,6 +40,7 @@ SMALL = {
     "ppo_exact": ["total_frames=2048"],
     "ppo_delta": ["total_frames=2048"],
     "ppo_kl": ["total_frames=2048"],
+    "ppo_multi": ["total_frames=2048"],
     "ppo_shifted": ["total_frames=2048"],
     "recipe_a": ["total_frames=2048"],
     "recipe_b": ["total_frames=2048"],
