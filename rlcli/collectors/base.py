@@ -240,7 +240,7 @@ class BaseCollector:
             self._warn_of_bounds()
             self._stored = self.trajectories is None
             yield from pieces
-            if self.replay_buffer is not None and self._stored:
+            if self.replay_buffer is not None and (self._stored or self._stop.is_set()):
                 yield None
 
     def next(self) -> TensorDictBase | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -156,11 +157,12 @@ class CollectorCrew:
         self._kept: dict[str, tuple] = {}
         self._posted: list[dict[str, bytes]] = [{} for _ in sent]  # messages that go with a worker's next order
         self._newest: dict[str, bytes] = {}
+        self._lock = threading.Lock()  # of the two above
         self._columns: Schema | None = None  # a row of what is shared
         self._batches = 0
         self._fallen: list[float] = []  # when workers were replaced
         self._first_cause = ""
-        self._gone: list[int] = []  # numbers of batches whose memory is nobody's any more
+        self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
         started: list[Worker] = []
         try:
             for _ in sent:
@@ -235,7 +237,8 @@ class CollectorCrew:
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
         self._batches += 1
         batch = SharedBatch(self._batches, memory, steps)
-        weakref.finalize(batch, self._gone.append, batch.number)
+        for gone in self._gone:
+            weakref.finalize(batch, gone.append, batch.number)
         return batch
 
     @staticmethod
@@ -261,11 +264,23 @@ class CollectorCrew:
         """How many orders of a worker have not come out of `next`."""
         return len(self._orders[index])
 
+    def outstanding(self) -> list[Order]:
+        """The orders that have not come out of `next`."""
+        return [order for orders in self._orders for order in orders]
+
+    def frames_begun(self) -> int:
+        """What they ask for, of all workers."""
+        pairs = zip(self.told, self._orders, strict=True)
+        return sum(order.steps * told.lanes for told, orders in pairs for order in orders)
+
     def _give(self, index: int, order: Order) -> None:
         batch, key = order.batch, (index, self.told[index].restarts)
         new = None if key in batch.mapped else (batch.memory, batch.steps, order.first)
-        weights, self._posted[index] = self._posted[index], {}
-        args = (batch.number, order.steps, order.random_steps, order.timed, list(self._gone), new, weights)
+        with self._lock:
+            weights, self._posted[index] = self._posted[index], {}
+        gone = self._gone[index][:]
+        del self._gone[index][: len(gone)]
+        args = (batch.number, order.steps, order.random_steps, order.timed, gone, new, weights)
         self.crew.begin(index, CALL, packed(("collect", args, {})), fd=None if new is None else batch.fd)
         batch.mapped.add(key)
 
@@ -309,6 +324,12 @@ class CollectorCrew:
             raise errors[min(errors)]
         return found
 
+    def give_up(self) -> None:
+        """Pass over what is being written, or was written for nobody; the next batches begin with new episodes."""
+        if any(self._orders):
+            self.settle()
+        self.call("reset")
+
     def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
         """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
         self._follows[model_id] = receiver
@@ -317,9 +338,10 @@ class CollectorCrew:
 
     def post(self, model_id: str, message: bytes) -> None:
         """Send the workers a version of a model with their next orders."""
-        self._newest[model_id] = message
-        for messages in self._posted:
-            messages[model_id] = message
+        with self._lock:  # a thread may be collecting
+            self._newest[model_id] = message
+            for messages in self._posted:
+                messages[model_id] = message
 
     def keep(self, name: str, *args: Any) -> list[Any]:
         """`call`, and the same of whoever replaces a worker."""

@@ -25,7 +25,7 @@ from rlcli.collectors.crew import CollectorCrew, SharedBatch
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.finish import assemble
 from rlcli.collectors.options import Delivery, Stepping, counted, sent, whole
-from rlcli.collectors.parts import merged
+from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import Source
@@ -103,7 +103,9 @@ class MultiProcessCollector(BaseCollector):
         self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
         self.seed = drawn_seed() if options.get("seed") is None else counted("seed", options["seed"])
         self._policy = policy
-        self.storing = resolve(storing_device)
+        everywhere = options.get("device")
+        self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
+                               else storing_device)  # fmt: skip
         body = sent("hooks", hooks)
         self.crew = CollectorCrew(
             [Sent(one.pickled(), body, num_threads) for one in each],
@@ -117,7 +119,7 @@ class MultiProcessCollector(BaseCollector):
             if self.next_obs == "delta":
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self._weights = PublishedWeights(self.crew, policy, weight_sync_schemes)
-            self._outside: dict[str, tuple[str, int]] = {}
+            self.outside = Outside()
             self._reuse = bool(options.get("reuse_batch", False))
         except BaseException:
             self.crew.close()
@@ -145,8 +147,7 @@ class MultiProcessCollector(BaseCollector):
         filled = merged(parts, memory)
         self._schema = filled.schema
         for part in parts:
-            for key, sentence, number in part.outside:
-                self._outside[key] = (sentence, self._outside.get(key, ("", 0))[1] + number)
+            self.outside.add(part.outside)
         batch = assemble(filled, batched=batched, delta=self.delta)
         if self.storing is not None and self.storing.type != "cpu":
             batch = move(batch, self.storing)
@@ -223,12 +224,12 @@ class MultiProcessCollector(BaseCollector):
         return [(told.restarts, told.lost_frames) for told in self.crew.told]
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
-        news, self._outside = self._outside, {}
-        return [(key, sentence, number) for key, (sentence, number) in news.items()]
+        return self.outside.news()
 
     def figures(self) -> dict[str, Any]:
         """For a closing report; see `Collector.figures`."""
-        found: dict[str, Any] = {"workers": [dataclasses.asdict(told) for told in self.crew.told]}
+        found: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
+        found["workers"] = [dataclasses.asdict(told) for told in self.crew.told]
         return found if self.delta is None else found | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
@@ -252,6 +253,7 @@ class MultiProcessCollector(BaseCollector):
         used : str, optional
             Where a worker's collector has its own: `env.reward_model`, say; by default it is called `name`.
         """
+        self._refuse_background()
         self._weights.register(name, module, used or name)
 
     # ---- seeds, hooks, episodes ----------------------------------------------------------------------------------
@@ -293,7 +295,10 @@ class MultiProcessCollector(BaseCollector):
     def state_dict(self) -> dict[str, Any]:
         """Between two batches, everything that decides the following ones (the policy's weights apart)."""
         self._refuse_background()
-        state = {"frames": self.frames, "policy_version": self.policy_version, "workers": self.crew.call("state_dict")}
+        state = {
+            "frames": self.frames, "policy_version": self.policy_version, "outside": self.outside.figures(),
+            "workers": self.crew.call("state_dict"),
+        }  # fmt: skip
         return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
@@ -306,10 +311,11 @@ class MultiProcessCollector(BaseCollector):
                 fix="Use as many workers as wrote it.",
             )  # fmt: skip
         self.frames = int(state["frames"])
-        self._weights.restart_at(int(state["policy_version"]))
+        self.outside = Outside(state["outside"])
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
+        self._weights.restart_at(int(state["policy_version"]))
         return [told.first_lane + lane for told, lanes in zip(self.crew.told, lost, strict=True) for lane in lanes]
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
@@ -319,6 +325,11 @@ class MultiProcessCollector(BaseCollector):
         numbers, used = list(episodes), list(taken)
         of = [numbers[told.first_lane : told.first_lane + told.lanes] for told in self.crew.told]
         self.crew.each("call", [("begin_anew", frames, used, each) for each in of])
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.trajectories is not None and self.trajectories.deliver_leftovers:
+            self.crew.call("reset")  # what was open is delivered: should collecting go on, it goes on with new ones
 
     def _close(self) -> None:
         super()._close()

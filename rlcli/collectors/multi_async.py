@@ -69,7 +69,6 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._ready: deque[tuple[int, Part]] = deque()  # batches that a checkpoint waited for, with their rows
         self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
         self._arrived: dict[int, tuple[int, Order, Part]] = {}  # those that came before their turn
-        self._asked = 0  # frames of batches that workers write, or wrote and nobody has
 
     @property
     def frames_in_batch(self) -> int:
@@ -88,7 +87,6 @@ class MultiAsyncCollector(MultiProcessCollector):
         while True:
             index, order, part = self._next(timed)
             frames = part.lanes * part.steps
-            self._asked -= frames if order is None else order.steps * part.lanes
             self.lag = self.policy_version - part.version
             late = self.max_lag is not None and self.lag > self.max_lag
             self.late_batches += late
@@ -112,10 +110,21 @@ class MultiAsyncCollector(MultiProcessCollector):
         if self.on_lag != "block":
             return self.crew.next()
         while (found := self._arrived.pop(id(self._queue[0]), None)) is None:
-            index, order, part = self.crew.next()
+            try:
+                index, order, part = self.crew.next()
+            except Exception:
+                there = self._arrived.keys() | map(id, self.crew.outstanding())
+                self._queue = deque(order for order in self._queue if id(order) in there)
+                raise
             self._arrived[id(order)] = index, order, part
         self._queue.popleft()
         return found
+
+    @property
+    def _asked(self) -> int:
+        """Frames of batches that workers write, or wrote and nobody has."""
+        written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
+        return sum(part.lanes * part.steps for part in written) + self.crew.frames_begun()
 
     def _ask(self, timed: bool) -> None:
         """Have every worker write its next batches, as far as the run and the lag allow."""
@@ -129,7 +138,6 @@ class MultiAsyncCollector(MultiProcessCollector):
                     return
                 if self.crew.begun(index) < ahead:
                     left = steps_of(max(0, self._random_frames() - self._asked), lanes)
-                    self._asked += steps * lanes
                     order = Order(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
                     self.crew.begin(index, order)
                     if self.on_lag == "block":
@@ -149,7 +157,6 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._settle()
         lost = super().load_state_dict(state, replay=replay)
         self._ready = deque((int(index), _part(part, self.schema)) for index, part in state["ready"])
-        self._asked = sum(part.lanes * part.steps for _, part in self._ready)
         return lost
 
     def _settle(self) -> None:
@@ -163,7 +170,6 @@ class MultiAsyncCollector(MultiProcessCollector):
                 if key not in part.columns
             }
             self._ready.append((index, dataclasses.replace(part, columns=part.columns | rows)))
-            self._asked -= (order.steps - part.steps) * part.lanes
             self.pools[index].give_back(order.batch)
         self._arrived.clear()
         self._queue.clear()

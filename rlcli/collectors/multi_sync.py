@@ -44,6 +44,7 @@ class MultiSyncCollector(MultiProcessCollector):
                 why=f"they have {', '.join(str(told.lanes) for told in self.crew.told)}", fix="Use cat_results=0.",
             )  # fmt: skip
         self.pool = self._pool()
+        self._whole = True  # the last batch: no worker has taken steps that nobody got
 
     @property
     def frames_in_batch(self) -> int:
@@ -59,11 +60,15 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         self._before_batch()
+        if not self._whole:
+            self.crew.give_up()
+        self._whole = False  # until all parts of the batch are there
         batch = self.pool.take(steps)
         random_steps = min(steps, steps_of(self._random_frames(), self.envs))
         for index, told in enumerate(self.crew.told):
             self.crew.begin(index, Order(batch, told.first_lane, steps, random_steps, timed))
         parts = [part for _, _, part in sorted(self.crew.settle(), key=lambda found: found[0])]
+        self._whole = True
         collected = self._collected(parts, batch.columns.data)
         self.pool.give_back(batch)
         return collected

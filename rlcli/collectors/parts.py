@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,38 @@ from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.worker import Part
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show
+from rlcli.lanes.bounds import Worst, sentence
+
+
+class Outside:
+    """Observations outside their declared bounds, of all workers together, whichever processes they were.
+
+    Parameters
+    ----------
+    figures : mapping, optional
+        Of an earlier one, to go on from.
+    """
+
+    def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._found = {key: dict(entry) for key, entry in (figures or {}).items()}
+        self._fresh: dict[str, int] = {}
+
+    def add(self, news: Mapping[str, Mapping[str, Any]]) -> None:
+        """What one worker found since it was asked last, in the form of `figures`."""
+        for key, entry in news.items():
+            known = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
+            known["observations"] += entry["observations"]
+            known["worst"] = max(known["worst"], entry["worst"], key=lambda worst: worst["excess"])
+            self._fresh[key] = self._fresh.get(key, 0) + entry["observations"]
+
+    def news(self) -> list[tuple[str, str, int]]:
+        """See `Bounds.news`."""
+        fresh, self._fresh = self._fresh, {}
+        return [(key, sentence(key, Worst(**self._found[key]["worst"])), count) for key, count in fresh.items()]
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """See `Bounds.figures`."""
+        return {key: dict(entry) for key, entry in self._found.items()}
 
 
 def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:

@@ -72,16 +72,22 @@ class PublishedWeights:
         if source is not None and name == POLICY and not self._has_weights:
             raise ArgumentError("'policy' has no weights to update")
         version = self.version + (name == POLICY)
-        for other, sender in self._senders.items():
+        for other in self._senders:
             if model_id in (None, other):
-                sender.send(source if other == name else None, version=version)
-                if (message := sender.message()) is not None:
-                    self.crew.post(other, message)
+                self._send(other, source if other == name else None, version)
         self.version = version
 
+    def _send(self, name: str, source: Source | None, version: int) -> None:
+        sender = self._senders[name]
+        sender.send(source, version=version)
+        if (message := sender.message()) is not None:
+            self.crew.post(name, message)
+
     def restart_at(self, version: int) -> None:
-        """Go on counting from there."""
+        """Go on counting from there, with the weights that models have now: those of workers are of another course."""
         self.version = version
+        for name in self._senders:
+            self._send(name, None, version)
 
     def close(self) -> None:
         """Publish no more."""

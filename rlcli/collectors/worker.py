@@ -1,8 +1,8 @@
 """A collector in a process of its own: it writes batches into memory that its parent shares, and says what lies there.
 
-The parent (`MultiCollector`) makes the memory and puts batches together, so nothing of a row is sent.  What no column
-was made for goes with the answer: the successors of episodes that ended, the row that the next batch begins with, keys
-that nobody declared.
+The parent (`MultiProcessCollector`) makes the memory and puts batches together, so nothing of a row is sent.  What no
+column was made for goes with the answer: the successors of episodes that ended, the row that the next batch begins
+with, keys that nobody declared.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Part:
         See `Collector.episodes`.
     next_id : int
         The id that the worker's next trajectory would get.
-    outside : list
-        See `BaseCollector.out_of_bounds`.
+    outside : dict
+        Observations outside their bounds since the last part, as `Bounds.figures` gives them.
     """
 
     lanes: int
@@ -100,7 +100,7 @@ class Part:
     version: int
     episodes: list[int]
     next_id: int
-    outside: list[tuple[str, str, int]] = field(default_factory=list)
+    outside: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def columns_of(engine: Engine) -> Schema:
@@ -243,8 +243,12 @@ class CollectorWorker:
             {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
             filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
             filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.ids.next_id,
-            self.collector.out_of_bounds(),
+            self._outside(),
         )  # fmt: skip
+
+    def _outside(self) -> dict[str, dict[str, Any]]:
+        found = self.collector.bounds.figures()
+        return {key: found[key] | {"observations": count} for key, _, count in self.collector.out_of_bounds()}
 
     def _in_place(
         self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int

@@ -25,6 +25,7 @@ from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor
 from rlcli.transforms import InitTracker, RewardSum, StepCounter
+from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
 IDS = ("collector", "traj_ids")
 
@@ -567,3 +568,121 @@ def test_a_workers_env_may_have_workers_of_its_own():
     with Collector(four, None, frames_per_batch=80, seed=3) as one:
         same(batch, one.next(), [IDS])
     assert not psutil.wait_procs(children, timeout=3)[1]
+
+
+# ---- what a first reading of all this found ------------------------------------------------------------------------
+def endless():
+    return GymEnv(Broken(0))
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_started_collector_whose_trajectories_never_end_can_be_shut_down(kind):
+    rb = ReplayBuffer(storage=LazyTensorStorage(500))
+    for collector in (
+        kind([endless] * 2, None, frames_per_batch=20, replay_buffer=rb, trajs_per_batch=1),
+        Collector(endless, None, frames_per_batch=20, replay_buffer=rb, trajs_per_batch=1),
+    ):
+        collector.start()
+        time.sleep(0.1)
+        collector.async_shutdown(20)
+    assert not len(rb)
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_workers_act_with_the_weights_that_were_loaded_before_their_state(kind, scheme):
+    with kind([cartpole] * 2, Constant(), frames_per_batch=20, track_policy_version=True) as c:
+        c.next(), c.update_policy_weights_(), c.next()
+        state = c.state_dict()
+    policy = Constant()
+    schemes = {"policy": scheme()}
+    with kind([cartpole] * 2, policy, frames_per_batch=20, track_policy_version=True, weight_sync_schemes=schemes) as c:
+        with torch.no_grad():
+            policy.first.fill_(5), policy.last.fill_(5)  # a checkpoint's, which the caller loads
+        c.load_state_dict(state)
+        held = len(getattr(c, "_ready", ()))
+        batches = [c.next() for _ in range(held + 2)][held:]
+        assert all((b["shown"] == 5).all() and (b["collector", "policy_version"] == 1).all() for b in batches)
+
+
+def test_rows_that_an_error_lost_end_the_trajectories_of_all_workers():
+    with MultiSyncCollector([partial(broken, 15), endless], None, frames_per_batch=20, cat_results=0) as c:
+        before = c.next()
+        with pytest.raises(Exception, match="of the env"):
+            c.next()
+        after = c.next()
+    assert not set(before[IDS].tolist()) & set(after[IDS].tolist())
+
+
+class Slow(Broken):
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+def slow():
+    return GymEnv(Slow(0))
+
+
+def test_an_interrupted_batch_is_given_up_and_the_next_one_is_whole():
+    with MultiSyncCollector([slow] * 2, None, frames_per_batch=60) as c:
+        before = c.next()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            c.next()
+        after = c.next()
+        assert after.shape == (2, 30) and c.frames == 120
+    assert not set(before[IDS].flatten().tolist()) & set(after[IDS].flatten().tolist())
+
+
+def test_what_was_delivered_as_cut_short_does_not_go_on():
+    options = {"frames_per_batch": 40, "total_frames": 40, "trajs_per_batch": 1, "traj_format": "cat"}
+    with MultiSyncCollector([endless] * 2, None, deliver_leftovers=True, **options) as c:
+        first = list(c)
+        c.total_frames = 80
+        later = list(c)
+    ids = [{int(number) for piece in pieces for number in piece[IDS]} for pieces in (first, later)]
+    assert len(ids[0]) == len(ids[1]) == 2 and not ids[0] & ids[1]
+
+
+class Outside(Broken):
+    def __init__(self, by):
+        super().__init__(0)
+        self.by = by
+
+    def step(self, action):
+        return np.full(2, 1 + self.by, np.float32), 0.0, False, False, {}
+
+
+def outside(by):
+    return GymEnv(Outside(by))
+
+
+def test_observations_outside_their_bounds_are_counted_over_all_workers():
+    with MultiSyncCollector([partial(outside, 1.0), partial(outside, 3.0)], None, frames_per_batch=20) as c:
+        with pytest.warns(UserWarning, match="outside its declared bounds; the worst: 4"):
+            c.next(), next(iter(c))
+        found = c.figures()["out_of_bounds"]["observation"]
+        assert found["observations"] == 40 and found["worst"]["value"] == 4.0
+
+
+def test_a_worker_is_told_once_which_memory_is_gone():
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=8) as c:
+        held = [c.next() for _ in range(12)]
+        del held
+        for _ in range(4):
+            c.next()
+        assert all(len(gone) < 3 for gone in c.crew._gone)
+
+
+@pytest.mark.parametrize("lag", [{}, {"max_lag": 2, "on_lag": "block"}], ids=["report", "block"])
+def test_the_others_go_on_after_a_worker_raised_and_frames_are_exact(lag):
+    options = {"frames_per_batch": 10, "total_frames": 200}
+    with MultiAsyncCollector([partial(broken, 25), endless], None, **options, **lag) as c:
+        frames = errors = 0
+        while c.steps_left():
+            try:
+                frames += c.next().numel()
+            except EnvError:
+                errors += 1
+        assert (frames, errors, c.frames) == (200, 1, 200)
