@@ -38,6 +38,8 @@ TASKS = {
     "whole trajectories": ["collector.trajs_per_batch=7", "collector.deliver_leftovers=true"],
     "whole trajectories compact": ["collector.trajs_per_batch=40", "memory=compact"],
     "envs in workers": ["env.workers=2"],
+    "collectors in workers": ["collector=multi_sync", "collector.num_workers=2"],
+    "collectors in workers, trajectories": ["collector=multi_sync", "collector.trajs_per_batch=7"],
     "padded trajectories": ["collector.split_trajs=true"],
     "shared net, annealed clip": ["policy.shared=true", "loss.anneal_clip=true", "optim=adamw", "loss.clip_value=0.2"],
 }
