@@ -40,6 +40,16 @@ def _imported_stays() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _packages_are_of_one_file():
+    """Packages that a test imports as a command does are no later file's, whose workers would look for them."""
+    from rlcli.config import registry
+
+    before = list(registry.imported)
+    yield
+    registry.imported[:] = before
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()
     gc.enable()

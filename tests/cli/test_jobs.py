@@ -130,6 +130,7 @@ def test_a_package_given_on_the_command_line_adds_names(rlcli, started, tmp_path
     from rlcli.config import registry
 
     monkeypatch.setattr(registry, "_users", {kind: {} for kind in registry.KINDS})
+    monkeypatch.setattr(registry, "imported", [])  # workers of later tests would look for it
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "my_names_here.py").write_text(
         "import rlcli\n"
