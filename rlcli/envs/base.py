@@ -232,6 +232,8 @@ class EnvBase:
         """Write a random action from the action spec (torch's global random stream)."""
         if td is None:
             td = TensorDict({}, batch_size=self.batch_size, device=self.device)
+        if self.action_spec is None:
+            raise ArgumentError("there is no action_spec to draw actions from", fix="Set one, or use a policy.")
         return td.set(ACTION, self.action_spec.rand())
 
     def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:

@@ -189,11 +189,17 @@ class Bounded(TensorSpec):
 
     def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:
         low, high = (_as_bound(bound, dtype) for bound in (low, high))
-        if shape is None:
-            shape = torch.broadcast_shapes(low.shape, high.shape)
+        try:
+            shape = torch.broadcast_shapes(low.shape, high.shape) if shape is None else torch.Size(shape)
+            low, high = low.expand(shape), high.expand(shape)
+        except RuntimeError as error:
+            of = "" if shape is None else f"; the shape is {tuple(shape)}"
+            raise ArgumentError(
+                f"bounds of the shapes {tuple(low.shape)} and {tuple(high.shape)} do not go together{of}",
+                where="Bounded",
+            ) from error
         super().__init__(shape, dtype, device)
-        self.low = low.to(self.device).expand(self.shape)
-        self.high = high.to(self.device).expand(self.shape)
+        self.low, self.high = low.to(self.device), high.to(self.device)
         if bool((self.low > self.high).any()):
             raise ArgumentError("a lower bound lies above its upper bound", where="Bounded")
 

@@ -358,3 +358,13 @@ def test_a_recipe_of_an_env_that_is_there_wraps_and_limits_it():
     assert env.rollout(9)["next", "truncated"].flatten().tolist() == [False, False, True]
     with pytest.raises(ArgumentError, match=r"an env that is there already takes no settings \(Sampled\): got colour"):
         GymEnv(GymRecipe(made, {"colour": "red"}))
+
+
+def test_an_env_without_an_action_spec_needs_a_policy():
+    env = GymEnv("CartPole-v1")
+    env.action_spec = None
+    for act in (env.rand_action, partial(env.rollout, 2)):
+        with pytest.raises(ArgumentError, match="no action_spec to draw actions from"):
+            act()
+    td = env.rollout(2, lambda td: td.set("action", torch.tensor([1, 0])))
+    assert len(td) == 2

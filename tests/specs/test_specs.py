@@ -175,6 +175,10 @@ def test_a_composite_grows_entry_by_entry():
 def test_impossible_specs_are_refused():
     with pytest.raises(ArgumentError, match="must end in 3"):
         OneHot(3, (3, 4))
+    with pytest.raises(ArgumentError, match=r"shapes \(3,\) and \(2,\) do not go together"):
+        Bounded(torch.zeros(3), torch.ones(2))
+    with pytest.raises(ArgumentError, match=r"\(3,\) and \(\) do not go together; the shape is \(2,\)"):
+        Bounded(torch.zeros(3), 1.0, (2,))
     with pytest.raises(ArgumentError, match="lies above"):
         Bounded(1, 0)
     with pytest.raises(ArgumentError, match="does not begin with the composite's shape"):
