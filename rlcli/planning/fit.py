@@ -44,6 +44,9 @@ def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
 
 
 SCRATCH = "scratch disk"
+# what a collection writes beside rows, as measured: for each batch the header of its segment, what the last block
+# leaves free, and lines in the journal and the metrics; states to go on from, one of them being written; other files
+SEGMENT, STATES, STATE, STATE_OF_LANE, OTHERS = 5 << 10, 3, 15 << 10, 640, 48 << 10
 
 
 def _scratch_of(cfg: Any) -> Path | None:
@@ -56,7 +59,10 @@ def _scratch_of(cfg: Any) -> Path | None:
 def disk_need(cfg: CollectConfig, plan: Plan) -> int:
     """Bytes on disks: frames where they are collected, checkpoints and a memmap else."""
     if plan.verb == "collect":
-        return math.ceil(plan.component("rollout") / max(plan.frames, 1) * cfg.total_frames)
+        batches = math.ceil(cfg.total_frames / max(plan.frames, 1))
+        rows = math.ceil(plan.component(ROLLOUT) / max(plan.frames, 1) * cfg.total_frames)
+        weights = sum(layer.parameters for layer in plan.networks) * torch.float32.itemsize
+        return rows + batches * SEGMENT + STATES * (STATE + STATE_OF_LANE * plan.lanes) + weights + OTHERS
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
     return (cfg.run.keep + 1) * (kept + _in_memory(plan)) + _files_of_rows(cfg, plan)
 

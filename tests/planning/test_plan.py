@@ -586,3 +586,12 @@ def test_a_size_that_is_said_to_fit_on_the_disk_does(tmp_path, size):
     fitting = re.match(r"(storage\.max_size=\d+) fits on the disk", line)[1]
     again = next(place for place in rlcli.plan([*words, fitting]).places if place.name == "disk")
     assert small.free / 2 < again.need <= small.free
+
+
+@pytest.mark.parametrize("words", [["env.num=4", "collector.frames_per_batch=16"], ["collector.frames_per_batch=800"]])
+def test_the_disk_that_frames_take_is_foretold_with_what_is_written_beside_them(tmp_path, words):
+    words = ["recipe=collect_random", "total_frames=4000", "console=off", *words]
+    disk = next(place for place in rlcli.plan(words, verb="collect").places if place.name == "disk")
+    folder = rlcli.collect([*words, f"run.dir={tmp_path / 'run'}"]).path
+    held = sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+    assert held <= disk.need * 1.05 and disk.need < 2 * held
