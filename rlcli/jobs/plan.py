@@ -21,7 +21,7 @@ from rlcli.envs.build import build_env
 from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
-from rlcli.planning.envs import EVALUATION, Envs, lanes_of, measured, played
+from rlcli.planning.envs import EVALUATION, Envs, lanes_of, measured, played, workers_of
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.foresee import (
     Learning,
@@ -71,17 +71,31 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)
-            here_only = 0 if cfg.env.workers or cfg.collector.kind != "sync" else cfg.env.num
-            code = max(first - envs.each, 0) if here_only or played(cfg) else 0
+            in_process = not cfg.env.workers and cfg.collector.kind == "sync"
+            code = max(first - envs.each, 0) if in_process or played(cfg) else 0
             process = {
                 "after imports": imported[0],
-                "envs": code + envs.each * here_only,
                 "networks, being made": max(networks - parameter_bytes(policy), 0),
                 "compiler and kernels": compiled,
-                EVALUATION: envs.each * played(cfg),
                 "libraries at work": working(learning),
             }
-            return _foreseen(cfg, verb, collector, learning, process, envs=envs, init_rows=count_init_rows(cfg))
+            init_rows = count_init_rows(cfg)
+
+            def foreseen(changed: CollectConfig) -> Plan:
+                """What was measured for this configuration, and the tensors of another."""
+                num, alone, parts = changed.env.num, envs, learning
+                more = {"envs": code + envs.each * num * in_process, EVALUATION: envs.each * played(changed)}
+                if workers_of(cfg):
+                    fewer = workers_of(cfg) - workers_of(changed)
+                    gone = envs.worker * fewer + envs.each * (cfg.env.num - num)
+                    alone = dataclasses.replace(envs, workers=envs.workers - gone)
+                if isinstance(changed, Config) and policy is not None:
+                    on_cpu = dataclasses.replace(changed, device=here.device)
+                    parts = dataclasses.replace(learning, estimator=algorithm_of(on_cpu).estimator(policy))
+                return _foreseen(changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows)
+
+            found = foreseen(cfg)
+            return dataclasses.replace(found, advice=advice_for(cfg, found, foreseen))
         finally:
             env.close()
 
@@ -145,5 +159,4 @@ def _foreseen(
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip
-    found = dataclasses.replace(found, places=places_of(cfg, found))
-    return dataclasses.replace(found, advice=advice_for(cfg, found))
+    return dataclasses.replace(found, places=places_of(cfg, found))

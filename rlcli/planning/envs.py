@@ -129,20 +129,25 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
+def workers_of(cfg: CollectConfig) -> int:
+    """How many processes step the envs beside this one."""
+    return len(shares(cfg)) or cfg.env.workers or 0
+
+
 def measured(cfg: CollectConfig) -> Envs:
     """What one more env takes here, and what the processes that step the envs will take beside.
 
     One worker with one env is started and looked at.
     """
     envs = one_more(cfg)
-    one = dataclasses.replace(cfg.env, num=1)
-    if count := len(shares(cfg)):
+    one, count = dataclasses.replace(cfg.env, num=1), workers_of(cfg)
+    if shares(cfg):
         from rlcli.collectors import MultiSyncCollector
 
         with MultiSyncCollector([partial(build_env, one)], frames_per_batch=1) as collector:
             collector.rollout()
             shared, (own,), started = _processes(collector.processes)
-    elif count := cfg.env.workers or 0:
+    elif count:
         env = build_env(dataclasses.replace(one, workers=1))
         try:
             shared, (own,), started = _processes(env.lanes.crew)  # type: ignore[attr-defined]

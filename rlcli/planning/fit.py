@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import shutil
@@ -12,11 +13,16 @@ from typing import Any
 import torch
 
 from rlcli.collectors.schema import RowSchema
-from rlcli.config.schemas import CollectConfig
+from rlcli.config import registry
+from rlcli.config.option import value_at
+from rlcli.config.schemas import CollectConfig, draws_slices
+from rlcli.config.validate import validate
 from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.keys import Key, show
+from rlcli.learning.buffer import slices_of
 from rlcli.learning.hooks import BUFFER
+from rlcli.planning.envs import workers_of
 from rlcli.planning.foresee import at_once, bytes_on
 from rlcli.planning.plan import Mode, Place, Plan
 from rlcli.planning.tensors import buffer_bytes, planned_batch
@@ -64,7 +70,7 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
         weights = sum(layer.parameters for layer in plan.networks) * torch.float32.itemsize
         return rows + batches * SEGMENT + STATES * (STATE + STATE_OF_LANE * plan.lanes) + weights + OTHERS
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
-    return (cfg.run.keep + 1) * (kept + _in_memory(plan)) + _files_of_rows(cfg, plan)
+    return (cfg.run.keep + 1) * (kept + _stored_in_ram(plan)) + _files_of_rows(cfg, plan)
 
 
 def _files_of_rows(cfg: Any, plan: Plan) -> int:
@@ -81,105 +87,158 @@ def _existing(path: Path) -> Path:
 
 
 # ---- advice ------------------------------------------------------------------------------------------------------
-def advice_for(cfg: CollectConfig, plan: Plan) -> list[str]:
-    """For each place that is too small: the overrides that help, the most effective first."""
-    return [line for place in plan.places if not place.fits for line in _advice(cfg, plan, place)]
+Again = Callable[[Any], Plan]
+_CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.kind",)}
 
 
-def _advice(cfg: Any, plan: Plan, place: Place) -> Iterator[str]:
-    over = place.need - place.free
-    if place.name == "disk":
-        if plan.verb == "collect":
-            frames = int(cfg.total_frames * place.free / max(place.need, 1))
-            yield f"total_frames={frames} fits on the disk; run.dir=... chooses another one"
-        elif files := _files_of_rows(cfg, plan):
-            yield f"storage.max_size={_scaled(cfg.storage.max_size, files, over)} fits on the disk"
-        elif plan.component(BUFFER):
-            each = math.ceil(over / (cfg.run.keep + 1))  # a checkpoint holds the rows too
-            yield f"storage.max_size={_scaled(_rows(cfg), plan.component(BUFFER), each)} fits on the disk"
-        return
-    if place.name == SCRATCH:
-        fitting = _scaled(cfg.storage.max_size, place.need, over)
-        yield f"storage.max_size={fitting} fits on the disk of storage.scratch_dir={cfg.storage.scratch_dir}"
-        return
-    yield from sorted(_savings(cfg, plan, place, over), key=lambda line: "not enough" in line)
+def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
+    """For each place that is too small: the overrides that help, those first that are enough alone.
+
+    Every one is planned for: nothing is advised that the configuration does not allow, that saves next to nothing, or
+    that another place has no room for.
+
+    Parameters
+    ----------
+    again : callable
+        The plan of a changed configuration.
+    """
+    lines: list[str] = []
+    for place in plan.places:
+        if not place.fits:
+            advise = _on_disk if place.name in ("disk", SCRATCH) else _in_memory
+            lines += advise(cfg, plan, place, again)
+    return lines
 
 
-def _savings(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[str]:
-    """One line for each part that could be smaller."""
-    if place.name == "RAM" and _in_memory(plan):
-        yield from _of_buffer(cfg, plan, over)
-    if place.name == "RAM" and plan.workers and cfg.env.workers > 1:
-        half = cfg.env.workers // 2
-        yield _line(f"env.workers={half}", plan.worker * (cfg.env.workers - half), over)
-    if place.name == "RAM":
-        yield from _of_envs(cfg, plan, over)
-    device = "cpu" if place.name == "RAM" else place.name  # what lies elsewhere frees nothing here
+def _changed(cfg: Any, change: Mapping[str, Any]) -> Any:
+    """A configuration with other values."""
+    changed = copy.deepcopy(cfg)
+    for given, value in change.items():
+        for key in _CHOICES.get(given, (given,)):
+            group, _, name = key.rpartition(".")
+            setattr(value_at(changed, group) if group else changed, name, value)
+    return changed
+
+
+def _is_allowed(cfg: Any, change: Mapping[str, Any]) -> bool:
+    return set(validate(_changed(cfg, change))) <= set(validate(cfg))
+
+
+def _needs(cfg: Any, change: Mapping[str, Any], again: Again) -> dict[str, int]:
+    return {place.name: place.need for place in again(_changed(cfg, change)).places}
+
+
+def _crowds(plan: Plan, place: Place, needs: Mapping[str, int]) -> bool:
+    """Whether what helps a place is more than another has."""
+    others = (other for other in plan.places if other.name != place.name)
+    return any(needs.get(other.name, 0) > max(other.free, other.need) for other in others)
+
+
+def _spelt(change: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in change.items())
+
+
+def _on_disk(cfg: Any, plan: Plan, place: Place, again: Again) -> Iterator[str]:
+    """Sizes that fit, and another disk."""
+    for key in ("total_frames",) if plan.verb == "collect" else ("storage.max_size", "run.keep"):
+
+        def fits(value: int, key: str = key) -> bool:
+            return _needs(cfg, {key: value}, again).get(place.name, 0) <= place.free
+
+        change = {key: _largest(value_at(cfg, key), fits)}
+        if change[key] and _is_allowed(cfg, change) and not _crowds(plan, place, _needs(cfg, change, again)):
+            yield f"{_spelt(change)} fits on the {place.name}"
+    yield f"{'run.dir' if place.name == 'disk' else 'storage.scratch_dir'}=... chooses another disk"
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """About the largest number below `most`, in two figures, that fits; 0 where none does."""
+    good, bad = 0, most
+    while True:
+        middle = max(_rounded(math.sqrt(max(good, 1) * bad)), good + _unit(good))
+        if middle >= bad:
+            return good
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+
+
+def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
+    """What each part that could be smaller saves."""
+    over, lines = place.need - place.free, []
+    for ways in _ways(cfg, plan, place, over):
+        for change in ways:
+            if not _is_allowed(cfg, change):
+                continue
+            needs = _needs(cfg, change, again)
+            saved = place.need - needs.get(place.name, 0)
+            if saved > over * WORTH and not _crowds(plan, place, needs):
+                lines.append((saved < over, f"{_spelt(change)} saves {size(saved)}"))
+                break
+    short = f", not enough alone: {size(over)} too much"
+    return [line + short * lacks for lacks, line in sorted(lines, key=lambda each: each[0])]
+
+
+WORTH = 0.05  # of what is too much: less is not worth a line
+
+
+def _ways(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """For each part the changes that may make it smaller, the best first."""
+    in_ram, buffer = place.name == "RAM", _stored_in_ram(plan)
+    modes = [mode for mode in plan.modes if mode.name != "full" and not mode.note]
+    if in_ram and buffer:
+        modes = sorted(modes, key=lambda mode: mode.buffer)
+    else:
+        modes = [mode for mode in modes if mode.name == "exact"]
+    if cfg.memory.next_obs == "full":
+        yield [{"memory": mode.name} for mode in modes]
+    if in_ram and buffer > over:
+        yield [{"storage.max_size": _scaled(min(cfg.storage.max_size, cfg.total_frames), buffer, over)}]
+    if in_ram and buffer and cfg.storage.kind != "memmap":
+        yield [{"storage": "memmap"}]
+    if in_ram and (count := workers_of(cfg)) > 1:
+        yield [{"env.workers" if cfg.env.workers else "collector.num_workers": count // 2}]
+    if in_ram:
+        envs = plan.env_bytes * cfg.env.num
+        fewer = _scaled(cfg.env.num, envs, over) if envs > over else cfg.env.num // 2
+        yield [{"env.num": max(fewer, workers_of(cfg) or 1)}]
+    device = "cpu" if in_ram else place.name  # what lies elsewhere frees nothing here
     here = [entry for entry in plan.entries if (entry.device or "cpu") == device]
     plan = dataclasses.replace(plan, entries=here, peaks=[peak for peak in plan.peaks if peak.device == device])
-    yield from _of_next_observations(cfg, plan, over)
     yield from _of_stages(cfg, plan, over)
     yield from _of_batches(cfg, plan, over)
 
 
-def _of_envs(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
-    """Fewer of them, where they are a good part of what there is too much of."""
-    envs = plan.env_bytes * cfg.env.num
-    fewer = max(_scaled(cfg.env.num, envs, over) if envs > over else cfg.env.num // 2, cfg.env.workers or 1)
-    saved = plan.env_bytes * (cfg.env.num - fewer)
-    if saved > over / 10:
-        yield _line(f"env.num={fewer}", saved, over)
-
-
-def _of_buffer(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
-    buffer = _in_memory(plan)
-    best = min((m for m in plan.modes if m.buffer and not m.note), key=lambda m: m.buffer, default=None)
-    if cfg.memory.next_obs == "full" and best is not None and best.buffer < buffer:
-        yield _line(f"memory={best.name}", buffer - best.buffer, over)
-    if buffer > over:
-        yield _line(f"storage.max_size={_scaled(_rows(cfg), buffer, over)}", over, over)
-    if cfg.storage.kind != "memmap":
-        rows = sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.dtype)
-        yield _line("storage=memmap", rows, over)  # the index and priorities stay
-
-
-def _in_memory(plan: Plan) -> int:
+def _stored_in_ram(plan: Plan) -> int:
+    """Bytes of a buffer that are not on a disk."""
     return sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.device != "disk")
 
 
-def _rows(cfg: Any) -> int:
-    """How many rows the buffer will hold."""
-    return min(cfg.storage.max_size, cfg.total_frames)
-
-
-def _of_next_observations(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
-    exact = next((m for m in plan.modes if m.name == "exact"), None)
-    if cfg.memory.next_obs == "full" and exact is not None and not exact.note:
-        saved = plan.component(ROLLOUT) - exact.bytes
-        if saved > 0:
-            yield _line("memory=exact", saved * (2 if plan.component("spare batch") else 1), over)
-
-
-def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
+def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     """What is held for a moment."""
     peaks = {peak.stage: peak.bytes for peak in plan.peaks}
-    if "values" in peaks and peaks["values"] > _batches(plan) / 4:
+    if peaks.get("values"):
         now = cfg.value.num_chunks or 1
         chunks = min(now * max(2, math.ceil(peaks["values"] / max(peaks["values"] - over, 1 << 20))), cfg.env.num)
         if chunks > now:
-            yield _line(f"value.num_chunks={chunks}", peaks["values"] * (1 - now / chunks), over)
+            yield [{"value.num_chunks": chunks}]
     if "update" in peaks and cfg.sampler.batch_size > 1:
-        half = max(1, cfg.sampler.batch_size // 2)
-        yield _line(f"sampler.batch_size={half}", peaks["update"] / 2, over)
+        s, half = cfg.sampler, {}
+        rows = s.batch_size // 2
+        if draws_slices(cfg):
+            slices, length = slices_of(cfg)
+            rows = slices // 2 * length
+            half = {"sampler.num_slices": slices // 2} if s.num_slices else {}
+        yield [{"sampler.batch_size": rows} | half]
 
 
-def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[str]:
+def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == "values")
     if growing:
-        share = max(0.01, 1 - over / growing)
-        frames = max(plan.lanes, int(cfg.collector.frames_per_batch * share) // plan.lanes * plan.lanes)
+        rows = cfg.collector.frames_per_batch * max(0.01, 1 - over / growing)
+        if plan.verb == "train" and registry.part("sampler", cfg.sampler.kind).draws == "batch":
+            rows = max(rows, cfg.sampler.batch_size)
+        frames = max(1, int(rows // plan.lanes)) * plan.lanes
         if frames < plan.frames:
-            yield _line(f"collector.frames_per_batch={frames}", growing * (1 - frames / plan.frames), over)
+            yield [{"collector.frames_per_batch": frames}]
 
 
 def _batches(plan: Plan) -> int:
@@ -189,13 +248,17 @@ def _batches(plan: Plan) -> int:
 
 def _scaled(size: int, nbytes: int, over: int) -> int:
     """A size whose bytes are smaller by `over`, in two figures."""
-    wanted = size * max(nbytes - over, 1) / nbytes
-    unit = 10 ** max(0, int(math.log10(max(wanted, 1))) - 1)
-    return max(1, int(wanted // unit * unit))
+    return max(1, _rounded(size * max(nbytes - over, 1) / nbytes))
 
 
-def _line(override: str, saved: float, over: int) -> str:
-    return f"{override} saves {size(saved)}" + ("" if saved >= over else f", not enough alone: {size(over)} too much")
+def _rounded(number: float) -> int:
+    """Down, to two figures."""
+    return int(number // _unit(int(number)) * _unit(int(number)))
+
+
+def _unit(number: int) -> int:
+    """Of the second figure."""
+    return 10 ** max(0, len(str(number)) - 2)
 
 
 # ---- ways to keep the next observation ------------------------------------------------------------------------------

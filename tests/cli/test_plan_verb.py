@@ -23,7 +23,7 @@ def test_json_holds_the_same(rlcli):
 
 def test_what_does_not_fit_exits_with_5(rlcli, monkeypatch):
     monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (1 << 20, 1 << 30))
-    code, out, _ = rlcli("plan recipe=ppo_full logger=none")
+    code, out, _ = rlcli("plan recipe=ppo_full collector.frames_per_batch=1_000_000 logger=none")
     assert code == 5 and "NO" in out and "-> " in out
 
 
