@@ -12,11 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from gymnasium import Space, spaces
+
 from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.peers import sb3_run
 from rlcli.config.compose import configure
 from rlcli.config.installed import install
 from rlcli.config.schemas import Config
+from rlcli.errors import ConfigError
+from rlcli.lanes.make import GymRecipe
 
 _ONLY_PPO, _ONLY_OFF = ("optim.epochs", "value.lmbda", "loss.entropy_coeff"), ("optim.updates_per_frame",)
 _STORED = ["storage=tensor", "sampler=random", "optim.anneal_lr=false", "optim.eps=1e-8", "policy.orthogonal=false"]
@@ -35,6 +39,7 @@ _FIXED: dict[str, Callable[[dict[str, Any]], list[str]]] = {  # what no setting 
 }  # fmt: skip
 OURS, SB3 = "rlcli train", "stable-baselines3 learn"
 EPISODES = 20
+ACTIONS: dict[str, type[Space]] = {"dqn": spaces.Discrete, "sac": spaces.Box}  # ppo takes any
 SOLVED = {"CartPole-v1": 475, "Pendulum-v1": -200}  # mean returns
 Play = Callable[[int], float]  # the mean return of so many episodes, by mode actions
 
@@ -42,6 +47,7 @@ Play = Callable[[int], float]  # the mean return of so many episodes, by mode ac
 def measure(settings: dict[str, Any]) -> Report:
     """Whole runs in turns, a new seed each; what their final weights return is played, untimed, at the end."""
     _configured(settings, Path("run"), 0)  # what cannot be run is refused before the first side runs
+    _check_env(settings["algo"], settings["env.id"])
     report = Report("train", settings, unit="run")
     players: dict[str, list[Play]] = {OURS: [], SB3: []}
     with tempfile.TemporaryDirectory() as folder:
@@ -59,6 +65,20 @@ def measure(settings: dict[str, Any]) -> Report:
         each = ", ".join(f"{value:.1f}" for value in found)
         report.checks[f"{name}, mean return of {EPISODES} greedy episodes, one number a run"] = each
     return report
+
+
+def _check_env(algo: str, env_id: str) -> None:
+    """Both sides have to take the env: one array observed, and the actions of the algorithm."""
+    env = GymRecipe(env_id).make()
+    env.close()
+    seen, acted, wanted = env.observation_space, env.action_space, ACTIONS.get(algo, Space)
+    if isinstance(seen, spaces.Dict | spaces.Tuple) or not isinstance(acted, wanted):
+        kind = f"{wanted.__name__} actions" if algo in ACTIONS else "actions of any kind"
+        raise ConfigError(
+            f"this bench cannot run algo={algo} in {env_id}",
+            where="env.id",
+            why=f"it needs one array observed and {kind}, and finds {seen} and {acted}",
+        )
 
 
 def _figures(settings: dict[str, Any], returns: dict[str, list[float]]) -> list[Figure]:

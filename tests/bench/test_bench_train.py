@@ -1,6 +1,10 @@
 """What `rlcli bench train` says of returns."""
 
+import pytest
+
+from rlcli import bench
 from rlcli.bench.train import OURS, SB3, _figures
+from rlcli.errors import ConfigError
 
 
 def said(ours, theirs, env="CartPole-v1"):
@@ -16,6 +20,20 @@ def test_four_of_five_runs_must_solve_the_env():
     assert (solved.value, solved.met, peers.value, peers.met) == (80, True, 80, None)
     assert not said([500.0] * 3 + [474.9] * 2, None)["runs that return 475 or more"].met
     assert said([-200.0, -150.0], None, "Pendulum-v1")["runs that return -200 or more"].value == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("algo=dqn env.id=Pendulum-v1", "needs one array observed and Discrete actions, and finds .* Box"),
+        ("algo=sac env.id=CartPole-v1", "needs one array observed and Box actions, and finds .* Discrete"),
+        ("algo=ppo env.id=Blackjack-v1", "needs one array observed and actions of any kind, and finds Tuple"),
+    ],
+)
+def test_an_env_that_one_side_does_not_take_is_refused_before_anything_is_run(monkeypatch, words, why):
+    monkeypatch.setattr("rlcli.bench.train.interleave", lambda *_, **__: pytest.fail("it was run"))
+    with pytest.raises(ConfigError, match=f"this bench cannot run algo=.*{why}"):
+        bench.measure("train", words.split())
 
 
 def test_returns_are_compared_pair_by_pair():
