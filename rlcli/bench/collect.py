@@ -42,6 +42,11 @@ def measure(settings: dict[str, Any]) -> Report:
         report.notes.append(f"continuous={continuous} is left out: {problems[0]}")
     elif continuous:
         _check_env("continuous", continuous, gym.spaces.Box)
+    if settings["envpool"] and has("envpool"):
+        engine = EnvpoolEngine(settings["envpool"], 1)
+        spaces = engine.observation_space, engine.action_space
+        engine.close()
+        _check_spaces("envpool", settings["envpool"], *spaces, gym.spaces.Discrete)
     for lanes, bar in BARS.items():
         _against_hand(report, settings, settings["env.id"], lanes, bar)
     _against_bare_and_peers(report, settings)
@@ -123,7 +128,6 @@ def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
     for lanes in (8, 64, 512):
         steps = max(settings["frames_per_batch"] // lanes, 64)
         engine = EnvpoolEngine(env_id, lanes)
-        _check_spaces("envpool", env_id, engine.observation_space, engine.action_space, gym.spaces.Discrete)
         pair = _pair(NativeEnv(engine, categorical_action_encoding=True))
         label = f"{env_id} of envpool x{lanes}"
         counted: list[torch.Tensor] = []

@@ -23,6 +23,7 @@ from rlcli.bench import peers
 from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
+from rlcli.config.compose import configure
 from rlcli.config.schemas import AtariConfig, CollectConfig, EnvConfig, PolicyConfig
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
@@ -40,16 +41,23 @@ _UP, _DOWN = 2, 3  # of Pong's actions
 
 def measure(settings: dict[str, Any]) -> Report:
     """CartPole rows, Atari stacks, plans."""
+    for recipe in _words(settings["recipes"]):
+        configure("train", _words_of(recipe))  # what cannot be run is refused before anything is measured
     report = Report("memory", settings, unit="sample")
     if settings["peers"] and peers.torchrl_buffer(1) is None:
         report.leave_out("torchrl")
+    ids = _playable(report, settings)
     _cartpole(report, settings)
-    _games(report, settings)
+    _games(report, settings, ids)
     if settings["trained"]:
         _trained(report, settings)
     for recipe in _words(settings["recipes"]):
         _plan(report, recipe)
     return report
+
+
+def _words_of(recipe: str) -> list[str]:
+    return [f"recipe={recipe}", "console=off"]
 
 
 def _words(text: str) -> list[str]:
@@ -116,11 +124,18 @@ def _check(name: str, buffer: TensorDictReplayBuffer, batches: list[TensorDictBa
 
 
 # ---- games ---------------------------------------------------------------------------------------------------------
-def _games(report: Report, settings: dict[str, Any]) -> None:
+def _playable(report: Report, settings: dict[str, Any]) -> list[str]:
+    """Their ids; none where the emulator is not installed."""
     ids = [f"ALE/{name}-v5" for name in _words(settings["games"])]
     if ids and (problems := env_problems(ids[0])):
         report.notes.append(f"games are left out: {problems[0]}")
-        return
+        return []
+    for env_id in ids:
+        build_env(_atari(env_id)).close()  # a name that there is not is refused now
+    return ids
+
+
+def _games(report: Report, settings: dict[str, Any], ids: list[str]) -> None:
     packed = []
     for env_id in ids:
         batches = list(play(_atari(env_id), settings["frames"]))
@@ -185,7 +200,7 @@ def _time(report: Report, settings: dict[str, Any], name: str, plain: Any, packe
 # ---- plans ---------------------------------------------------------------------------------------------------------
 def _plan(report: Report, recipe: str) -> None:
     """`rlcli plan` in one process, the run in another."""
-    words = [f"recipe={recipe}", "console=off"]
+    words = _words_of(recipe)
     said = json.loads(rlcli("plan", "train", *words, "--json"))
     with tempfile.TemporaryDirectory() as folder:
         rlcli("train", *words, "total_frames=5000", f"run.dir={folder}/first")  # compiling once is not the run's

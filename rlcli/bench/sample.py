@@ -24,6 +24,8 @@ def measure(settings: dict[str, Any]) -> Report:
     """Slices after a write, the same at two sizes, random rows, images."""
     if settings["slice_len"] > LENGTH:
         raise ConfigError(f"slice_len is {settings['slice_len']}", why=f"trajectories of this bench have {LENGTH} rows")
+    if not settings["small"] < settings["large"]:
+        raise ConfigError("small must be less than large", why=f"got {settings['small']} and {settings['large']}")
     report = Report("sample", settings, unit="call")
     _slices(report, settings)
     _sizes(report, settings)
@@ -54,8 +56,6 @@ def _slices(report: Report, settings: dict[str, Any]) -> None:
 
 def _sizes(report: Report, settings: dict[str, Any]) -> None:
     """Ours alone: the time must not depend on how much is stored."""
-    if not settings["small"] < settings["large"]:
-        raise ConfigError("small must be less than large", why=f"got {settings['small']} and {settings['large']}")
     shape, sides = (settings["num_slices"], settings["slice_len"]), {}
     for rows in (settings["small"], settings["large"]):
         buffer = _filled(_ours(rows, shape), rows)

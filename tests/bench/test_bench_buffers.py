@@ -57,6 +57,24 @@ def test_slices_that_are_not_consecutive_are_an_error(monkeypatch):
         bench.measure("sample", [*SAMPLE, "slice_len=201"])
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("sample", "small=200_000 large=100_000", "small must be less than large"),
+        ("memory", "recipes=ppo_exact,ppo_nothing", "unknown recipe 'ppo_nothing'"),
+        ("memory", "recipes=collect_random", "collect"),
+        ("memory", "games=Pong,Pnog recipes=", "ALE/Pnog-v5"),
+        ("collect", "envpool=NoSuchEnv-v0", "NoSuchEnv-v0"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_is_measured(monkeypatch, name, words, said):
+    pytest.importorskip({"games": "ale_py", "envpool": "envpool"}.get(words.partition("=")[0], "torch"))
+    for part in ("memory._cartpole", "sample._slices", "collect._against_hand"):
+        monkeypatch.setattr(f"rlcli.bench.{part}", lambda *_, **__: pytest.fail("it was measured"))
+    with pytest.raises(ConfigError, match=said):
+        bench.measure(name, words.split())
+
+
 def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
     for name in ("torchrl", "cpprb"):
         monkeypatch.setattr(f"rlcli.bench.peers.{name}_buffer", lambda *a, **k: None)
