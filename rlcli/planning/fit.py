@@ -247,8 +247,8 @@ def _batches(plan: Plan) -> int:
 
 
 def _scaled(size: int, nbytes: int, over: int) -> int:
-    """A size whose bytes are smaller by `over`, in two figures."""
-    return max(1, _rounded(size * max(nbytes - over, 1) / nbytes))
+    """A size whose bytes are smaller by `over` and a little more, in two figures: not every byte is of a row."""
+    return max(1, _rounded(size * max(nbytes - 1.02 * over, 1) / nbytes))
 
 
 def _rounded(number: float) -> int:

@@ -631,9 +631,11 @@ def saved_by(line):
         (0.8, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=32"]),
         (0.8, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=null"]),
         (0.8, [*SLICES, "sampler.num_slices=null", "sampler.slice_len=32"]),
+        (0.8, ["recipe=ppo_multi", "collector.num_workers=4"]),
     ],
 )
 def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 50, 0, 1 << 50))
     needed = rlcli.plan([*words, *QUIET]).places[0].need
     monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (int(free * needed), needed))
     planned = rlcli.plan([*words, *QUIET])
