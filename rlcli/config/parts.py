@@ -130,10 +130,10 @@ CHOICES: dict[str, dict[str, Part]] = {
         "delta": Part(uses=("memory.delta_dtype", "memory.on_overflow")),
     },
     "optim": {
-        "adam": Part("torch.optim:Adam", ("optim.eps", "optim.betas")),
-        "adamw": Part("torch.optim:AdamW", ("optim.eps", "optim.betas")),
-        "rmsprop": Part("torch.optim:RMSprop", ("optim.eps", "optim.momentum", "optim.alpha")),
-        "sgd": Part("torch.optim:SGD", ("optim.momentum",)),
+        "adam": Part(uses=("optim.eps", "optim.betas")),
+        "adamw": Part(uses=("optim.eps", "optim.betas")),
+        "rmsprop": Part(uses=("optim.eps", "optim.momentum", "optim.alpha")),
+        "sgd": Part(uses=("optim.momentum",)),
     },
     "logger": {"auto": Part(), "none": Part(), "tensorboard": Part("rlcli.report.metrics:EventsWriter")},
     "verb": {
