@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.crew import serve
+from rlcli.processes.line import Line
 from rlcli.processes.region import Region
 from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.layout import Layout
@@ -114,7 +115,7 @@ def work(channel: Channel) -> None:
             return _stressed(models[unpacked(body)])
         return numbers(models[unpacked(body)].net)
 
-    serve(channel, orders)
+    serve(Line(channel), orders)
 
 
 def cpu_seconds(call: Any) -> float:

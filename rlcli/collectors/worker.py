@@ -32,6 +32,7 @@ from rlcli.keys import DONE, Key, under_next, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.crew import serve
+from rlcli.processes.line import Line
 from rlcli.processes.region import Region
 from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.sender import Handle
@@ -118,7 +119,7 @@ def work(channel: Channel) -> None:
     """Serve one parent."""
     worker = CollectorWorker(channel)
     try:
-        serve(channel, worker.carry_out)
+        serve(Line(channel), worker.carry_out)
     finally:
         worker.close()
 

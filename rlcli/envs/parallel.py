@@ -33,7 +33,13 @@ class ParallelEnv(LanesEnv):
         An id, a `GymEnv` that tells how its like is made, or what returns one. It is called here, once an env, and what
         it made is closed again; `functools.partial(GymEnv, ...)` is read without being called.
     workers : int, optional
-        Processes: each steps its share of the envs. By default each env has one of its own.
+        Processes beside this one: each steps its share of the envs.
+    per_worker : int, optional
+        Envs of each process at most, in the place of `workers`.
+    caller_steps : bool, optional
+        Whether this process steps a share of the envs itself while the workers step theirs, which is fastest; an env
+        that hangs or ends its process does so to the caller then. By default it does where neither `workers` nor
+        `per_worker` is given: there are as many shares as cores, the caller's included, and at least one worker.
     start_method : {"forkserver", "spawn", "fork"}, optional
         How processes are made (see `rlcli.processes.worker`); by default `forkserver`.
     device : torch device, optional
@@ -58,6 +64,8 @@ class ParallelEnv(LanesEnv):
         create_env_fn: Maker | Sequence[Maker],
         *,
         workers: int | None = None,
+        per_worker: int | None = None,
+        caller_steps: bool | None = None,
         start_method: str | None = None,
         device=None,
     ) -> None:
@@ -71,7 +79,9 @@ class ParallelEnv(LanesEnv):
         self.start_method = start_method or ("forkserver" if sys.platform == "linux" else "spawn")
         lanes = ParallelLanes(
             _sent([recipe for recipe, _ in given]),
-            workers=len(given) if workers is None else workers,
+            workers=workers,
+            per_worker=per_worker,
+            caller_steps=caller_steps,
             start_method=self.start_method,
             categorical=options["categorical_action_encoding"],
             narrow=options["narrow"],
@@ -87,7 +97,8 @@ class ParallelEnv(LanesEnv):
         lanes: Any = self.lanes
         heavy = f", imports {', '.join(lanes.heavy)}" if lanes.heavy else ""
         method = f"start_method={self.start_method!r}"
-        return f"ParallelEnv({lanes.name}, {lanes.n}, workers={len(lanes.parts)}, {method}{heavy})"
+        workers = f"workers={len(lanes.crew.workers)}" + (", caller_steps=True" if lanes.own else "")
+        return f"ParallelEnv({lanes.name}, {lanes.n}, {workers}, {method}{heavy})"
 
 
 def _again(num_workers: int, create_env_fn: Any, workers: int | None, start_method: str | None, device: Any) -> Any:

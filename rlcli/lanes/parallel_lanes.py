@@ -1,174 +1,50 @@
 """The array face of envs in worker processes: the parent writes actions into shared memory, workers the rest.
 
-Each worker runs `GymLanes` on its part of the lanes (`LaneWorker`), on rows in memory that it shares with its parent.
-Nothing of a step is pickled, but for actions and rewards that the shared arrays cannot hold as they are. The episode
-book is kept on both sides, by the same code: here for the collector, there for seeds, limits and the sentences of
-errors; at a reset, this one decides. So all that is stepped, refused and saved is what one process would give; only
-lanes after one that raised have gone one step further.
+The lanes are dealt out in shards (`shard.py`); the caller may step the first of them itself, straight into the batch's
+rows. Nothing of a step is pickled, but for actions and rewards that the shared arrays cannot hold as they are, and an
+order is a number in shared memory (`rlcli.processes.line`). The episode book is kept on both sides, by the same code;
+at a reset, this one decides. So all that is stepped, refused and saved is what one process would give; only lanes after
+one that raised have gone one step further.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-import gymnasium as gym
 import numpy as np
 
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
-from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.contract import broken, named, place_of
-from rlcli.lanes.gym_lanes import GymLanes
-from rlcli.lanes.lanes import NONE, NUMBERS, Schema
+from rlcli.lanes.lanes import NONE
 from rlcli.lanes.replay import ReplayableLanes
-from rlcli.processes.channel import NOTHING, Channel, packed, unpacked
-from rlcli.processes.crew import Crew, Lost, serve
+from rlcli.lanes.shard import CALL, CUT, RESET, STEP, TARGET, TERMINATED, Shard, described, fields
+from rlcli.processes.channel import NOTHING, packed
+from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.line import cores, may_spin
 from rlcli.processes.region import Region
 from rlcli.processes.worker import Worker
 
-_TARGET = "rlcli.lanes.parallel_lanes:work"
-STEP, RESET, CALL = 1, 2, 3  # orders
-_OF_WORKER = ("build", "share")  # methods of the worker's own; all other calls are of its lanes' methods
-TERMINATED, CUT = 1, 2  # bits of the flags
-_WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
-_TRIM = 256  # steps between two times that the actions are forgotten: the parent keeps them
-HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, unless its env imports it
+_OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
-def fields(n: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tuple[int, ...], np.dtype]]:
-    """What lies in the shared memory of `n` lanes: one row of each observation, and what a step takes and gives."""
-    bits = np.dtype(np.uint8)
-    rows: dict[Any, tuple[tuple[int, ...], np.dtype]] = {
-        ("row", key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items()
-    }
-    return rows | {
-        "actions": ((n, *actions.shape), actions.dtype),
-        "rewards": ((n,), np.dtype(np.float64)),
-        "flags": ((n,), bits),
-        "chosen": ((n,), bits),
-        "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
-    }
-
-
-# ---- in a worker ----------------------------------------------------------------------------------------------------
-def work(channel: Channel) -> None:
-    """Serve one parent."""
-    worker = LaneWorker(channel)
-    try:
-        serve(channel, worker.carry_out)
-    finally:
-        worker.close()
-
-
-class LaneWorker:
-    """Envs that a parent steps, some of its lanes."""
-
-    lanes: GymLanes
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self._steps = 0
-
-    def carry_out(self, kind: int, body: bytes) -> Any:
-        """One order of the parent's."""
-        if kind == STEP:
-            return self._step(unpacked(body))
-        if kind == RESET:
-            return self._reset()
-        name, args, settings = unpacked(body)
-        return getattr(self if name in _OF_WORKER else self.lanes, name)(*args, **settings)
-
-    # ---- the beginning -------------------------------------------------------------------------------------------
-    def build(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> dict[str, Any]:
-        """Make the envs; what the parent has to know of them."""
-        made: list[gym.Env] = []
-        for recipe in recipes:
-            found, spec = unpacked(recipe)
-            if spec is not None:  # perhaps by a program that a worker does not run
-                gym.registry.setdefault(spec.id, spec)
-            made.append(found.make())
-        self.lanes = GymLanes(made, first_lane=first_lane, **settings)
-        return {
-            "name": self.lanes.name,
-            "spaces": (made[0].observation_space, made[0].action_space),
-            "limits": self.lanes.own_limits,
-            "text": str(made[0]),
-            "heavy": [name for name in HEAVY if name in sys.modules],
-        }
-
-    def share(self, n: int) -> None:
-        """Map the memory of all `n` lanes, and step on the part of this worker's."""
-        lanes = self.lanes
-        region = Region(fields(n, lanes.schema, lanes.actions), self.channel.receive_fd())
-        region.forget_fd()
-        first = lanes.first_lane
-        mine = {name: array[first : first + lanes.n] for name, array in region.arrays.items()}
-        rows: dict[Key, list[np.ndarray]] = {key: [mine["row", key]] * 2 for key in lanes.schema}
-        self._step_lanes, self._reset_lanes = lanes.bind(rows)
-        self.actions, self.rewards = mine["actions"], mine["rewards"]
-        self.flags, self.chosen, self.book = mine["flags"], mine["chosen"], mine["book"]
-
-    # ---- steps ---------------------------------------------------------------------------------------------------
-    def _step(self, actions: Any) -> dict[int, Any] | None:
-        """Take a step with the actions in the shared array, or with others; the rewards that the array cannot hold."""
-        lanes, outcome = self.lanes, self.lanes.outcome
-        outcome.rewards.clear()
-        outcome.ends.clear()
-        self.flags[:] = 0
-        self._step_lanes(0, self.actions if actions is None else actions)
-        for _, lane, terminated, cut in outcome.ends:
-            self.flags[lane] = TERMINATED * terminated | CUT * cut
-        self._steps += 1
-        if self._steps % _TRIM == 0:
-            lanes.trim_history()
-        return self._give(outcome.rewards)
-
-    def _give(self, rewards: list) -> dict[int, Any] | None:
-        others: dict[int, Any] = {}
-        for lane, reward in enumerate(rewards):
-            if reward.__class__ is float:
-                self.rewards[lane] = reward
-            elif not isinstance(reward, NUMBERS):
-                others[lane] = (repr(reward), type(reward).__name__)
-            elif isinstance(reward, (int, np.integer)) and not -_WHOLE <= reward <= _WHOLE:
-                others[lane] = int(reward)
-            else:
-                self.rewards[lane] = reward
-        return others or None
-
-    def _reset(self) -> None:
-        """Begin the parent's next episodes, whatever orders an interrupted parent did not give to all its workers."""
-        chosen = np.flatnonzero(self.chosen).tolist()
-        self.lanes.clock[0] = int(self.book[0, 1])
-        for lane in chosen:
-            self.lanes.episodes[lane] = int(self.book[lane, 0]) - 1
-        waiting = self.lanes.pending_seeds
-        waiting[:] = map(bool, self.book[:, 2])
-        try:
-            self._reset_lanes(0, chosen)
-        finally:
-            self.book[:, 2] = waiting
-
-    def close(self) -> None:
-        """Release the envs."""
-        if hasattr(self, "lanes"):
-            self.lanes.close()
-
-
-# ---- in the parent --------------------------------------------------------------------------------------------------
 class ParallelLanes(ReplayableLanes):
-    """Gymnasium envs in worker processes.
+    """Gymnasium envs in worker processes, and perhaps some of them in this one.
 
     Parameters
     ----------
     recipes : sequence of bytes
         Of each env the pickled `GymRecipe`, and gymnasium's spec of its id, if it has one.
-    workers : int
+    workers : int, optional
         Processes; the lanes are dealt out evenly, neighbours together.
+    per_worker : int, optional
+        Lanes of each process at most, in the place of `workers`.
+    caller_steps : bool, optional
+        Whether this process steps a share of the lanes, the first ones, while the workers step theirs: then it does
+        not wait idly, and one worker fewer is needed. With neither `workers` nor `per_worker` there are as many shares
+        as cores, the caller's included; by default it then has one, and none where one of the two is given.
     start_method : {"forkserver", "spawn", "fork"}
         See `rlcli.processes.worker`.
     categorical, narrow, out_of_bounds
@@ -179,7 +55,9 @@ class ParallelLanes(ReplayableLanes):
     spaces : tuple of gymnasium.Space
         Of one lane's observations and actions.
     parts : list of range
-        The lanes of each worker.
+        The lanes of each process; where the caller steps some, its own come first.
+    own : Shard or None
+        The caller's.
     heavy : list of str
         What is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
 
@@ -189,25 +67,30 @@ class ParallelLanes(ReplayableLanes):
         As `GymLanes` raises; and a worker has ended.
     """
 
+    own: Shard | None = None
+
     def __init__(
         self,
         recipes: Sequence[bytes],
         *,
-        workers: int,
+        workers: int | None = None,
+        per_worker: int | None = None,
+        caller_steps: bool | None = None,
         start_method: str = "forkserver",
         categorical: bool = False,
         narrow: bool = False,
         out_of_bounds: str = "count",
     ) -> None:
-        self.n, self.name, self.clock = len(recipes), "env", [0]  # until the workers say more
-        if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= self.n:
-            raise ArgumentError(f"{self.n} envs can have 1 to {self.n} workers", why=f"got {workers!r}")
-        self.parts = dealt(self.n, workers)
-        preload = [_TARGET.partition(":")[0]]
+        self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
+        shares, caller_steps = _shares(self.n, workers, per_worker, caller_steps)
+        self.parts = dealt(self.n, shares)
+        self._beside = int(caller_steps)  # parts that are no worker's
+        self._apart = self.parts[0].stop if caller_steps else 0  # lanes that are no worker's
+        preload = [TARGET.partition(":")[0]]
         started: list[Worker] = []
         try:
-            for _ in self.parts:
-                started.append(Worker(_TARGET, start_method=start_method, preload=preload))
+            for _ in self.parts[self._beside :]:
+                started.append(Worker(TARGET, start_method=start_method, preload=preload))
         finally:
             self.crew = Crew(started)
         try:
@@ -219,24 +102,32 @@ class ParallelLanes(ReplayableLanes):
                 categorical=categorical, narrow=narrow, out_of_bounds=out_of_bounds,
                 limits=[n for each in answers for n in each["limits"]],
             )  # fmt: skip
-            self.heavy = sorted({name for each in answers for name in each["heavy"]})
-            region = Region(fields(self.n, self.schema, self.actions))
-            self._call("share", self.n, fd=region.fd)
-            region.forget_fd()
+            self.heavy = sorted({name for each in answers for name in each.get("heavy", ())})
+            arrays = self._share(Region(fields(self.n, len(started), self.schema, self.actions)))
         except BaseException:
             self.close()
             raise
-        self._shared = {key: region.arrays["row", key] for key in self.schema}
-        self._actions, self._rewards = region.arrays["actions"], region.arrays["rewards"]
-        self._flags, self._chosen, self._book = (region.arrays[name] for name in ("flags", "chosen", "book"))
-        self._limit: int | None = None  # as the workers know it
+        self._shared = {key: arrays["row", key][self._apart :] for key in self.schema}
+        self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]
+        self._chosen, self._book = arrays["chosen"], arrays["book"]
+        self._none = bytes(self.n)  # the flags of a step in which nothing ends
+        self._limit: int | None = None  # as the shards know it
 
     def _build(self, recipes: Sequence[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """Have the workers make their envs; what they say of them."""
-        answers = self._each("build", [
+        """Make the envs, here and in the workers; what they say of themselves."""
+        each = [
             {"recipes": recipes[part.start : part.stop], "first_lane": part.start, "settings": settings}
             for part in self.parts
-        ])  # fmt: skip
+        ]
+        try:
+            self.crew.send(CALL, [packed(("build", (), one)) for one in each[self._beside :]])
+            if self._beside:
+                self.own = Shard(**each[0])
+            answers = self.crew.answers()
+        except Lost as lost:
+            self._refuse(lost)
+        if self.own is not None:
+            answers.insert(0, described(self.own))
         self.name = answers[0]["name"]
         for part, other in zip(self.parts, answers, strict=True):
             if other["spaces"] != answers[0]["spaces"]:
@@ -246,40 +137,50 @@ class ParallelLanes(ReplayableLanes):
                 )  # fmt: skip
         return answers
 
-    # ---- the workers ---------------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _supervised(self) -> Iterator[None]:
+    def _share(self, region: Region) -> dict[Any, np.ndarray]:
+        """Have all shards step on one region of memory; its arrays."""
+        workers = len(self.crew.workers)
+        spins = may_spin(workers + 1)
+        each = [(self.n, workers, index, spins) for index in range(workers)]
         try:
-            yield
+            self.crew.send(CALL, [packed(("share", args, {})) for args in each], fd=region.fd)
+            for line, cells in zip(self.crew.lines, region.arrays["cells"], strict=True):
+                line.open(cells, parent=True, spins=spins)
+            self.crew.answers()
         except Lost as lost:
             self._refuse(lost)
+        region.forget_fd()
+        if self.own is not None:
+            self.own.attach(region.arrays)
+        return region.arrays
 
+    # ---- the shards ----------------------------------------------------------------------------------------------
     def _refuse(self, lost: Lost) -> NoReturn:
         killed = "SIGKILL" in lost.how
         raise EnvError(
-            f"a worker process {lost.how}", where=place_of(self, self.parts[lost.index]),
+            f"a worker process {lost.how}", where=place_of(self, self.parts[self._beside + lost.index]),
             why="its envs are gone with it" + (", perhaps for want of memory" if killed else ""),
             fix=("Use a smaller env.num or env.workers, or look" if killed else "Look")
             + " in one process at what the env does: env.workers=null.",
         ) from None  # fmt: skip
 
-    def _call(
-        self, name: str, *args: Any, fd: int | None = None, only: Sequence[int] | None = None, **settings
-    ) -> list:
-        """The same method of each worker, or of `only` some."""
-        with self._supervised():
-            return self.crew.order(CALL, packed((name, args, settings)), only=only, fd=fd)
-
-    def _each(self, name: str, arguments: Sequence[dict[str, Any]]) -> list:
-        """The same method of each worker, with arguments of its own."""
-        with self._supervised():
-            return self.crew.order(CALL, [packed((name, (), each)) for each in arguments])
+    def _each(self, name: str, arguments: Sequence[dict[str, Any]] | None = None) -> list:
+        """The same method of each shard's lanes, with arguments of its own; what they return."""
+        given = arguments or [{}] * len(self.parts)
+        try:
+            self.crew.send(CALL, [packed((name, (), each)) for each in given[self._beside :]])
+            mine = [] if self.own is None else [getattr(self.own.lanes, name)(**given[0])]
+            return mine + self.crew.answers()
+        except Lost as lost:
+            self._refuse(lost)
 
     def unanswered(self) -> range:
-        return self.parts[self.crew.awaited]
+        return self.parts[self._beside + self.crew.awaited]
 
     def close(self) -> None:
         self.crew.close()
+        if self.own is not None:
+            self.own.lanes.close()
 
     # ---- seeds and limits ----------------------------------------------------------------------------------------
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
@@ -290,49 +191,73 @@ class ParallelLanes(ReplayableLanes):
     def limit_frames(self, steps: int | None) -> None:
         super().limit_frames(steps)
         if steps != self._limit:
-            self._call("limit_frames", steps)
+            self._each("limit_frames", [{"steps": steps}] * len(self.parts))
             self._limit = steps
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
-        self._reset_into([(row[key], shared) for key, shared in self._shared.items()], lanes)
+        own = self.own
+        self._reset_into(row, lanes, lambda _, chosen: own.lanes.restart(row, chosen), 0)  # type: ignore[union-attr]
 
-    def _reset_into(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> None:
-        seeds, book = self.begin_episodes(lanes), self._book
+    def _reset_into(self, row: dict[Key, np.ndarray], lanes: Sequence[int], reset: Callable, t: int) -> None:
+        """Begin episodes; `reset(t, lanes)` is the caller's own lanes' way to do so."""
+        chosen, book, own = list(lanes), self._book, self.own
+        self._settle()
+        seeds = self.begin_episodes(lanes)
         self._chosen[:] = 0
-        chosen = list(lanes)
         self._chosen[chosen] = 1
         book[:, 0], book[:, 1], book[:, 2] = self.episodes, self.clock[0], self.pending_seeds
         book[chosen, 2] = [seed is not None for seed in seeds]
-        busy = [index for index, part in enumerate(self.parts) if self._chosen[part.start : part.stop].any()]
+        busy = [i for i, part in enumerate(self.parts[self._beside :]) if any(lane in part for lane in chosen)]
+        first = self._apart  # lanes from here on have not begun, for sure
         try:
-            with self._supervised():
-                self.crew.order(RESET, only=busy)
-        except BaseException:
-            left = next((place for place, lane in enumerate(chosen) if book[lane, 2]), len(chosen))
+            self.crew.send(RESET, only=busy)
+            if own is not None and any(lane < first for lane in chosen):
+                own.reset(reset, t)
+            first = self.n
+            self.crew.answers()
+        except BaseException as error:
+            waits = (place for place, lane in enumerate(chosen) if book[lane, 2] or lane >= first)
+            left = next(waits, len(chosen))
             self.not_begun(lanes[left:], seeds[left:])  # as one process has it: no lane after the one that raised
+            if isinstance(error, Lost):
+                self._refuse(error)
             raise
-        for row, shared in pairs:
-            row[chosen] = shared[chosen]
+        theirs = [lane for lane in chosen if lane >= self._apart]
+        for key, shared in self._shared.items() if theirs else ():
+            row[key][theirs] = shared[[lane - self._apart for lane in theirs]]
+
+    def _settle(self) -> None:
+        try:
+            self.crew.settle()
+        except Lost as lost:
+            self._refuse(lost)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
         columns = [(rows[key], shared) for key, shared in self._shared.items()]
-        clock, send, lanes = self.clock, self.actions.sender(), self
+        clock, send, lanes, own, crew, apart = self.clock, self.actions.sender(), self, self.own, self.crew, self._apart
+        # the caller's lanes are the first: what their loop writes at `row[lane]` lies in the rows of all
+        own_step, own_reset = (None, None) if own is None else own.lanes.bind(rows)
 
         def step(t: int, actions) -> Sequence[int]:
             clock[0] += 1
             lanes.history.append(send(actions))
-            with lanes._supervised():
-                others = lanes.crew.order(STEP, lanes._hand_over(actions))
+            try:
+                crew.settle()
+                crew.send(STEP, lanes._hand_over(actions))
+                mine = own.step(own_step, t, actions[:apart]) if own is not None else None
+                others = crew.answers()
+            except Lost as lost:
+                lanes._refuse(lost)
             for column, shared in columns:
-                column[t + 1][...] = shared
+                column[t + 1][apart:] = shared
             outcome = lanes.outcome
-            if outcome.rewards or any(others):
-                lanes._keep_apart(others)
+            if outcome.rewards or mine or any(others):
+                lanes._keep_apart(others if own is None else [mine, *others])
             else:
                 outcome.reward_rows.append(lanes._rewards.copy())
-            if not lanes._flags.any():
+            if lanes._flags.tobytes() == lanes._none:
                 return NONE
             done = np.flatnonzero(lanes._flags).tolist()
             for lane in done:
@@ -341,7 +266,7 @@ class ParallelLanes(ReplayableLanes):
             return done
 
         def reset(t: int, done: Sequence[int]) -> None:
-            lanes._reset_into([(column[t + 1], shared) for column, shared in columns], done)
+            lanes._reset_into({key: column[t + 1] for key, column in rows.items()}, done, own_reset, t)
 
         return step, reset
 
@@ -359,14 +284,14 @@ class ParallelLanes(ReplayableLanes):
         if actions.dtype == self._actions.dtype and actions.shape == self._actions.shape:
             self._actions[...] = actions
             return NOTHING
-        return [packed(actions[part.start : part.stop]) for part in self.parts]
+        return [packed(actions[part.start : part.stop]) for part in self.parts[self._beside :]]
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:
-        return self.seeded and self._call("repeats", only=[0])[0]
+        return self.seeded and self._each("repeats")[0]
 
     def fingerprints(self) -> list[str]:
-        return [each for found in self._call("fingerprints") for each in found]
+        return [each for found in self._each("fingerprints") for each in found]
 
     def load_state_dict(self, state, *, replay):
         history = self.take_history(state)
@@ -383,13 +308,32 @@ class ParallelLanes(ReplayableLanes):
         return lost
 
 
-_OF_LANES = ("started", "episodes", "fingerprints")
+def _shares(n: int, workers: int | None, per_worker: int | None, caller_steps: bool | None) -> tuple[int, bool]:
+    """Over how many processes `n` lanes are dealt out, the caller included where it steps some."""
+    given = [each for each in (workers, per_worker) if each is not None]
+    if len(given) == 2:
+        raise ArgumentError("per_worker says how many workers there are", why=f"got workers={workers} too")
+    for number in given:
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= n:
+            what = "workers" if workers is not None else "envs a worker"
+            raise ArgumentError(f"{n} envs can have 1 to {n} {what}", why=f"got {number!r}")
+    if caller_steps is None:
+        caller_steps = not given and min(n, cores()) > 1
+    if workers is not None:
+        shares = workers + caller_steps
+    else:
+        shares = max(min(n, cores()) if per_worker is None else -(-n // per_worker), 1 + caller_steps)
+    if shares > n:
+        raise ArgumentError(
+            "caller_steps=True leaves the workers too few envs", why=f"{n} envs, {shares - 1} workers and the caller",
+            fix="Use fewer workers, or caller_steps=False.",
+        )  # fmt: skip
+    return shares, caller_steps
 
 
-def dealt(n: int, workers: int) -> list[range]:
-    """Neighbouring lanes for each worker, as many for each as for the others, or one more."""
-    ends = [-(-n * place // workers) for place in range(workers + 1)]
-    return [range(first, last) for first, last in pairwise(ends)]
+def dealt(n: int, shares: int) -> list[range]:
+    """Neighbouring lanes for each share, as many for each as for the others, or one more for the later ones."""
+    return [range(first, last) for first, last in pairwise(n * place // shares for place in range(shares + 1))]
 
 
 def _no_number(shown: str, kind: str) -> Any:

@@ -1,7 +1,7 @@
 """What a parent and a worker say to each other: orders and answers, with or without a pickled body, over a socket pair.
 
 ```
-kind 1 byte | turn 1 byte | length 4 bytes | body
+kind 1 byte | turn 8 bytes | length 4 bytes | body
 ```
 Every answer bears the turn of its order: one that nobody waits for any more (a wait was interrupted) is passed over.
 Bodies are pickles, and only ever come from this process's own parent or worker.
@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any
 
-_HEAD = struct.Struct("<BBI")
+_HEAD = struct.Struct("<BQI")
 NOTHING = b""
 
 

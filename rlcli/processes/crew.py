@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rlcli.errors import RlcliError
-from rlcli.processes.channel import NOTHING, Channel, Closed, packed, unpacked
+from rlcli.processes.channel import NOTHING, Closed, packed, unpacked
+from rlcli.processes.line import Line
 from rlcli.processes.worker import Worker, end
 
-ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers below
+ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
 _LOOK = 0.5  # seconds without an answer after which the workers are looked at
 GRACE = 2.0  # seconds for the workers to end in
 
@@ -46,13 +47,17 @@ class Crew:
     ----------
     awaited : int
         The worker whose answer is waited for, or was last.
+    lines : list of Line
+        To each worker.
     """
 
     awaited = -1
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = list(workers)
+        self.lines = [Line(worker.channel) for worker in self.workers]
         self._turn = 0
+        self._asked: Sequence[int] = ()
         self._lost: Lost | None = None
         self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
         self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
@@ -79,34 +84,62 @@ class Crew:
         BaseException
             What the first of those that failed raised; all have answered then.
         """
-        self._check()
+        self.send(kind, bodies, only=only, fd=fd)
+        return self.answers()
+
+    def send(
+        self,
+        kind: int,
+        bodies: Sequence[bytes] | bytes = NOTHING,
+        *,
+        only: Sequence[int] | None = None,
+        fd: int | None = None,
+    ) -> None:
+        """The first half of `order`: what this process does before it asks for the `answers`, all do at once."""
+        self.settle()
         turn = self._next_turn()
         chosen = range(len(self.workers)) if only is None else only
-        answers, failed = [], None
-        self.awaited = -1
         try:
             for place, self.awaited in enumerate(chosen):
-                body = bodies if isinstance(bodies, bytes) else bodies[place]
-                self.workers[self.awaited].channel.send(kind, turn, body)
+                self.lines[self.awaited].send(kind, turn, bodies if isinstance(bodies, bytes) else bodies[place])
                 if fd is not None:
                     self.workers[self.awaited].channel.send_fd(fd)
-            for self.awaited in chosen:
-                how, body = self.wait(self.awaited, turn)
+        except (Closed, RlcliError) as error:
+            self._fail(error)
+        self._asked = chosen
+
+    def answers(self) -> list[Any]:
+        """The second half of `order`."""
+        found, failed = [], None
+        try:
+            for self.awaited in self._asked:
+                how, body = self.wait(self.awaited, self._turn)
                 if how == FAILED:
                     failed = failed or body
-                answers.append(body)
-        except Closed:
-            self._give_up(self.workers[self.awaited].how_it_ended())
-        except RlcliError:  # somebody's limit on time has run out: a signal raised it here
-            self.workers[self.awaited].kill()
-            self._lost = Lost(self.awaited, "was ended, since it did not answer")
-            raise
+                found.append(body)
+        except (Closed, RlcliError) as error:
+            self._fail(error)
         if failed is not None:
             raise _error(failed)
-        return [unpacked(body) for body in answers]
+        return [unpacked(body) for body in found]
+
+    def settle(self) -> None:
+        """Wait for the workers that still carry out an order whose answer nobody asked for, since something was raised.
+
+        Memory that orders are about must not be written before.
+        """
+        self._check()
+        try:
+            for self.awaited, line in enumerate(self.lines):
+                if turn := line.owed():
+                    self.wait(self.awaited, turn)
+        except (Closed, RlcliError) as error:
+            self._fail(error)
 
     def begin(self, index: int, kind: int, body: bytes = NOTHING, *, fd: int | None = None) -> None:
         """Give one worker an order, behind those that it has; `first` gives its answer, among others'.
+
+        For workers whose lines are not open: such orders wait in the channel.
 
         Raises
         ------
@@ -173,7 +206,7 @@ class Crew:
         old.channel.close()
         old.kill()
         worker.channel.give_up_after(_LOOK)
-        self.workers[index] = worker
+        self.workers[index], self.lines[index] = worker, Line(worker.channel)
         self._begun[index].clear()
         self._early = deque(each for each in self._early if each[0] != index)
         if self._lost is not None and self._lost.index == index:
@@ -186,15 +219,15 @@ class Crew:
             raise self._lost
 
     def _next_turn(self) -> int:
-        self._turn = (self._turn + 1) % 256
+        self._turn += 1
         return self._turn
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
         """The answer of one worker to the order of this turn."""
-        channel = self.workers[index].channel
+        line = self.lines[index]
         while True:
             try:
-                kind, of, body = channel.receive()
+                kind, of, body = line.receive()
             except BlockingIOError:
                 self._look()
                 continue
@@ -211,24 +244,35 @@ class Crew:
                 self.awaited = index
                 self._give_up(worker.how_it_ended())
 
+    def _fail(self, error: Closed | RlcliError) -> NoReturn:
+        worker = self.workers[self.awaited]
+        if isinstance(error, Closed):
+            self._give_up(worker.how_it_ended())
+        worker.kill()  # somebody's limit on time has run out: a signal raised the error here
+        self._lost = Lost(self.awaited, "was ended, since it did not answer")
+        raise error
+
     def _give_up(self, how: str) -> NoReturn:
         self._lost = Lost(self.awaited, how)
         raise self._lost from None
 
 
-def serve(channel: Channel, orders: Callable[[int, bytes], Any]) -> None:
+def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
     """What a worker does: carry out `orders(kind, body)` until its parent closes the channel.
 
     What is raised goes to the parent, with the text of its traceback.
     """
     while True:
-        kind, turn, body = channel.receive()
+        try:
+            kind, turn, body = line.receive()
+        except BlockingIOError:  # nothing to do yet
+            continue
         try:
             result = orders(kind, body)
             answer, how = NOTHING if result is None else packed(result), ANSWER
         except BaseException as error:
             answer, how = packed((sendable(error), traceback.format_exc())), FAILED
-        channel.send(how, turn, answer)
+        line.send(how, turn, answer)
 
 
 def _error(failed: bytes) -> BaseException:

@@ -33,6 +33,7 @@ _EVERY = 1.0  # seconds between two looks at the parent
 _MEETING = 3  # the descriptor under which a new Python finds its end of the channel
 _PR_SET_PDEATHSIG = 1
 _WATCH = 0.5  # seconds between two looks at a parent whose end the kernel does not tell
+in_worker = False  # whether this process is a worker
 
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
@@ -83,7 +84,8 @@ def surroundings() -> dict[str, Any]:
 
 def live(target: str, end: socket.socket) -> None:
     """Run `target`, a function `module:name` of a channel, and end this process."""
-    code = 1
+    global in_worker
+    in_worker, code = True, 1
     try:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
             faulthandler.enable()

@@ -433,7 +433,7 @@ def swift() -> GymEnv:
 
 
 def test_a_worker_that_hangs_is_named_and_ended():
-    env = ParallelEnv(3, [swift, swift, lambda: GymEnv(Slow(60))])
+    env = ParallelEnv(3, [swift, swift, lambda: GymEnv(Slow(60))], workers=3)
     env.lanes.step_timeout = 1.0
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     began = time.monotonic()

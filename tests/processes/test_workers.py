@@ -18,6 +18,7 @@ from rlcli.errors import ArgumentError
 from rlcli.processes import crew as crew_module
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew, Lost, Traceback, serve
+from rlcli.processes.line import Line
 from rlcli.processes.region import Region
 from rlcli.processes.worker import METHODS, Worker
 
@@ -53,7 +54,7 @@ def echo(channel: Channel) -> None:
             return sorted(sys.modules)
         return order, *given
 
-    serve(channel, orders)
+    serve(Line(channel), orders)
 
 
 def crew(count: int = 2, method: str = "forkserver") -> Crew:

@@ -12,6 +12,7 @@ from torch import nn
 
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import serve
+from rlcli.processes.line import Line
 from rlcli.weight_update import SharedMemWeightSyncScheme, open_receiver, versions
 
 
@@ -71,7 +72,7 @@ def adopt(channel: Channel) -> None:
                     held.append(numbers(acting))
             return adopted, held
 
-    serve(channel, orders)
+    serve(Line(channel), orders)
 
 
 def publish(channel: Channel) -> None:

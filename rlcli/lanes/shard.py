@@ -1,0 +1,177 @@
+"""Some of N lanes that are stepped in one process, a worker or the caller itself; what a step takes and gives is in arrays.
+
+The parent (`parallel_lanes.py`) keeps the book of all lanes. Each shard keeps one of its own, by the same code, for
+seeds, limits and the sentences of errors; at a reset the parent's decides.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.gym_lanes import GymLanes
+from rlcli.lanes.lanes import NUMBERS, Schema
+from rlcli.processes.channel import Channel, unpacked
+from rlcli.processes.crew import serve
+from rlcli.processes.line import CELL, CELLS, Line
+from rlcli.processes.region import Region
+
+TARGET = f"{__name__}:work"
+STEP, RESET, CALL = 1, 2, 3  # orders
+_OF_WORKER = ("build", "share")  # methods of the worker's own; all other calls are of its lanes' methods
+TERMINATED, CUT = 1, 2  # bits of the flags
+_WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
+_TRIM = 256  # steps between two times that the actions are forgotten: the parent keeps them
+HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, unless its env imports it
+
+
+def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tuple[int, ...], np.dtype]]:
+    """What lies in the shared memory of `n` lanes: one row of each observation, and what a step takes and gives."""
+    bits = np.dtype(np.uint8)
+    rows: dict[Any, tuple[tuple[int, ...], np.dtype]] = {
+        ("row", key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items()
+    }
+    return rows | {
+        "actions": ((n, *actions.shape), actions.dtype),
+        "rewards": ((n,), np.dtype(np.float64)),
+        "flags": ((n,), bits),
+        "chosen": ((n,), bits),
+        "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
+        "cells": ((workers, CELLS), CELL),  # of the lines
+    }
+
+
+class Shard:
+    """Neighbouring lanes, and their part of the arrays.
+
+    Parameters
+    ----------
+    recipes : sequence of bytes
+        As `ParallelLanes` is given them.
+    first_lane : int
+        Among all lanes.
+    settings : dict
+        Handed to `GymLanes`.
+
+    Attributes
+    ----------
+    lanes : GymLanes
+    """
+
+    def __init__(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> None:
+        made: list[gym.Env] = []
+        for recipe in recipes:
+            found, spec = unpacked(recipe)
+            if spec is not None:  # perhaps by a program that a worker does not run
+                gym.registry.setdefault(spec.id, spec)
+            made.append(found.make())
+        self.lanes = GymLanes(made, first_lane=first_lane, **settings)
+        self.spaces = made[0].observation_space, made[0].action_space
+        self.text = str(made[0])
+        self._steps = 0
+
+    def attach(self, arrays: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+        """Step on this shard's part of the arrays `[N, ...]` of all lanes, which is returned."""
+        first = self.lanes.first_lane
+        mine = {name: array[first : first + self.lanes.n] for name, array in arrays.items() if name != "cells"}
+        self.actions, self.rewards = mine["actions"], mine["rewards"]
+        self.flags, self.chosen, self.book = mine["flags"], mine["chosen"], mine["book"]
+        return mine
+
+    def step(self, step: Callable, t: int, actions: np.ndarray) -> dict[int, Any] | None:
+        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane."""
+        lanes, outcome = self.lanes, self.lanes.outcome
+        outcome.rewards.clear()
+        outcome.ends.clear()
+        self.flags[:] = 0
+        step(t, actions)
+        for _, lane, terminated, cut in outcome.ends:
+            self.flags[lane] = TERMINATED * terminated | CUT * cut
+        self._steps += 1
+        if self._steps % _TRIM == 0:
+            lanes.trim_history()
+        return self._give(outcome.rewards)
+
+    def _give(self, rewards: list) -> dict[int, Any] | None:
+        others: dict[int, Any] = {}
+        for lane, reward in enumerate(rewards):
+            if reward.__class__ is float:
+                self.rewards[lane] = reward
+            elif not isinstance(reward, NUMBERS):
+                others[lane] = (repr(reward), type(reward).__name__)
+            elif isinstance(reward, (int, np.integer)) and not -_WHOLE <= reward <= _WHOLE:
+                others[lane] = int(reward)
+            else:
+                self.rewards[lane] = reward
+        return others or None
+
+    def reset(self, reset: Callable, t: int) -> None:
+        """Begin the parent's next episodes, whatever orders an interrupted parent did not give to all its workers."""
+        chosen = np.flatnonzero(self.chosen).tolist()
+        self.lanes.clock[0] = int(self.book[0, 1])
+        for lane in chosen:
+            self.lanes.episodes[lane] = int(self.book[lane, 0]) - 1
+        waiting = self.lanes.pending_seeds
+        waiting[:] = map(bool, self.book[:, 2])
+        try:
+            reset(t, chosen)
+        finally:
+            self.book[:, 2] = waiting
+
+
+# ---- in a worker ----------------------------------------------------------------------------------------------------
+def work(channel: Channel) -> None:
+    """Serve one parent."""
+    worker = ShardWorker(channel)
+    try:
+        serve(worker.line, worker.carry_out)
+    finally:
+        worker.close()
+
+
+class ShardWorker:
+    """A shard that a parent in another process gives orders to."""
+
+    shard: Shard
+
+    def __init__(self, channel: Channel) -> None:
+        self.line = Line(channel)
+
+    def carry_out(self, kind: int, body: bytes) -> Any:
+        """One order of the parent's."""
+        if kind == STEP:
+            return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions)
+        if kind == RESET:
+            return self.shard.reset(self._reset, 0)
+        name, args, settings = unpacked(body)
+        return getattr(self if name in _OF_WORKER else self.shard.lanes, name)(*args, **settings)
+
+    def build(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> dict[str, Any]:
+        """Make the envs; what the parent has to know of them."""
+        self.shard = Shard(recipes, first_lane, settings)
+        heavy = [name for name in HEAVY if name in sys.modules]
+        return described(self.shard) | {"heavy": heavy}
+
+    def share(self, n: int, workers: int, index: int, spins: bool) -> None:
+        """Map the memory of all `n` lanes and `workers`, and step on the part of this one's."""
+        lanes = self.shard.lanes
+        region = Region(fields(n, workers, lanes.schema, lanes.actions), self.line.channel.receive_fd())
+        region.forget_fd()
+        mine = self.shard.attach(region.arrays)
+        self._step, self._reset = lanes.bind({key: [mine["row", key]] * 2 for key in lanes.schema})
+        self.line.open(region.arrays["cells"][index], parent=False, spins=spins)
+
+    def close(self) -> None:
+        """Release the envs."""
+        if hasattr(self, "shard"):
+            self.shard.lanes.close()
+
+
+def described(shard: Shard) -> dict[str, Any]:
+    """What a shard's envs say of themselves."""
+    return {"name": shard.lanes.name, "spaces": shard.spaces, "limits": shard.lanes.own_limits, "text": shard.text}

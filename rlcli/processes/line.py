@@ -1,0 +1,156 @@
+"""A channel with flags in shared memory beside it: who is awake is told by a number there, without a system call.
+
+```
+parent's:  word | sleeps | ... 64 bytes        worker's:  word | sleeps | ... 64 bytes
+
+word:      turn | whether a frame follows by the channel | kind
+```
+What has a body goes by the channel, and the word says so. Who waits looks at the other's word: it spins for a moment,
+then lets others run between two looks, then sleeps on the channel. A sleeper is sent a frame to wake it; one that
+was missed, since both looked at the same time, costs no more than `_SLEEP` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from functools import partial
+
+import numpy as np
+
+from rlcli.processes import fork_server
+from rlcli.processes.channel import NOTHING, Channel
+
+CELLS = 16  # of eight bytes each, in two cache lines: the parent writes into one, the worker into the other
+CELL = np.dtype(np.int64)
+_WORD, _SLEEPS = 0, 1
+_SPIN = 50e-6  # seconds, where there is a core for every process
+_YIELD = 200e-6  # seconds in which others may run
+_SLEEP = 0.05  # seconds without a frame after which a sleeper looks at the word by itself
+_KINDS, _FRAME = 8, 1 << 8  # bits of a kind; whether a frame follows
+_WAKE = 0  # a kind that no order and no answer has
+# what one core writes, the others see in that order; elsewhere everything goes by the channel
+_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def may_spin(processes: int) -> bool:
+    """Whether so many processes may spin at once: they have a core each, and are not themselves one among others."""
+    return processes <= cores() and not fork_server.in_worker
+
+
+class Line:
+    """One end; what goes over it comes in the order in which it was sent, as long as each order waits for its answer.
+
+    Parameters
+    ----------
+    channel : Channel
+
+    Attributes
+    ----------
+    spins : bool
+        Whether a wait begins by spinning.
+    """
+
+    spins = False
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._cells: tuple[memoryview, memoryview] | None = None  # written here, and by the other end
+        self._seen = 0  # the other's word
+        self._taken = -1  # turn of the last frame that came by the channel
+
+    def open(self, cells: np.ndarray, *, parent: bool, spins: bool) -> None:
+        """Use `CELLS` zeros of memory that both ends share, from the next frame on.
+
+        The worker opens its end while it carries out an order, the parent before it waits for the answer to that one.
+        """
+        if not _IN_ORDER:
+            return
+        half = CELLS // 2
+        ends = memoryview(cells[:half]), memoryview(cells[half:])
+        self._cells = ends if parent else ends[::-1]
+        self.spins = spins
+        self.channel.give_up_after(_SLEEP)
+
+    def send(self, kind: int, turn: int, body: bytes = NOTHING) -> None:
+        """Send one frame; turns grow by one.
+
+        Raises
+        ------
+        Closed
+        """
+        if self._cells is None:
+            self.channel.send(kind, turn, body)
+            return
+        mine, theirs = self._cells
+        if body:
+            self.channel.send(kind, turn, body)
+            kind |= _FRAME
+        mine[_WORD] = turn << _KINDS + 1 | kind
+        if theirs[_SLEEPS]:
+            self.channel.send(_WAKE)
+
+    def owed(self) -> int:
+        """Turn of the order that the other end has not answered; 0 if there is none."""
+        if self._cells is None:
+            return 0
+        mine, theirs = (word[_WORD] >> _KINDS + 1 for word in self._cells)
+        return mine if theirs < mine else 0
+
+    def receive(self) -> tuple[int, int, bytes]:
+        """The next frame.
+
+        Raises
+        ------
+        Closed
+        BlockingIOError
+            Nothing came for a while.
+        """
+        if self._cells is None:
+            return self.channel.receive()
+        theirs = self._cells[1]
+        while True:
+            word = theirs[_WORD]
+            if word == self._seen:
+                frame = self._wait()
+                if frame is not None and frame[0] != _WAKE:
+                    self._taken = frame[1]
+                    return frame
+                continue
+            self._seen = word
+            kind, turn = word & _FRAME - 1, word >> _KINDS + 1
+            if not word & _FRAME:
+                return kind, turn, NOTHING
+            if turn != self._taken:  # else it came before its word was seen
+                frame = self.channel.receive()
+                while frame[1] != turn:  # wakes, and answers that nobody waited for
+                    frame = self.channel.receive()
+                return frame
+
+    def _wait(self) -> tuple[int, int, bytes] | None:
+        """Until there is a word, or a frame."""
+        assert self._cells is not None
+        mine, theirs = self._cells
+        seen, now = self._seen, time.perf_counter
+        if self.spins:
+            end = now() + _SPIN
+            while now() < end:
+                if theirs[_WORD] != seen:
+                    return None
+        end = now() + _YIELD
+        while now() < end:
+            _let_others_run()
+            if theirs[_WORD] != seen:
+                return None
+        mine[_SLEEPS] = 1
+        try:
+            return self.channel.receive() if theirs[_WORD] == seen else None
+        finally:
+            mine[_SLEEPS] = 0
