@@ -115,14 +115,11 @@ class ParallelLanes(ReplayableLanes):
 
     def _build(self, recipes: Sequence[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
         """Make the envs, here and in the workers; what they say of themselves."""
-        each = [
-            {"recipes": recipes[part.start : part.stop], "first_lane": part.start, "settings": settings}
-            for part in self.parts
-        ]
+        each = [(recipes[part.start : part.stop], part.start, settings) for part in self.parts]
         try:
-            self.crew.send(CALL, [packed(("build", (), one)) for one in each[self._beside :]])
+            self.crew.send(CALL, [packed(("build", one, {})) for one in each[self._beside :]])
             if self._beside:
-                self.own = Shard(**each[0])
+                self.own = Shard(*each[0])
             answers = self.crew.answers()
         except Lost as lost:
             self._refuse(lost)
@@ -238,6 +235,8 @@ class ParallelLanes(ReplayableLanes):
         columns = [(rows[key], shared) for key, shared in self._shared.items()]
         clock, send, lanes, own, crew, apart = self.clock, self.actions.sender(), self, self.own, self.crew, self._apart
         # the caller's lanes are the first: what their loop writes at `row[lane]` lies in the rows of all
+        own_step: Any
+        own_reset: Any
         own_step, own_reset = (None, None) if own is None else own.lanes.bind(rows)
 
         def step(t: int, actions) -> Sequence[int]:

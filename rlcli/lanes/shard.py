@@ -1,4 +1,4 @@
-"""Some of N lanes that are stepped in one process, a worker or the caller itself; what a step takes and gives is in arrays.
+"""Some of N lanes, stepped in one process, a worker or the caller itself; what a step takes and gives is in arrays.
 
 The parent (`parallel_lanes.py`) keeps the book of all lanes. Each shard keeps one of its own, by the same code, for
 seeds, limits and the sentences of errors; at a reset the parent's decides.

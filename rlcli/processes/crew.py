@@ -100,10 +100,11 @@ class Crew:
         turn = self._next_turn()
         chosen = range(len(self.workers)) if only is None else only
         try:
-            for place, self.awaited in enumerate(chosen):
-                self.lines[self.awaited].send(kind, turn, bodies if isinstance(bodies, bytes) else bodies[place])
+            for place, index in enumerate(chosen):
+                self.awaited = index
+                self.lines[index].send(kind, turn, bodies if isinstance(bodies, bytes) else bodies[place])
                 if fd is not None:
-                    self.workers[self.awaited].channel.send_fd(fd)
+                    self.workers[index].channel.send_fd(fd)
         except (Closed, RlcliError) as error:
             self._fail(error)
         self._asked = chosen
@@ -112,8 +113,9 @@ class Crew:
         """The second half of `order`."""
         found, failed = [], None
         try:
-            for self.awaited in self._asked:
-                how, body = self.wait(self.awaited, self._turn)
+            for index in self._asked:
+                self.awaited = index
+                how, body = self.wait(index, self._turn)
                 if how == FAILED:
                     failed = failed or body
                 found.append(body)
@@ -130,9 +132,10 @@ class Crew:
         """
         self._check()
         try:
-            for self.awaited, line in enumerate(self.lines):
+            for index, line in enumerate(self.lines):
                 if turn := line.owed():
-                    self.wait(self.awaited, turn)
+                    self.awaited = index
+                    self.wait(index, turn)
         except (Closed, RlcliError) as error:
             self._fail(error)
 

@@ -74,7 +74,7 @@ class Line:
         if not _IN_ORDER:
             return
         half = CELLS // 2
-        ends = memoryview(cells[:half]), memoryview(cells[half:])
+        ends = cells[:half].data, cells[half:].data
         self._cells = ends if parent else ends[::-1]
         self.spins = spins
         self.channel.give_up_after(_SLEEP)
@@ -102,7 +102,7 @@ class Line:
         if self._cells is None:
             return 0
         mine, theirs = (word[_WORD] >> _KINDS + 1 for word in self._cells)
-        return mine if theirs < mine else 0
+        return mine if max(theirs, self._taken) < mine else 0  # a frame may come before its word is written
 
     def receive(self) -> tuple[int, int, bytes]:
         """The next frame.

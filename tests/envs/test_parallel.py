@@ -461,7 +461,7 @@ def test_an_interrupted_rollout_can_be_followed_by_another():
 
 
 def test_nobody_needs_to_close_it():
-    env = ParallelEnv(2, CARTPOLE)
+    env = ParallelEnv(2, CARTPOLE, workers=2)
     workers = env.lanes.crew.workers
     del env
     gc.collect()
