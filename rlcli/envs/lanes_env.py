@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -191,6 +193,10 @@ class GymEnv(LanesEnv):
     gym : gymnasium.Env
     recipe : GymRecipe
         How `gym` was made.
+
+    Notes
+    -----
+    Pickled, it is the way to make its like, unless it has been changed: the env on the other side begins anew.
     """
 
     def __init__(
@@ -211,6 +217,13 @@ class GymEnv(LanesEnv):
         lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
+        self._narrow = narrow
+
+    def __reduce_ex__(self, protocol):
+        if type(self) is not GymEnv or self.own_parts:
+            return super().__reduce_ex__(protocol)
+        form = {"categorical_action_encoding": self.lanes.actions.categorical, "narrow": self._narrow}
+        return made_again(partial(GymEnv, self.recipe, **form, out_of_bounds=self.out_of_bounds, device=self.device))
 
     @property
     def own_parts(self) -> list[str]:
@@ -223,6 +236,17 @@ class GymEnv(LanesEnv):
 
     def __repr__(self) -> str:
         return f"GymEnv({self.lanes.name})"
+
+
+def made_again(make: Callable[[], EnvBase]) -> tuple[Callable, tuple[bytes]]:
+    """What `__reduce__` returns of an env whose pickle is the way to make its like; `__main__` goes by value."""
+    import cloudpickle
+
+    return _called, (cloudpickle.dumps(make),)
+
+
+def _called(make: bytes) -> EnvBase:
+    return pickle.loads(make)()
 
 
 def recipe_of(

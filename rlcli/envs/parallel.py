@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli.envs.base import EnvBase
-from rlcli.envs.lanes_env import GymEnv, LanesEnv, recipe_of
+from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again, recipe_of
 from rlcli.envs.serial import differing, narrows, one_each, shown
 from rlcli.errors import ArgumentError, in_words
 from rlcli.lanes.bounds import strictest
@@ -54,6 +54,8 @@ class ParallelEnv(LanesEnv):
 
     Notes
     -----
+    Pickled, it is the way to make its like: the other process starts workers of its own, whose envs begin anew.
+
     Workers import neither torch nor the caller's `__main__`, unless an env's own code does; the `repr` tells. With
     `start_method="fork"` they begin with all that this process has imported.
     """
@@ -69,7 +71,6 @@ class ParallelEnv(LanesEnv):
         start_method: str | None = None,
         device=None,
     ) -> None:
-        self._arguments = num_workers, create_env_fn, workers, start_method, device
         given = [_described(maker) for maker in one_each("ParallelEnv", num_workers, create_env_fn)]
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
@@ -88,10 +89,15 @@ class ParallelEnv(LanesEnv):
             out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
         )
         super().__init__(lanes, *lanes.spaces, batched=True, device=device)
+        self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]
+        self._processes = {
+            "workers": workers, "per_worker": per_worker, "caller_steps": caller_steps, "start_method": start_method,
+        }  # fmt: skip
 
-    def __reduce__(self):
-        """Another of the same: what is sent to a process is a recipe."""
-        return _again, self._arguments
+    def __reduce_ex__(self, protocol):
+        if type(self) is not ParallelEnv:
+            return super().__reduce_ex__(protocol)
+        return made_again(partial(ParallelEnv, len(self._makers), self._makers, **self._processes, device=self.device))
 
     def __repr__(self) -> str:
         lanes: Any = self.lanes
@@ -99,10 +105,6 @@ class ParallelEnv(LanesEnv):
         method = f"start_method={self.start_method!r}"
         workers = f"workers={len(lanes.crew.workers)}" + (", caller_steps=True" if lanes.own else "")
         return f"ParallelEnv({lanes.name}, {lanes.n}, {workers}, {method}{heavy})"
-
-
-def _again(num_workers: int, create_env_fn: Any, workers: int | None, start_method: str | None, device: Any) -> Any:
-    return ParallelEnv(num_workers, create_env_fn, workers=workers, start_method=start_method, device=device)
 
 
 def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
@@ -132,17 +134,13 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
 
 
 def _sent(recipes: list[GymRecipe]) -> list[bytes]:
-    """Recipes as workers read them, with what is registered here under an id of theirs.
-
-    Code of the user's `__main__` is sent by value, since workers do not run it.
-    """
+    """Recipes as workers read them; code of the user's `__main__` is sent by value, since workers do not run it."""
     import cloudpickle
 
     bodies = []
     for place, recipe in enumerate(recipes):
         try:
-            spec = gym.registry.get(recipe.source) if isinstance(recipe.source, str) else None
-            bodies.append(cloudpickle.dumps((recipe, spec)))
+            bodies.append(cloudpickle.dumps(recipe))
         except Exception as error:  # whatever an object of the user's raises
             raise ArgumentError(
                 "this env cannot be sent to a worker process", where=f"env {place}", why=in_words(error),

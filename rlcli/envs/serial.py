@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.envs.base import SPECS, EnvBase, next_of, root_of, steps_as_ours
-from rlcli.envs.lanes_env import GymEnv, LanesEnv
+from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
@@ -58,10 +59,12 @@ class SerialEnv(EnvBase):
     -----
     Plain `GymEnv`s are stepped by one array loop (`lanes`).  Envs with parts of their own, such as transforms inside,
     are stepped one by one through their TensorDict faces.
+
+    Pickled, it is the way to make its like: the envs on the other side begin anew.
     """
 
     def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
-        makers = one_each("SerialEnv", num_workers, create_env_fn)
+        self._makers = makers = one_each("SerialEnv", num_workers, create_env_fn)
         super().__init__(batch_size=(len(makers),), device=device)
         self.envs = [_made(make) for make in makers]
         seen: set[int] = set()
@@ -82,6 +85,11 @@ class SerialEnv(EnvBase):
             _check_outside(env)
         self.inner: EnvBase = _together(self.envs, device)
         self._take_specs()
+
+    def __reduce_ex__(self, protocol):
+        if type(self) is not SerialEnv:
+            return super().__reduce_ex__(protocol)
+        return made_again(partial(SerialEnv, len(self._makers), self._makers, device=self.device))
 
     def _take_specs(self) -> None:
         for name in SPECS:

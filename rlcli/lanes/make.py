@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gymnasium as gym
@@ -48,6 +48,11 @@ class GymRecipe:
     max_episode_steps: int | None = None
     frame_skip: int = 1
     name: str | None = None
+
+    def __reduce__(self) -> tuple:
+        """Another process may not know what is registered here under the id: it goes along."""
+        spec = gym.registry.get(self.source) if isinstance(self.source, str) else None
+        return _received, (spec, *(getattr(self, each.name) for each in fields(self)))
 
     def make(self) -> gym.Env:
         """The env.
@@ -103,6 +108,13 @@ class GymRecipe:
             for wrap in self.wrappers:
                 env = wrap(env)
             return env
+
+
+def _received(spec: Any, *values: Any) -> GymRecipe:
+    """The recipe that was sent."""
+    if spec is not None:
+        gym.registry.setdefault(spec.id, spec)
+    return GymRecipe(*values)
 
 
 class FrameSkip(gym.Wrapper):

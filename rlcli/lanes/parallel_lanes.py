@@ -36,7 +36,7 @@ class ParallelLanes(ReplayableLanes):
     Parameters
     ----------
     recipes : sequence of bytes
-        Of each env the pickled `GymRecipe`, and gymnasium's spec of its id, if it has one.
+        Of each env the pickled `GymRecipe`.
     workers : int, optional
         Processes; the lanes are dealt out evenly, neighbours together.
     per_worker : int, optional

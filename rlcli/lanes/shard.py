@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from rlcli.lanes.actions import ActionFormat
@@ -64,12 +63,7 @@ class Shard:
     """
 
     def __init__(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> None:
-        made: list[gym.Env] = []
-        for recipe in recipes:
-            found, spec = unpacked(recipe)
-            if spec is not None:  # perhaps by a program that a worker does not run
-                gym.registry.setdefault(spec.id, spec)
-            made.append(found.make())
+        made = [unpacked(recipe).make() for recipe in recipes]
         self.lanes = GymLanes(made, first_lane=first_lane, **settings)
         self.spaces = made[0].observation_space, made[0].action_space
         self.text = str(made[0])

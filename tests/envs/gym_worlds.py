@@ -107,6 +107,25 @@ class Slow(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class LateStart(gym.Env):
+    """Shows a random number; the first reset of one of them raises."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Discrete(2)
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fails:
+            self.fails = False
+            raise OSError("the simulator is not up yet")
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action):
+        return self.np_random.random(1, np.float32), 1.0, False, False, {}
+
+
 def same_observation(stored, shown, space) -> bool:
     """Whether a tensor(dict) holds what the env showed: Discrete as one-hot, all else as it is."""
     if isinstance(space, spaces.Dict):

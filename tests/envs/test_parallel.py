@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gym_worlds import Breaking, Remembering, Sampled, Slow
+from gym_worlds import Breaking, LateStart, Remembering, Sampled, Slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step_contract import STEP_FAULTS, with_part
@@ -296,25 +296,6 @@ def test_an_interrupted_reset_leaves_the_books_alike():
     there.close()
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
-
-
-class LateStart(gym.Env):
-    """Shows a random number; the first reset of one of them raises."""
-
-    observation_space, action_space = gym.spaces.Box(-9, 9, (1,)), gym.spaces.Discrete(2)
-
-    def __init__(self, fails: bool) -> None:
-        self.fails = fails
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if self.fails:
-            self.fails = False
-            raise OSError("the simulator is not up yet")
-        return self.np_random.random(1, np.float32), {}
-
-    def step(self, action):
-        return self.np_random.random(1, np.float32), 1.0, False, False, {}
 
 
 @pytest.mark.parametrize("workers", [None, 1, 2, 3])

@@ -1,0 +1,158 @@
+"""Orders that go by numbers in shared memory: none is lost, nobody spins for long, and a sleeper is woken."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlcli.processes import line as line_module
+from rlcli.processes.channel import Channel, Closed, packed, unpacked
+from rlcli.processes.crew import Crew, Lost, serve
+from rlcli.processes.line import CELL, CELLS, Line, cores, may_spin
+from rlcli.processes.region import Region
+from rlcli.processes.worker import Worker
+
+OPEN, COUNT, SPINS, PAUSE = 1, 2, 3, 4
+FIELDS = {"cells": ((2, CELLS), CELL), "given": ((2,), np.dtype(np.int64)), "count": ((2,), np.dtype(np.int64))}
+ORDERED = pytest.mark.skipif(not line_module._IN_ORDER, reason="orders go by the channel here")
+
+
+def counting(channel: Channel) -> None:
+    """A worker that counts orders, after a pause now and then."""
+    line, rng, kept = Line(channel), random.Random(os.getpid()), {}
+
+    def orders(kind: int, body: bytes):
+        if kind == OPEN:
+            index, spins = unpacked(body)
+            arrays = Region(FIELDS, channel.receive_fd()).arrays
+            kept.update(arrays=arrays, index=index)
+            line.open(arrays["cells"][index], parent=False, spins=spins)
+        elif kind == SPINS:
+            return may_spin(1)
+        else:
+            pause(rng if kind == COUNT else None)
+            arrays, index = kept["arrays"], kept["index"]
+            assert arrays["given"][index] == arrays["count"][index] + 1  # what was written before the order is seen
+            arrays["count"][index] += 1
+            return unpacked(body)
+
+    serve(line, orders)
+
+
+def pause(rng: random.Random | None) -> None:
+    """Mostly none; at times so long that the other end yields, or sleeps."""
+    drawn = 1.0 if rng is None else rng.random()
+    if drawn > 0.9:
+        time.sleep(0.3 if rng is None else rng.choice((1e-5, 1e-4, 1e-4, 2e-3)))
+
+
+def opened(spins: bool) -> tuple[Crew, dict]:
+    crew = Crew([Worker("test_line:counting") for _ in range(2)])
+    region = Region(FIELDS)
+    crew.send(OPEN, [packed((index, spins)) for index in range(2)], fd=region.fd)
+    for line, cells in zip(crew.lines, region.arrays["cells"], strict=True):
+        line.open(cells, parent=True, spins=spins)
+    crew.answers()
+    region.forget_fd()
+    return crew, region.arrays
+
+
+def count(crew: Crew, arrays: dict, body=None) -> list:
+    crew.settle()
+    arrays["given"] += 1
+    answers = crew.order(COUNT, b"" if body is None else packed(body))
+    assert arrays["count"].tolist() == arrays["given"].tolist()
+    return answers
+
+
+@pytest.mark.parametrize("spins", [True, False])
+def test_no_order_is_lost_whatever_either_side_does_meanwhile(spins):
+    crew, arrays = opened(spins)
+    rng = random.Random(0)
+    for number in range(3000):
+        body = number if rng.random() < 0.2 else None  # some go by the channel, and so do their answers
+        assert count(crew, arrays, body) == [body] * 2
+        pause(rng)
+    crew.close()
+
+
+def test_a_later_order_waits_for_one_whose_answer_nobody_waited_for():
+    crew, arrays = opened(False)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for body in (b"", packed(7)):
+            arrays["given"] += 1
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                crew.order(PAUSE, body)
+            assert count(crew, arrays, "next") == ["next"] * 2
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    crew.close()
+
+
+@ORDERED
+def test_a_wake_that_was_missed_costs_a_moment(monkeypatch):
+    crew, arrays = opened(False)
+    for line in crew.lines:
+        monkeypatch.setattr(line.channel, "send", lambda *frame: None)  # whatever is sent there is a wake
+    for _ in range(5):
+        time.sleep(0.01)  # they sleep
+        began = time.monotonic()
+        count(crew, arrays)
+        assert time.monotonic() - began < 1
+    crew.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_who_has_nothing_to_do_sleeps():
+    crew, arrays = opened(True)
+    count(crew, arrays)
+    used = [ticks(worker.pid) for worker in crew.workers]
+    time.sleep(0.6)
+    assert all(ticks(worker.pid) - then < 0.2 for worker, then in zip(crew.workers, used, strict=True))
+    crew.close()
+
+
+def ticks(pid: int) -> float:
+    """Seconds of CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_nobody_spins_where_processes_outnumber_the_cores(monkeypatch):
+    assert may_spin(cores()) and not may_spin(cores() + 1)
+    crew, _ = opened(False)
+    assert crew.order(SPINS, only=[0]) == [False]  # a worker is one of several
+    crew.close()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert may_spin(1) and not may_spin(2)
+
+
+def test_the_end_of_a_worker_is_noticed_while_its_answer_is_waited_for():
+    crew, arrays = opened(True)
+    arrays["given"] += 1
+    crew.send(PAUSE)
+    os.kill(crew.workers[1].pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(Lost, match="SIGKILL") as caught:
+        crew.answers()
+    assert caught.value.index == 1 and time.monotonic() - began < 1
+    crew.close()
+
+
+def test_a_worker_ends_when_its_parent_closes_the_channel_and_a_parent_is_told():
+    crew, _ = opened(True)
+    crew.workers[0].channel.close()
+    assert crew.workers[0].exit_code(2.0) == 0
+    with pytest.raises((Lost, OSError)):
+        crew.lines[0].channel.receive()
+    with pytest.raises((BlockingIOError, Closed)):
+        crew.lines[1].receive()  # it has nothing to say
+    crew.close()
