@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # what type checkers see; below is what happens
 
 __version__ = "0.1.0"
 
+filter_warnings_subprocess = True  # whether the workers of collectors are silent about warnings
+
 # what `import rlcli` offers, fetched when it is first used
 _PARTS = ("algorithm", "env", "estimator", "logger", "policy", "sampler", "storage", "transform", "wrapper")
 _LAZY = {

@@ -29,6 +29,9 @@ Stage: TypeAlias = Callable[[str], AbstractContextManager]
 COLLECT, STORE = "collect", "store"
 
 
+Shares: TypeAlias = tuple[tuple[range, int], ...]
+
+
 class Collected(NamedTuple):
     """A raw batch, and what a delivery or a transform may have changed in it: see `Delivered`."""
 
@@ -37,6 +40,7 @@ class Collected(NamedTuple):
     done: np.ndarray | None
     seconds: Seconds | None
     lanes: range | None = None
+    shares: Shares | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Delivered:
         Where the time went, if that was asked for.
     lanes : range, optional
         Which of the collector's envs the rows are of; None: of all.
+    shares : tuple of (range, int), optional
+        Where some of these envs took fewer steps than others: which took how many; what follows them is no row.
     """
 
     raw: TensorDictBase
@@ -66,6 +72,12 @@ class Delivered:
     done: np.ndarray | None
     seconds: Seconds | None
     lanes: range | None = None
+    shares: Shares | None = None
+
+    @property
+    def frames(self) -> int:
+        """Steps of envs in it."""
+        return self.raw.numel() if self.shares is None else sum(len(lanes) * steps for lanes, steps in self.shares)
 
 
 def no_stage(name: str) -> AbstractContextManager:
@@ -104,7 +116,7 @@ class BaseCollector:
 
     Attributes
     ----------
-    frames : int
+    frames, batches : int
         Collected so far.
     frames_per_batch, total_frames, init_random_frames
         See `Collector`; each may be changed between two batches.
@@ -132,10 +144,13 @@ class BaseCollector:
         self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
         self.replay_buffer, self.extend_buffer = delivery.replay_buffer, delivery.extend_buffer
         self.pre_collect_hook, self.post_collect_hook = delivery.pre_collect_hook, delivery.post_collect_hook
-        self.frames = 0
+        self.frames = self.batches = 0
         self.closed = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._turn = threading.Condition()  # of the thread that collects, and of who pauses it
+        self._pausing: list[int] = []  # threads that want it to wait, or make it wait
+        self._in_batch = False
         self._left = False  # from within the thread, which closes then
         self._failure: BaseException | None = None
         self._stored = False  # whether something of the last batch went to the buffer
@@ -196,6 +211,13 @@ class BaseCollector:
         """For a closing report."""
         raise NotImplementedError
 
+    def stats(self) -> dict[str, int | bool]:
+        """How far collecting has come, in plain numbers; may be asked for at any time, from any thread."""
+        found: dict[str, int | bool] = {"frames": self.frames, "batches": self.batches}
+        if self.total_frames >= 0:
+            found |= {"total_frames": self.total_frames, "completed": self.frames >= self.total_frames}
+        return found | {"requested_frames_per_batch": self.frames_in_batch, "policy_version": self.policy_version}
+
     def remember_episodes(self, longest: int) -> bool:
         """Keep the actions of open episodes, so that `load_state_dict` can replay them; False where that is no use."""
         raise NotImplementedError
@@ -236,9 +258,14 @@ class BaseCollector:
             ready = map(self._processed, self.trajectories.ready())
             yield from self._handed_over(next(ready, None), ready, no_stage)
         while not self.closed and (steps := self.steps_left()):
-            pieces = self._advance(steps, False, no_stage)[1]
-            self._warn_of_bounds()
-            self._stored = self.trajectories is None
+            with self._undisturbed():
+                if self._stop.is_set() and self._thread is not None:
+                    return
+                pieces = self._advance(steps, False, no_stage)[1]
+                self._warn_of_bounds()
+                self._stored = self.trajectories is None
+                if self.replay_buffer is not None:
+                    pieces = iter([*pieces])  # none: they are stored
             yield from pieces
             if self.replay_buffer is not None and (self._stored or self._stop.is_set()):
                 yield None
@@ -278,6 +305,7 @@ class BaseCollector:
         """The next batch, and its pieces; of whole trajectories, each when it is asked for."""
         with stage(COLLECT):
             found = self._collect(steps, timed)
+            self.batches += 1
             if self.postproc is not None or self.post_collect_hook is not None:  # either may write into the batch
                 reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
                 found = found._replace(reward=reward, done=done)
@@ -375,12 +403,56 @@ class BaseCollector:
         atexit.register(self._end_thread)  # one that still ran while the interpreter ends would abort the process
         self._thread.start()
 
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Have the thread that collects wait, from the end of its batch on until the end of `with`.
+
+        What is refused while it collects, `state_dict` among others, can be done inside.
+
+        Raises
+        ------
+        ArgumentError
+            Nothing collects in the background.
+        """
+        if self._thread in (None, threading.current_thread()):
+            raise ArgumentError(
+                "only what start() began can be paused", fix="Between two batches nothing is collected."
+            )
+        me = threading.get_ident()
+        with self._turn:
+            self._pausing.append(me)
+            self._turn.wait_for(lambda: not self._in_batch)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._pausing.remove(me)
+                self._turn.notify_all()
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """One batch, begun when nobody wants the thread that collects to wait."""
+        if self._thread is not threading.current_thread():
+            yield
+            return
+        with self._turn:
+            self._turn.wait_for(lambda: not self._pausing or self._stop.is_set())
+            self._in_batch = True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._in_batch = False
+                self._turn.notify_all()
+
     def _part(self) -> None:
         """A thread will collect: nothing that another one changes may act."""
 
     def _refuse_background(self) -> None:
         """Nobody else may touch what the thread steps, or read it in the middle of a step."""
-        if self._thread not in (None, threading.current_thread()) and self._thread.is_alive():  # type: ignore[union-attr]
+        if self._thread in (None, threading.current_thread()) or threading.get_ident() in self._pausing:
+            return
+        if self._thread.is_alive():  # type: ignore[union-attr]
             raise ArgumentError(
                 "the collector collects in the background", fix="Read its buffer; async_shutdown() ends the thread."
             )
@@ -430,7 +502,9 @@ class BaseCollector:
                 raise failure
 
     def _end_thread(self, timeout: float | None = None) -> None:
-        self._stop.set()
+        with self._turn:
+            self._stop.set()
+            self._turn.notify_all()
         if self._thread is None or self._thread is threading.current_thread():  # a hook's call: it ends with its batch
             return
         self._thread.join(timeout)

@@ -67,6 +67,7 @@ def build_collector(
     packages = tuple(registry.imported)
     makers = [partial(workers_env, packages, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
     if c.kind == "multi_sync":
+        options["preemptive_threshold"] = c.preemptive_threshold
         return MultiSyncCollector(makers, actor, cat_results=0, **options)
     lag = cfg.weights
     return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)

@@ -192,6 +192,11 @@ class CollectorCrew:
         """Of all workers."""
         return sum(told.lanes for told in self.told)
 
+    @property
+    def ranges(self) -> list[range]:
+        """The lanes of each worker."""
+        return [range(told.first_lane, told.first_lane + told.lanes) for told in self.told]
+
     def _worker(self) -> Worker:
         return Worker(TARGET, start_method=self.start_method, preload=[TARGET.partition(":")[0]])
 
@@ -305,8 +310,13 @@ class CollectorCrew:
             told.frames += part.lanes * part.steps
             return index, order, part
 
-    def settle(self) -> list[tuple[int, Order, Part]]:
+    def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
         """Wait for all that was begun: what `next` would give, one after the other.
+
+        Parameters
+        ----------
+        came : callable, optional
+            Called after each with how many have come.
 
         Raises
         ------
@@ -320,6 +330,8 @@ class CollectorCrew:
                 found.append(self.next())
             except Exception as error:
                 errors.setdefault(self.crew.awaited, error)
+            if came is not None:
+                came(len(found) + len(errors))
         if errors:
             raise errors[min(errors)]
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ class Engine:
         steps itself: a wrapper's `inner`, the gymnasium env of a `GymEnv`.
     limit : int, optional
         Truncates episodes too, beside `stepping.max_frames_per_traj`.
+    legs : callable
+        `legs(first, last)` gives the steps that are taken of those, from the first on: all, or so many as it likes.
 
     Notes
     -----
@@ -117,6 +119,7 @@ class Engine:
         self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
         self.begun = False
         self.limit: int | None = None
+        self.legs: Callable[[int, int], Iterable[int]] = range
         self._counted: Lanes = lanes  # counts what anybody does to the env
         if isinstance(lanes, TensorDictLanes) and lanes.below is not None:
             self._counted = lanes.below
@@ -295,7 +298,7 @@ class Engine:
                     taken = self._leg(batch, batch.program, random_steps, steps, seconds)
                 for op in batch.row_ops:
                     op.end()
-                if taken < steps:  # an env finished and is not to be reset yet: the batch ends here
+                if taken < batch.columns.steps:  # an env finished and is not to be reset yet, or it was cut short
                     for key, carrier in self.carrier.items():
                         carrier[...] = batch.columns.rows[key][taken]
                 data, raw_reward = self._finish(batch, taken)
@@ -328,7 +331,7 @@ class Engine:
             act = program.act if self.adopting is None else self.adopting(program)
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
-            taken = batch.run(act, first, last, self.keep_finals, self.reset_when_done)
+            taken = batch.run(act, self.legs(first, last), self.keep_finals, self.reset_when_done)
             program.end(first, taken)
             noise.advance(taken - first)
             return taken

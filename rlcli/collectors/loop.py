@@ -6,7 +6,7 @@ what happens per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,12 +47,12 @@ class BoundBatch:
     finals: Finals
     ended: bool = False  # whether the last run stopped at an episode's end
 
-    def run(self, act: Callable, first: int, last: int, keep_finals: bool, reset_when_done: bool) -> int:
-        """Steps `first..last-1`; the step after the last one taken."""
+    def run(self, act: Callable, steps: Iterable[int], keep_finals: bool, reset_when_done: bool) -> int:
+        """Take these steps, one after the other and at least one; the step after the last one taken."""
         step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
-        t = first
+        t = 0
         try:
-            for t in range(first, last):
+            for t in steps:
                 done = step(t, act(t))  # true successors into row t+1
                 for op in row_ops:
                     if cut := op.step(t + 1):
@@ -70,7 +70,7 @@ class BoundBatch:
             self.shown.step(t)  # if the policy was shown a NaN, the env is to be named
             error.evidence = {spell(key): np.array(rows[t]) for key, rows in self.columns.rows.items()}
             raise
-        return last
+        return t + 1
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """A row op ends episodes: flag them truncated, and have them reset with the others."""

@@ -8,23 +8,23 @@ collector that steps all lanes.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.collectors.base import BaseCollector, Collected
+from rlcli.collectors.base import BaseCollector, Collected, Shares
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.crew import CollectorCrew, SharedBatch
 from rlcli.collectors.devices import resolve, sync_function
+from rlcli.collectors.each_worker import CountedEach, divided, makers_of, of_worker, one_of_all, warn_of_cores
 from rlcli.collectors.finish import assemble
-from rlcli.collectors.options import Delivery, Stepping, counted, sent, whole
+from rlcli.collectors.options import Delivery, Stepping, counted, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
@@ -32,14 +32,10 @@ from rlcli.collectors.weights import Source
 from rlcli.collectors.worker import Part, Sent
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
-from rlcli.errors import ArgumentError
-from rlcli.keys import Key
+from rlcli.errors import ArgumentError, one_of
+from rlcli.keys import COLLECTOR_MASK, Key
 from rlcli.processes.crew import Crew
 from rlcli.transforms import NextObservationDelta
-
-_PARENTS = ("update_at_each_batch", "reuse_batch", "first_lane", "all_lanes", "traj_pool", "seed")
-_WITHOUT_EFFECT = {"filter_warnings_subprocess", "trust_policy", "use_buffers"}
-_EACH = ("create_env_fn", "create_env_kwargs", "policy_factory", "device", "devices", "policy_device", "env_device")
 
 
 class MultiProcessCollector(BaseCollector):
@@ -51,11 +47,18 @@ class MultiProcessCollector(BaseCollector):
         One a worker: what `Collector` takes.  An env that is there is a recipe: each worker makes its own.
     policy, policy_factory, **options
         As `Collector` takes them.  Workers act with copies of the policy, whose weights `update_policy_weights_`
-        publishes.  Hooks run in the workers; `postproc` and the replay buffer in this process.
+        publishes; a factory is called once in each of them and once here, for the copy that is published
+        (`collector.policy`).  Hooks run in the workers; `postproc` and the replay buffer in this process.
+    frames_per_batch : int or sequence of int
+        Where it is a list: the frames of each worker.
     num_workers : int, optional
         With a single `create_env_fn`: how many make it.
     create_env_kwargs : mapping, or sequence of them, optional
         The same for all workers, or one each; as `policy_factory`, `device`, `policy_device` and `env_device` may be.
+    replay_buffer : optional
+        Of a `ReplayBufferEnsemble`, each worker's rows are in a member of its own.
+    filter_warnings_subprocess : bool, optional
+        Whether workers are silent about warnings; `rlcli.filter_warnings_subprocess` by default, which is True.
     num_threads : int
         Threads of one torch operation in a worker.
     start_method : {"forkserver", "spawn", "fork"}, optional
@@ -74,13 +77,15 @@ class MultiProcessCollector(BaseCollector):
         A worker ended; and whatever an env raises in one.
     """
 
+    frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
+
     def __init__(
         self,
         create_env_fn: Any,
         policy: Any = None,
         *,
         num_workers: int | None = None,
-        frames_per_batch: int = 200,
+        frames_per_batch: int | Sequence[int] = 200,
         total_frames: int = -1,
         init_random_frames: int | None = 0,
         storing_device: Any = None,
@@ -88,27 +93,29 @@ class MultiProcessCollector(BaseCollector):
         start_method: str | None = None,
         on_worker_error: str = "raise",
         weight_sync_schemes: Mapping[str, Any] | None = None,
+        filter_warnings_subprocess: bool | None = None,
         **options: Any,
     ) -> None:
         options |= {"policy": policy, "frames_per_batch": frames_per_batch, "total_frames": total_frames,
                     "init_random_frames": init_random_frames}  # fmt: skip
-        makers = _makers(create_env_fn, num_workers)
-        stepping, delivery, hooks = _divided(options)
-        each = [_of_worker(stepping, options, index, len(makers), maker) for index, maker in enumerate(makers)]
+        makers = makers_of(create_env_fn, num_workers)
+        stepping, delivery, hooks = divided(options)
+        each = [of_worker(stepping, index, len(makers), maker) for index, maker in enumerate(makers)]
         super().__init__(delivery, delivery.trajectories(each[0]))
         self._hooks = hooks
-        self._stepping = each[0]
-        self.frames_per_batch, self.total_frames = frames_per_batch, total_frames
+        self._stepping, self._count = each[0], len(makers)
+        self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
         self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
         self.seed = drawn_seed() if options.get("seed") is None else counted("seed", options["seed"])
-        self._policy = policy
-        everywhere = options.get("device")
+        self._check_buffer(delivery)
+        warn_of_cores(len(makers))
+        everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
         body = sent("hooks", hooks)
         self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, num_threads) for one in each],
+            [Sent(one.pickled(), body, num_threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or ("forkserver" if sys.platform == "linux" else "spawn"), seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
@@ -118,9 +125,12 @@ class MultiProcessCollector(BaseCollector):
             self.delta = None
             if self.next_obs == "delta":
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
-            self._weights = PublishedWeights(self.crew, policy, weight_sync_schemes)
+            self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
+            self._weights = PublishedWeights(self.crew, self.policy, weight_sync_schemes)
             self.outside = Outside()
             self._reuse = bool(options.get("reuse_batch", False))
+            if self.trajectories is not None and self._has_members:
+                self.trajectories = delivery.trajectories(each[0], self.crew.ranges)
         except BaseException:
             self.crew.close()
             raise
@@ -142,52 +152,86 @@ class MultiProcessCollector(BaseCollector):
         if self.update_at_each_batch:
             self.update_policy_weights_()
 
-    def _collected(self, parts: Sequence[Part], memory: Mapping[Key, np.ndarray], *, batched: bool = True) -> Collected:
-        """The batch of parts that lie in one memory."""
+    def _collected(
+        self,
+        parts: Sequence[Part],
+        memory: Mapping[Key, np.ndarray],
+        *,
+        batched: bool = True,
+        shares: Shares | None = None,
+    ) -> Collected:
+        """The batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
         for part in parts:
             self.outside.add(part.outside)
         batch = assemble(filled, batched=batched, delta=self.delta)
+        if shares is not None:
+            steps = torch.tensor([taken for lanes, taken in shares for _ in lanes])
+            batch.set(COLLECTOR_MASK, torch.arange(filled.shape[1]) < steps[:, None])
         if self.storing is not None and self.storing.type != "cpu":
             batch = move(batch, self.storing)
             sync_function(self.storing)()
-        self.frames += filled.shape[0] * filled.shape[1]
-        return Collected(batch, filled.reward, filled.done, filled.seconds)
+        self.frames += sum(part.lanes * part.steps for part in parts)
+        return Collected(batch, filled.reward, filled.done, filled.seconds, shares=shares)
 
-    # ---- a buffer for each worker --------------------------------------------------------------------------------
+    # ---- whose rows are whose ------------------------------------------------------------------------------------
     @property
     def _has_members(self) -> bool:
         return isinstance(self.replay_buffer, ReplayBufferEnsemble)
 
     @property
-    def _several(self) -> bool:
-        return self._has_members or super()._several
+    def uneven(self) -> bool:
+        """Whether workers may take different numbers of steps for one batch: what is no row is masked."""
+        return False
 
-    def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
-        if not self._has_members:
-            return super().pieces(batch, lanes)
-        members = len(self.replay_buffer.buffers)
-        if members != len(self.crew) or self.trajectories is not None:
+    @property
+    def _several(self) -> bool:
+        return self._has_members or (self.uneven and self.replay_buffer is not None) or super()._several
+
+    def _check_buffer(self, delivery: Delivery) -> None:
+        """Refuse a buffer that these workers' rows do not fit."""
+        if self._has_members and len(self.replay_buffer.buffers) != self._count:
             raise ArgumentError(
-                "each worker writes its own member of an ensemble, batch by batch",
-                why=f"there are {len(self.crew)} workers and {members} members"
-                + (", and trajs_per_batch" if self.trajectories is not None else ""),
+                "each worker writes its own member of an ensemble",
+                why=f"there are {self._count} workers and {len(self.replay_buffer.buffers)} members",
                 fix="Use an ensemble of as many buffers as there are workers, or one buffer.",
             )  # fmt: skip
-        return self._by_worker(batch if batch.ndim > 1 else batch.unsqueeze(0), lanes or range(self.envs))
 
-    def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[TensorDictBase]:
-        for member, told in enumerate(self.crew.told):
-            if told.first_lane in lanes:
-                self._member = member  # of the piece that is stored next
-                first = told.first_lane - lanes.start
-                rows = batch[first : first + told.lanes]
-                flat = not self.batched and self.replay_buffer[member].storage.ndim == 1
-                yield rows[0] if flat else rows
+    def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
+        handed_on = self.replay_buffer is not None or self.trajectories is not None
+        if not self._has_members and not (self.uneven and handed_on):
+            return super().pieces(batch, lanes)
+        parts = self._by_worker(batch if batch.ndim > 1 else batch.unsqueeze(0), lanes or range(self.envs))
+        if self.trajectories is None:
+            return self._for_buffer(parts)
+        for index, rows in parts:
+            self.trajectories.add(rows, self.crew.ranges[index])
+        if not self.steps_left():
+            self._finish()
+        return self.trajectories.ready()
+
+    def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[tuple[int, TensorDictBase]]:
+        """The rows `[P, T]` of each worker, without what a mask hides."""
+        mask = batch.get(COLLECTOR_MASK, None)
+        for index, own in enumerate(self.crew.ranges):
+            if own.start in lanes:
+                first = own.start - lanes.start
+                rows = batch[first : first + len(own)]
+                if mask is not None:
+                    rows = rows[:, : int(mask[first].sum())].exclude(COLLECTOR_MASK)
+                yield index, rows
+
+    def _for_buffer(self, parts: Iterable[tuple[int, TensorDictBase]]) -> Iterator[TensorDictBase]:
+        for index, rows in parts:
+            self._member = index  # whose piece is stored next
+            buffer = self.replay_buffer[index] if self._has_members else self.replay_buffer
+            yield rows[0] if not self.batched and buffer.storage.ndim == 1 else rows
 
     def _store(self, piece: TensorDictBase) -> None:
-        member = {"buffer": self._member} if self._has_members else {}
+        member = {}
+        if self._has_members:
+            member = {"buffer": self._member if self.trajectories is None else self.trajectories.group}
         if self.extend_buffer:
             self.replay_buffer.extend(piece, **member)
         else:
@@ -212,7 +256,25 @@ class MultiProcessCollector(BaseCollector):
 
     @property
     def num_workers(self) -> int:
-        return len(self.crew)
+        return self._count
+
+    def stats(self, workers: str = "aggregate") -> dict[str, int | bool]:
+        """See `Collector.stats`; and of the workers, how many there are, live and were replaced.
+
+        Parameters
+        ----------
+        workers : {"aggregate", "per_worker", "both"}
+            The figures of all together, or of each: `worker_0/frames`; none of them is asked.
+        """
+        one_of("workers", workers, ("aggregate", "per_worker", "both"))
+        found: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
+        alive = [worker.exit_code() is None for worker in self.processes.workers]
+        found |= {"workers": self._count, "workers_alive": sum(alive)}
+        for index, told in enumerate(self.crew.told if workers != "aggregate" else ()):
+            own = {"frames": told.frames, "policy_version": told.version, "restarts": told.restarts,
+                   "lost_frames": told.lost_frames, "alive": alive[index]}  # fmt: skip
+            found |= {f"worker_{index}/{name}": value for name, value in own.items()}
+        return found
 
     @property
     def episodes(self) -> list[int]:
@@ -337,42 +399,13 @@ class MultiProcessCollector(BaseCollector):
         self.crew.close()
 
 
-def _makers(create_env_fn: Any, num_workers: int | None) -> list[Any]:
-    """What makes the env of each worker."""
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
-        makers = list(create_env_fn)
-        if not makers or num_workers not in (None, len(makers)):
-            raise ArgumentError(
-                f"create_env_fn has {len(makers)} entries, one for each worker", why=f"num_workers is {num_workers}"
-            )
-        return makers
-    count = whole("num_workers", num_workers or 1)
-    if count < 1:
-        raise ArgumentError("num_workers must be at least 1", why=f"got {count}")
-    return [create_env_fn] * count
+def made_as_in_workers(stepping: Stepping, seed: int) -> Any:
+    """What a factory makes, with the weights that it gives in each worker; nobody else's random numbers are used up."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        return stepping.make_policy()
 
 
-def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], Delivery, tuple]:
-    """Options of each worker's `Stepping`, the parent's `Delivery`, and the pair of hooks."""
-    of_stepping, of_delivery = ({field.name for field in fields(part)} for part in (Stepping, Delivery))
-    for name in options:
-        if name not in of_stepping | of_delivery | _WITHOUT_EFFECT or name in ("create_env_fn", "traj_pool"):
-            near = difflib.get_close_matches(name, of_stepping | of_delivery, n=1)
-            raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
-    stepping = {name: value for name, value in options.items() if name in of_stepping and name not in _PARENTS}
-    delivery = {name: value for name, value in options.items() if name in of_delivery}
-    hooks = delivery.pop("pre_collect_hook", None), delivery.pop("post_collect_hook", None)
-    return stepping, Delivery(**delivery), hooks
-
-
-def _of_worker(stepping: dict[str, Any], options: Mapping[str, Any], index: int, count: int, maker: Any) -> Stepping:
-    """The options of one worker: where one is a list, it has an entry for each."""
-    own = dict(stepping)
-    for name in _EACH:
-        value = own.get(name)
-        if isinstance(value, list | tuple):
-            if len(value) != count:
-                raise ArgumentError(f"{name} has {len(value)} entries, for {count} workers")
-            own["device" if name == "devices" else name] = value[index]
-            own.pop("devices", None)
-    return Stepping(create_env_fn=maker, **own)
+def _quiet(asked: bool | None) -> bool:
+    house = sys.modules[__name__.partition(".")[0]]  # imported before this file, which may not import it
+    return bool(house.filter_warnings_subprocess if asked is None else asked)  # type: ignore[attr-defined]

@@ -62,6 +62,11 @@ class MultiAsyncCollector(MultiProcessCollector):
             raise ArgumentError("max_lag must be at least 0", why=f"got {max_lag}")
         if self.max_lag is None and on_lag != "report":
             raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")
+        if "preemptive_threshold" in options:
+            raise ArgumentError(
+                "workers that do not wait for each other are not preempted", why="got preemptive_threshold",
+                fix="Leave it out, or use MultiSyncCollector.",
+            )  # fmt: skip
         self.on_lag = on_lag
         self.lag = self.late_batches = self.dropped_frames = 0
         super().__init__(create_env_fn, policy, **options)
@@ -70,13 +75,27 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
         self._arrived: dict[int, tuple[int, Order, Part]] = {}  # those that came before their turn
 
+    def _steps(self, index: int, frames: int) -> int:
+        """Steps of a worker's next batch, when so many frames are there or asked for."""
+        own = self.frames_per_batch
+        return next_steps(
+            own[index] if isinstance(own, list) else own, self.total_frames, self.crew.told[index].lanes, frames
+        )  # fmt: skip
+
     @property
     def frames_in_batch(self) -> int:
-        lanes = self.crew.told[0].lanes
-        return steps_of(self.frames_per_batch, lanes) * lanes
+        """Of the largest that a worker gives."""
+        own, lanes = self.frames_per_batch, [told.lanes for told in self.crew.told]
+        frames = own if isinstance(own, list) else [own] * len(lanes)
+        return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
     def steps_left(self) -> int:
-        return next_steps(self.frames_per_batch, self.total_frames, self.crew.told[0].lanes, self.frames)
+        return max(self._steps(index, self.frames) for index in range(len(self.crew)))
+
+    def __len__(self) -> int:
+        if isinstance(self.frames_per_batch, list) or len({told.lanes for told in self.crew.told}) > 1:
+            raise TypeError("a collector whose workers give batches of different sizes has no length")
+        return super().__len__()
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
         """The next raw batch, of whichever worker has one first; it is as long as it was asked for before."""
@@ -133,7 +152,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         for ahead in range(1, AHEAD + 1):
             for index in sorted(workers, key=self.crew.begun):
                 lanes = self.crew.told[index].lanes
-                steps = next_steps(self.frames_per_batch, self.total_frames, lanes, self.frames + self._asked)
+                steps = self._steps(index, self.frames + self._asked)
                 if not steps or sum(map(self.crew.begun, workers)) + len(self._arrived) >= limit:
                     return
                 if self.crew.begun(index) < ahead:

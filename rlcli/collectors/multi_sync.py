@@ -1,17 +1,27 @@
-"""`MultiSyncCollector`: a batch is whole when all workers have filled their share of it."""
+"""`MultiSyncCollector`: a batch is whole when all workers have filled their share of it, or enough of them have.
+
+Shares of different lengths, because `frames_per_batch` says so or because stragglers are not waited for, lie side by
+side: `("collector", "mask")` says what is a row.  End to end, only rows are left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from rlcli.collectors.base import Collected
 from rlcli.collectors.crew import Order
+from rlcli.collectors.each_worker import cut
 from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.options import next_steps, steps_of, whole
+from rlcli.collectors.options import Delivery, next_steps, steps_of, whole
+from rlcli.collectors.worker import STOP
 from rlcli.errors import ArgumentError
+from rlcli.keys import COLLECTOR_MASK
+from rlcli.processes.channel import packed
+from rlcli.processes.region import Region
 
 
 class MultiSyncCollector(MultiProcessCollector):
@@ -25,16 +35,32 @@ class MultiSyncCollector(MultiProcessCollector):
     cat_results : {"stack", 0, -1}
         How B workers' rows, ``[T]`` or ``[P, T]`` each, make a batch: ``[B, T]`` or ``[B, P, T]``; end to end,
         ``[B * T]`` or ``[B * P, T]``; or along time, ``[B * T]`` or ``[P, B * T]``.
+    preemptive_threshold : float, optional
+        Once this share of the workers has filled its share of a batch, the others end theirs after the step that they
+        are in.  What they took is delivered, and goes on with the next batch; ``("collector", "mask")`` marks it in
+        batches that have room for more.  Frames are those that were taken, and `total_frames` is reached all the same.
     create_env_fn, policy, **options
         See `MultiProcessCollector`.
     """
 
     def __init__(
-        self, create_env_fn: Any, policy: Any = None, *, cat_results: str | int = "stack", **options: Any
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        cat_results: str | int = "stack",
+        preemptive_threshold: float | None = None,
+        **options: Any,
     ) -> None:
         if cat_results not in ("stack", 0, -1) or isinstance(cat_results, bool):
             raise ArgumentError(f"unknown cat_results {cat_results!r}", fix='Use "stack", 0 or -1.')
         self.cat_results = cat_results
+        self.preemptive_threshold = _share(preemptive_threshold)
+        if self.preemptive_threshold is not None and options.get("split_trajs"):
+            raise ArgumentError(
+                "split_trajs=True pads trajectories, and preemptive_threshold what workers did not take",
+                fix="Use trajs_per_batch for whole trajectories, or give one of them.",
+            )  # fmt: skip
         super().__init__(create_env_fn, policy, **options)
         lanes = {told.lanes for told in self.crew.told}
         if len(lanes) > 1 and cat_results != 0:
@@ -45,18 +71,45 @@ class MultiSyncCollector(MultiProcessCollector):
             )  # fmt: skip
         self.pool = self._pool()
         self._whole = True  # the last batch: no worker has taken steps that nobody got
+        if self.preemptive_threshold is not None:
+            self._preempted = Region(STOP)
+            self.crew.follow("preemption", lambda: (packed(("watch", (), {})), self._preempted.fd))
+
+    @property
+    def shares(self) -> list[int]:
+        """Steps of each worker in a full batch."""
+        frames = self.frames_per_batch
+        if not isinstance(frames, list):
+            return [steps_of(frames, self.envs)] * self.num_workers
+        return [steps_of(own, told.lanes) for own, told in zip(frames, self.crew.told, strict=True)]
+
+    @property
+    def uneven(self) -> bool:
+        if self.preemptive_threshold is not None or not self._stepping.reset_when_done:
+            return self.num_workers > 1
+        return len({*self.shares}) > 1
 
     @property
     def frames_in_batch(self) -> int:
-        return steps_of(self.frames_per_batch, self.envs) * self.envs
+        return sum(steps * told.lanes for steps, told in zip(self.shares, self.crew.told, strict=True))
 
     def steps_left(self) -> int:
-        return next_steps(self.frames_per_batch, self.total_frames, self.envs, self.frames)
+        if not isinstance(self.frames_per_batch, list):
+            return next_steps(self.frames_per_batch, self.total_frames, self.envs, self.frames)
+        return max(self.shares) if self.total_frames < 0 else self._steps_for(self.total_frames - self.frames)
+
+    def _steps_for(self, frames: int) -> int:
+        """Steps of the longest share, so that all of them together hold so many frames; of a full batch, if need be."""
+        return 0 if frames <= 0 else cut(self.shares, [told.lanes for told in self.crew.told], frames)
+
+    def __len__(self) -> int:
+        if self.preemptive_threshold is not None:
+            raise TypeError("a collector that does not wait for stragglers has no length")
+        return super().__len__()
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
-        """Collect one raw batch ``[B * P, T]``; see `Collector.rollout`."""
-        usual = steps_of(self.frames_per_batch, self.envs)
-        return self._collect(usual if steps is None else whole("steps", steps), False).batch
+        """Collect one raw batch ``[B * P, T]``, shares cut to `steps`; see `Collector.rollout`."""
+        return self._collect(max(self.shares) if steps is None else whole("steps", steps), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         self._before_batch()
@@ -64,14 +117,27 @@ class MultiSyncCollector(MultiProcessCollector):
             self.crew.give_up()
         self._whole = False  # until all parts of the batch are there
         batch = self.pool.take(steps)
+        of = [steps] * self.num_workers
+        if isinstance(self.frames_per_batch, list):
+            of = [min(steps, share) for share in self.shares]
         random_steps = min(steps, steps_of(self._random_frames(), self.envs))
+        if self.preemptive_threshold is not None:
+            self._preempted.arrays["stop"][0] = False
         for index, told in enumerate(self.crew.told):
-            self.crew.begin(index, Order(batch, told.first_lane, steps, random_steps, timed))
-        parts = [part for _, _, part in sorted(self.crew.settle(), key=lambda found: found[0])]
+            self.crew.begin(index, Order(batch, told.first_lane, of[index], min(of[index], random_steps), timed))
+        parts = [part for _, _, part in sorted(self.crew.settle(self._preempt), key=lambda found: found[0])]
         self._whole = True
-        collected = self._collected(parts, batch.columns.data)
+        shares = None
+        if self.uneven:
+            shares = tuple((lanes, part.steps) for lanes, part in zip(self.crew.ranges, parts, strict=True))
+        collected = self._collected(parts, batch.columns.data, shares=shares)
         self.pool.give_back(batch)
         return collected
+
+    def _preempt(self, came: int) -> None:
+        """So many workers are through: enough of them, perhaps."""
+        if self.preemptive_threshold is not None:
+            self._preempted.arrays["stop"][0] = came >= self.preemptive_threshold * self.num_workers
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
         if self.split_trajs or self._several:
@@ -81,6 +147,9 @@ class MultiSyncCollector(MultiProcessCollector):
     def _in_order(self, batch: TensorDictBase) -> TensorDictBase:
         """A batch ``[B * P, T]`` as `cat_results` says."""
         workers, steps = len(self.crew), batch.shape[1]
+        if COLLECTOR_MASK in batch.keys(True) and (self.cat_results == -1 or not (self.batched or self.cat_results)):
+            rows = [rows if self.batched else rows.reshape(-1) for _, rows in self._by_worker(batch, range(self.envs))]
+            return _timed(torch.cat(rows, -1))  # type: ignore[arg-type]
         if self.cat_results == ("stack" if not self.batched else 0):
             return batch
         if not self.batched:
@@ -89,8 +158,30 @@ class MultiSyncCollector(MultiProcessCollector):
             found = batch.unflatten(0, (workers, self.envs // workers))
             if self.cat_results == -1:
                 found = found.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
-        found.names = [*[None] * (found.ndim - 1), "time"]
-        return found
+        return _timed(found)
+
+    def _check_buffer(self, delivery: Delivery) -> None:
+        super()._check_buffer(delivery)
+        dims = max(delivery.storage_dims())
+        if self.preemptive_threshold is not None and not self._has_members and dims > 1:
+            raise ArgumentError(
+                f"a storage with ndim={dims} takes as many steps of all envs, and preempted workers took fewer",
+                fix="Use ndim=1, or a ReplayBufferEnsemble with a member for each worker.",
+            )  # fmt: skip
+
+
+def _timed(batch: Any) -> TensorDictBase:
+    """The same batch, time last."""
+    batch.names = [*[None] * (batch.ndim - 1), "time"]
+    return batch
+
+
+def _share(threshold: Any) -> float | None:
+    """A share of the workers, as a number."""
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if threshold is not None and not (number and 0 <= threshold <= 1):
+        raise ArgumentError("preemptive_threshold is a share of the workers, from 0 to 1", why=f"got {threshold!r}")
+    return None if threshold in (None, 1) else float(threshold)
 
 
 MultiSyncDataCollector = MultiSyncCollector  # an older spelling

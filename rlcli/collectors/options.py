@@ -272,8 +272,18 @@ class Delivery:
                 fix="Use ReplayBuffer(...), or leave it out to get the batches.",
             )  # fmt: skip
 
-    def trajectories(self, stepping: Stepping) -> CompleteTrajectories | None:
+    def storage_dims(self) -> list[int]:
+        """Dimensions of the storage of the buffer, or of each member of an ensemble; 1 where there is none."""
+        members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
+        return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
+
+    def trajectories(self, stepping: Stepping, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
         """What cuts the batches that are stepped so into whole trajectories; None where they are not.
+
+        Parameters
+        ----------
+        groups : sequence of range, optional
+            Lanes whose trajectories are delivered together; all of them by default.
 
         Raises
         ------
@@ -305,10 +315,15 @@ class Delivery:
             )
         if self.replay_buffer is not None and self.traj_format == "padded":
             raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
+        if (dims := max(self.storage_dims())) > 1:
+            raise ArgumentError(
+                f"trajs_per_batch writes trajectories of any length, and the storage has ndim={dims}",
+                fix="Use a storage with ndim=1.",
+            )
         from rlcli.collectors.trajectories import CompleteTrajectories
 
         layout = self.traj_format or ("padded" if self.replay_buffer is None else "cat")
-        return CompleteTrajectories(self.trajs_per_batch, layout, self.deliver_leftovers)
+        return CompleteTrajectories(self.trajs_per_batch, layout, self.deliver_leftovers, groups)
 
     def _check_split(self, stepping: Stepping) -> None:
         if self.trajs_per_batch is not None:

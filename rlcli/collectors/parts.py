@@ -1,4 +1,12 @@
-"""What workers wrote, put together: one `Filled` of all their lanes, from which the parent makes a batch."""
+"""What workers wrote, put together: one `Filled` of all their lanes, from which the parent makes a batch.
+
+Where one took fewer steps than others, zeros follow its rows (as ids, -1), and its last row keeps its true successor:
+
+```
+worker 0   a0 a1 a2 a3    next  a1 a2 a3 a4        mask  1 1 1 1
+worker 1   b0 b1 .  .           b1 b2 .  .               1 1 0 0
+```
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,7 @@ from rlcli.collectors.batch import Finals
 from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.worker import Part
 from rlcli.errors import ArgumentError
-from rlcli.keys import DONE, Key, show
+from rlcli.keys import DONE, TRAJ_IDS, Key, show
 from rlcli.lanes.bounds import Worst, sentence
 
 
@@ -49,7 +57,7 @@ class Outside:
 
 
 def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
-    """The rows of workers that took the same steps, as those of one collector of all their lanes.
+    """The rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
 
     Parameters
     ----------
@@ -65,21 +73,42 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
     """
     first = parts[0]
     _check_alike(parts)
-    steps = first.steps
+    steps = max(part.steps for part in parts)
     columns = {}
     for key in first.keys:
         if any(key in part.columns for part in parts):
-            columns[key] = np.concatenate([_column(part, memory, key, at) for part, at in _placed(parts)])
+            columns[key] = _stacked([_column(part, memory, key, at) for part, at in _placed(parts)], steps)
         else:
             whole = memory[key]
             columns[key] = whole if whole.shape[1] == steps else np.ascontiguousarray(whole[:, :steps])
-    late = {key: torch.cat([part.late[key] for part in parts]) for key in first.late}
-    carrier = {key: np.concatenate([part.carrier[key] for part in parts]) for key in first.carrier}
+        for part, at in _placed(parts):
+            columns[key][at : at + part.lanes, part.steps :] = -1 if key == TRAJ_IDS else 0
+    late = {key: torch.cat([_longer(part.late[key], steps) for part in parts]) for key in first.late}
+    carrier = {  # of a worker with fewer rows, `_finals` has it
+        key: np.concatenate([part.carrier[key] * (part.steps == steps) for part in parts]) for key in first.carrier
+    }
     lanes = sum(part.lanes for part in parts)
-    raw = None if first.raw_reward is None else np.concatenate([p.raw_reward for p in parts])  # type: ignore[misc]
-    done = columns.get(DONE) if first.done is None else np.concatenate([p.done for p in parts])  # type: ignore[misc]
+    raw = None if first.raw_reward is None else _stacked([p.raw_reward for p in parts], steps)  # type: ignore[misc]
+    done = columns.get(DONE) if first.done is None else _stacked([p.done for p in parts], steps)  # type: ignore[misc]
     schema = dataclasses.replace(first.schema, lanes=lanes)
-    return Filled(columns, late, carrier, _finals(parts), schema, (lanes, steps), raw, _seconds(parts), done)
+    return Filled(columns, late, carrier, _finals(parts, steps), schema, (lanes, steps), raw, _seconds(parts), done)
+
+
+def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
+    """A column `[N, t, *]` with zeros up to so many steps."""
+    return x if x.shape[1] == steps else torch.cat([x, x.new_zeros(len(x), steps - x.shape[1], *x.shape[2:])], 1)
+
+
+def _stacked(rows: Sequence[np.ndarray], steps: int) -> np.ndarray:
+    """Arrays `[N, t, *]`, t <= steps, as one `[sum of N, steps, *]`; zeros where there is none."""
+    if all(x.shape[1] == steps for x in rows):
+        return np.concatenate(rows)
+    found = np.zeros((sum(map(len, rows)), steps, *rows[0].shape[2:]), rows[0].dtype)
+    at = 0
+    for x in rows:
+        found[at : at + len(x), : x.shape[1]] = x
+        at += len(x)
+    return found
 
 
 def _placed(parts: Sequence[Part]) -> list[tuple[Part, int]]:
@@ -104,13 +133,27 @@ def _check_alike(parts: Sequence[Part]) -> None:
             )  # fmt: skip
 
 
-def _finals(parts: Sequence[Part]) -> Finals:
+def _finals(parts: Sequence[Part], steps: int) -> Finals:
     """In (t, lane) order, as one collector keeps them."""
-    places = [(t, lane + at) for part, at in _placed(parts) for t, lane in part.places]
+    found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
+    places = [(t, lane + at) for at, own, _ in found for t, lane in own]
     order = sorted(range(len(places)), key=places.__getitem__)
-    keys = next((part.finals.keys() for part in parts if part.places), ())
-    values = {key: np.concatenate([part.finals[key] for part in parts if part.places])[order] for key in keys}
+    of = [values for _, own, values in found if own]
+    keys = of[0].keys() if of else ()
+    values = {key: np.concatenate([each[key] for each in of])[order] for key in keys}
     return Finals.of([places[i] for i in order], values)
+
+
+def _followed(part: Part, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
+    """The rows of a part that are not followed by their successors in a batch of so many steps, and those."""
+    if part.steps == steps:
+        return part.places, {key: x for key, x in part.finals.items() if key in part.carrier}
+    last = part.steps - 1
+    ended = {lane for t, lane in part.places if t == last}
+    cut = [lane for lane in range(part.lanes) if lane not in ended]
+    ends = {key: [part.finals[key]] if part.places else [] for key in part.carrier}
+    values = {key: np.concatenate([*ends[key], rows[cut]]) for key, rows in part.carrier.items()}
+    return [*part.places, *((last, lane) for lane in cut)], values
 
 
 def _seconds(parts: Sequence[Part]) -> Seconds | None:

@@ -43,22 +43,33 @@ class CompleteTrajectories:
     deliver_leftovers : bool
         Deliver what a reset from outside or the end of the run cuts short as well, its last step flagged truncated and
         done; the very last delivery may then hold fewer trajectories. Otherwise it is only counted.
+    groups : sequence of range, optional
+        Lanes whose trajectories are delivered together, and never with those of others; all of them by default.
 
     Attributes
     ----------
+    group : int
+        That the last delivery is of.
     dropped_frames : int
         Frames of trajectories that a reset from outside cut short and that were not delivered.
     """
 
-    def __init__(self, per_batch: int, layout: str = "padded", deliver_leftovers: bool = False) -> None:
+    def __init__(
+        self,
+        per_batch: int,
+        layout: str = "padded",
+        deliver_leftovers: bool = False,
+        groups: Sequence[range] | None = None,
+    ) -> None:
         if per_batch < 1:
             raise ArgumentError("trajs_per_batch must be at least 1", why=f"got {per_batch}")
         if layout not in FORMATS:
             raise ArgumentError(f"unknown traj_format '{layout}'", fix=f"Use one of {', '.join(FORMATS)}.")
         self.per_batch, self.layout, self.deliver_leftovers = per_batch, layout, deliver_leftovers
-        self.dropped_frames = 0
+        self.dropped_frames = self.group = 0
+        self._group_of = {lane: group for group, lanes in enumerate(groups or ()) for lane in lanes}
         self._open: dict[int, list[Piece]] = {}  # by lane; each piece longer than the next
-        self._whole: list[Piece] = []
+        self._whole: dict[int, list[Piece]] = {}  # by group
         self._last = False  # whether no batch will follow
 
     @property
@@ -82,7 +93,7 @@ class CompleteTrajectories:
             start = 0
             for end in done[row].nonzero().squeeze(-1).tolist():
                 self._hold(lane, cutter.cut(row, start, end + 1))
-                self._whole.append(self._close(lane))
+                self._keep(lane, self._close(lane))
                 start = end + 1
             if start < cutter.steps:
                 self._hold(lane, cutter.cut(row, start, cutter.steps))
@@ -96,15 +107,22 @@ class CompleteTrajectories:
 
     def ready(self) -> Iterator[TensorDictBase]:
         """The deliveries that can be made now."""
-        while len(self._whole) >= self.per_batch or (self._last and self._whole):
-            group, self._whole = self._whole[: self.per_batch], self._whole[self.per_batch :]
-            flat = end_to_end(group)
-            yield flat if self.layout == "cat" else padded(flat, torch.tensor([*map(len, group)]), COLLECTOR_MASK)
+        for group, held in sorted(self._whole.items()):
+            while len(held) >= self.per_batch or (self._last and held):
+                given = held[: self.per_batch]
+                del held[: self.per_batch]
+                self.group = group
+                flat = end_to_end(given)
+                yield flat if self.layout == "cat" else padded(flat, torch.tensor([*map(len, given)]), COLLECTOR_MASK)
         self._last = False
 
     # ---- pieces ------------------------------------------------------------------------------------------------
     def _held(self) -> list[Piece]:
-        return [*self._whole, *(piece for pieces in self._open.values() for piece in pieces)]
+        return [piece for held in (self._whole, self._open) for pieces in held.values() for piece in pieces]
+
+    def _keep(self, lane: int, piece: Piece) -> None:
+        """A whole trajectory, to be delivered."""
+        self._whole.setdefault(self._group_of.get(lane, 0), []).append(piece)
 
     def _hold(self, lane: int, piece: Piece) -> None:
         """Add a piece, joined with earlier ones that are not longer: few pieces, and each row is copied seldom."""
@@ -123,7 +141,7 @@ class CompleteTrajectories:
     def _cut_short(self, lane: int) -> None:
         piece = self._close(lane)
         if self.deliver_leftovers:
-            self._whole.append(piece.truncated())
+            self._keep(lane, piece.truncated())
         else:
             self.dropped_frames += len(piece)
 
@@ -132,17 +150,17 @@ class CompleteTrajectories:
         """Everything that decides later deliveries; pieces are never written to, so none is copied."""
         return {
             "open": {lane: [piece.state_dict() for piece in pieces] for lane, pieces in self._open.items()},
-            "whole": [piece.state_dict() for piece in self._whole],
+            "whole": {group: [piece.state_dict() for piece in pieces] for group, pieces in self._whole.items()},
             "last": self._last,
             "dropped_frames": self.dropped_frames,
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
         """Go on from `state_dict`; rows are put on `device`, where the batches lie."""
-        self._open = {
-            int(lane): [Piece.restored(piece, device) for piece in pieces] for lane, pieces in state["open"].items()
-        }
-        self._whole = [Piece.restored(piece, device) for piece in state["whole"]]
+        self._open, self._whole = (
+            {int(of): [Piece.restored(piece, device) for piece in pieces] for of, pieces in state[name].items()}
+            for name in ("open", "whole")
+        )
         self._last, self.dropped_frames = bool(state["last"]), int(state["dropped_frames"])
 
 

@@ -11,7 +11,8 @@ import dataclasses
 import os
 import pickle
 import random
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ from rlcli.processes.region import Region
 from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.sender import Handle
 
+STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
 TARGET = "rlcli.collectors.worker:work"
 
 
@@ -52,11 +54,14 @@ class Sent:
         The pickled pair of what is called before each batch, and with each batch.
     threads : int
         Of one torch operation.
+    quiet : bool
+        Whether it shows no warnings.
     """
 
     stepping: bytes
     hooks: bytes
     threads: int = 1
+    quiet: bool = True
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,7 @@ class CollectorWorker:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.receivers: dict[str, WeightReceiver] = {}
+        self._stop: np.ndarray | None = None
 
     def carry_out(self, kind: int, body: bytes) -> Any:
         """One order."""
@@ -178,6 +184,8 @@ class CollectorWorker:
     def make(self, sent: Sent) -> tuple[int, ...]:
         """Make the env; its batch size."""
         torch.set_num_threads(sent.threads)
+        if sent.quiet:
+            warnings.simplefilter("ignore")
         self.stepping: Stepping = pickle.loads(sent.stepping)
         self.pre_hook, self.post_hook = pickle.loads(sent.hooks)
         self.env = make_env(self.stepping.create_env_fn, self.stepping.create_env_kwargs)
@@ -199,6 +207,7 @@ class CollectorWorker:
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
             "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
+            "actions": f"{self.env.full_action_spec}",
         }  # fmt: skip
 
     # ---- batches -------------------------------------------------------------------------------------------------
@@ -209,7 +218,24 @@ class CollectorWorker:
         if engine is not self._engine:
             self._engine, self.slots = engine, SharedSlots(engine)
             engine.pool = self.slots  # type: ignore[assignment]
+            if self._stop is not None:
+                engine.legs = self._until_stopped
         return columns_of(engine)
+
+    def watch(self) -> None:
+        """End batches early from now on, where the parent says so in the memory that it sends."""
+        region = Region(STOP, self.channel.receive_fd())
+        region.forget_fd()
+        self._stop = region.arrays["stop"]
+        self.collector.engine.legs = self._until_stopped
+
+    def _until_stopped(self, first: int, last: int) -> Iterator[int]:
+        stop = self._stop
+        assert stop is not None
+        for t in range(first, last):
+            yield t
+            if stop[0]:
+                return
 
     def share(self, slot: int, memory: Schema, steps: int, first: int) -> None:
         """Map a slot; this worker's lanes in it begin at `first`."""

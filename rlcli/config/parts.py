@@ -119,7 +119,7 @@ CHOICES: dict[str, dict[str, Part]] = {
     },
     "collector": {
         "sync": Part(),
-        "multi_sync": Part(uses=_WORKERS),
+        "multi_sync": Part(uses=(*_WORKERS, "collector.preemptive_threshold")),
         "multi_async": Part(uses=(*_WORKERS, *_LAG)),
         "async": Part(uses=(*(key for key in _WORKERS if key != "collector.num_workers"), *_LAG)),
     },

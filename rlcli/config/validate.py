@@ -93,11 +93,28 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
             f"{name} follows what one process collects, and each worker would have a scale of its own",
             "use collector=sync, with env.workers for slow envs",
         )
+    if c.preemptive_threshold is not None:
+        yield from _check_preemption(cfg)
     if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
         yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
     if not isinstance(cfg, Config) and c.kind != "multi_sync":
         yield Problem(f"rlcli collect writes batches of all envs, and collector={c.kind} gives one worker's at a time",
                       "use collector=multi_sync")  # fmt: skip
+
+
+def _check_preemption(cfg: Any) -> Iterator[Problem]:
+    if not isinstance(cfg, Config):
+        yield Problem("rlcli collect writes as many steps of all envs, and preempted workers take fewer",
+                      "leave out collector.preemptive_threshold")  # fmt: skip
+        return
+    if cfg.collector.num_workers == 1:
+        yield Problem("collector.preemptive_threshold has no meaning for one worker", "use two at least")
+    if cfg.collector.split_trajs:
+        yield Problem("collector.split_trajs pads trajectories, and preemption what workers did not take",
+                      "use collector.trajs_per_batch, or give one of them")  # fmt: skip
+    if cfg.storage.ndim > 1:
+        yield Problem(f"storage.ndim={cfg.storage.ndim} takes as many steps of all envs, preempted workers take fewer",
+                      "use storage.ndim=1")  # fmt: skip
 
 
 def check_collector(cfg: Any) -> Iterator[Problem]:

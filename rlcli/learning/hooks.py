@@ -106,7 +106,7 @@ class Hooks:
 
     def after_batch(self, loop: Followed, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report when it is due: what was collected and learned since the last report."""
-        frames, new = loop.collector.frames, delivered.raw.numel()
+        frames, new = loop.collector.frames, delivered.frames
         last = frames >= loop.total_frames
         if not last and not due(loop.report_every, frames - new, frames) and not self._evaluates(frames):
             self._remember(delivered)
@@ -146,8 +146,10 @@ class Hooks:
     def _remember(self, delivered: Delivered, copy: bool = True) -> None:
         reward, done = delivered.reward, delivered.done
         if reward is not None and done is not None:  # their memory is written again
-            rows = (reward.copy(), done.copy()) if copy else (reward, done)
-            self.unreported.append((*rows, delivered.lanes))
+            for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
+                of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
+                rows = [x[of, :steps] for x in (reward, done)]
+                self.unreported.append((*(x.copy() if copy else x for x in rows), lanes))  # type: ignore[arg-type]
 
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         """Its frames, rewards and ends, and what the value stage counted, as a reporter takes them."""

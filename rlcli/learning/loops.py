@@ -67,7 +67,7 @@ class Loop(ABC):
                 batch = self.learn(delivered, progress)
                 collector.update_policy_weights_()
                 if self.explore is not None:
-                    self.explore(delivered.raw.numel())
+                    self.explore(delivered.frames)
                 self.iteration += 1
                 hooks.after_batch(self, delivered, batch)
                 del delivered  # the trajectories in it are not held while the next are collected
@@ -203,7 +203,7 @@ class BufferedOnPolicy(OnPolicy):
         assert self.buffer.batch_size is not None
         update.begin(progress)
         for _ in update.passes():
-            for _ in range(-(-delivered.raw.numel() // self.buffer.batch_size)):
+            for _ in range(-(-delivered.frames // self.buffer.batch_size)):
                 with stage("sample"):
                     sample = self.buffer.sample()
                 sample = self.value(sample if length is None else sample.reshape(-1, length))
@@ -265,7 +265,8 @@ class OffPolicy(Loop):
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
         """The updates that the frames of a batch have earned, each on a sample."""
         batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
-        self.owed += self.updates_per_frame * min(batch.numel(), max(0, self.collector.frames - self.learning_starts))
+        new = min(delivered.frames, max(0, self.collector.frames - self.learning_starts))
+        self.owed += self.updates_per_frame * new
         if self.owed >= 1:
             if self.beta is not None:
                 buffer.sampler.beta = self.beta(progress)  # type: ignore[attr-defined]

@@ -51,6 +51,22 @@ def test_the_defaults_have_no_problem():
         ({"sampler__batch_size": 1}, ("one row has no deviation",)),
         ({"collector__trajs_per_batch": 0}, ("collector.trajs_per_batch is 0", ">= 1")),
         ({"collector__trajs_per_batch": 2, "collector__split_trajs": True}, ("both cut trajectories",)),
+        (
+            {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "collector__num_workers": 1},
+            ("preemptive_threshold has no meaning for one worker", "two at least"),
+        ),
+        (
+            {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "collector__split_trajs": True},
+            ("split_trajs pads trajectories", "trajs_per_batch"),
+        ),
+        (
+            {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "storage__ndim": 2},
+            ("storage.ndim=2 takes as many steps of all envs", "storage.ndim=1"),
+        ),
+        (
+            {"collector__preemptive_threshold": 0.5},
+            ("collector.preemptive_threshold has no meaning with", "multi_sync"),
+        ),
         ({"collector__trajs_per_batch": 2, "collector__track_traj_ids": False}, ("track_traj_ids=true",)),
         ({"collector__trajs_per_batch": 2, "collector__set_truncated": True}, ("reset_at_each_iter=true",)),
         ({"collector__split_trajs": True, "collector__track_traj_ids": False}, ("split_trajs", "track_traj_ids=true")),

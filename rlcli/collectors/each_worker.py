@@ -1,0 +1,117 @@
+"""From the options of a collector with workers to those of each of them: where one is a list, it has an entry for each.
+
+Steps follow from frames as they do for one collector of all envs; where workers have shares of their own, the last
+batch cuts the longest first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from rlcli.collectors.options import Counted, Delivery, Stepping, counted, whole
+from rlcli.errors import ArgumentError
+
+_PARENTS = ("update_at_each_batch", "reuse_batch", "first_lane", "all_lanes", "traj_pool", "seed")
+_WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
+_EACH = ("create_env_fn", "create_env_kwargs", "policy_factory", "device", "devices", "policy_device", "env_device",
+         "frames_per_batch")  # fmt: skip
+
+
+class CountedEach(Counted):
+    """`frames_per_batch`: of a batch, or of each worker's share of it."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if not isinstance(value, list | tuple):
+            super().__set__(instance, value)
+            return
+        own_length("frames_per_batch", value, instance.num_workers)
+        vars(instance)[self._name] = [counted(self._name, frames) for frames in value]
+
+
+def own_length(name: str, value: Sequence[Any], workers: int) -> None:
+    """Refuse a list that has not an entry for each worker."""
+    if len(value) != workers:
+        raise ArgumentError(f"{name} has {len(value)} entries, for {workers} workers")
+
+
+def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
+    """What makes the env of each worker."""
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        makers = list(create_env_fn)
+        if not makers or num_workers not in (None, len(makers)):
+            raise ArgumentError(
+                f"create_env_fn has {len(makers)} entries, one for each worker", why=f"num_workers is {num_workers}"
+            )
+        return makers
+    count = whole("num_workers", 1 if num_workers is None else num_workers)
+    if count < 1:
+        raise ArgumentError("num_workers must be at least 1", why=f"got {count}")
+    return [create_env_fn] * count
+
+
+def warn_of_cores(workers: int) -> None:
+    """Say so where workers have to take turns."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers > cores:
+        warnings.warn(
+            f"{workers} workers take turns on {cores} cores: {cores} of them, with more envs each, would collect more",
+            stacklevel=4,
+        )
+
+
+def divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], Delivery, tuple]:
+    """Options of each worker's `Stepping`, the parent's `Delivery`, and the pair of hooks."""
+    of_stepping, of_delivery = ({field.name for field in fields(part)} for part in (Stepping, Delivery))
+    for name in options:
+        if name not in of_stepping | of_delivery | _WITHOUT_EFFECT or name in ("create_env_fn", "traj_pool"):
+            near = difflib.get_close_matches(name, of_stepping | of_delivery, n=1)
+            raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
+    stepping = {name: value for name, value in options.items() if name in of_stepping and name not in _PARENTS}
+    delivery = {name: value for name, value in options.items() if name in of_delivery}
+    hooks = delivery.pop("pre_collect_hook", None), delivery.pop("post_collect_hook", None)
+    return stepping, Delivery(**delivery), hooks
+
+
+def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -> Stepping:
+    """The options of one worker."""
+    own = dict(stepping)
+    for name in _EACH:
+        value = own.get(name)
+        if isinstance(value, list | tuple):
+            own_length(name, value, count)
+            own["device" if name == "devices" else name] = value[index]
+            own.pop("devices", None)
+    return Stepping(create_env_fn=maker, **own)
+
+
+def one_of_all(name: str, value: Any, workers: int) -> Any:
+    """What a list says of each worker, where it has to be the same for all."""
+    if not isinstance(value, list | tuple):
+        return value
+    own_length(name, value, workers)
+    if len({*map(str, value)}) > 1:
+        raise ArgumentError(
+            f"{name} has more than one device", why="the rows of all workers make one batch", fix="Give one of them."
+        )
+    return value[0]
+
+
+def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
+    """The least number of steps with which shares of a batch, cut to it, hold so many frames; else their longest.
+
+    Parameters
+    ----------
+    shares, lanes : sequence of int
+        Steps and lanes of each worker.
+    """
+
+    def held(steps: int) -> int:
+        return sum(min(share, steps) * n for share, n in zip(shares, lanes, strict=True))
+
+    return bisect.bisect_left(range(max(shares)), frames, key=held)
