@@ -126,8 +126,9 @@ class Collector(BaseCollector):
     pre_collect_hook, post_collect_hook : callable, optional
         Called before each batch, and with each batch; what they raise stops collection and reaches the caller.
     filter_warnings_subprocess, trust_policy, use_buffers : bool, optional
-        Accepted so that options can be handed from one collector to another, and without effect: no worker's warnings
-        are hidden, policies are called as they are, and every batch is one preallocated buffer.
+        Accepted so that options can be handed from one collector to another, and without effect: there is no other
+        process whose warnings could be hidden, policies are called as they are, and every batch is one preallocated
+        buffer.
     seed : int, optional
         Of envs and exploration; drawn from torch's global stream by default.  Random actions, and the noise of policies
         that are taken apart, are functions of seed, lane and step; other policies draw from one stream, seeded with it.

@@ -60,9 +60,21 @@ def warn_of_cores(workers: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers > cores:
         warnings.warn(
-            f"{workers} workers take turns on {cores} cores: {cores} of them, with more envs each, would collect more",
+            f"{workers} workers take turns on {cores} core{'s' * (cores > 1)}, which can serve {cores}: give fewer "
+            "workers more envs each",
             stacklevel=4,
         )
+
+
+def check_actions(about: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse workers whose envs take different actions, which may look alike in a batch."""
+    first = about[0]["actions"]
+    for index, said in enumerate(about):
+        if said["actions"] != first:
+            raise ArgumentError(
+                "the workers' envs do not take the same actions", where=f"workers 0 and {index}",
+                why=f"{first} against {said['actions']}", fix="Give all workers envs with the same actions.",
+            )  # fmt: skip
 
 
 def divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], Delivery, tuple]:

@@ -22,7 +22,15 @@ from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.crew import CollectorCrew, SharedBatch
 from rlcli.collectors.devices import resolve, sync_function
-from rlcli.collectors.each_worker import CountedEach, divided, makers_of, of_worker, one_of_all, warn_of_cores
+from rlcli.collectors.each_worker import (
+    CountedEach,
+    check_actions,
+    divided,
+    makers_of,
+    of_worker,
+    one_of_all,
+    warn_of_cores,
+)
 from rlcli.collectors.finish import assemble
 from rlcli.collectors.options import Delivery, Stepping, counted, sent
 from rlcli.collectors.parts import Outside, merged
@@ -120,6 +128,7 @@ class MultiProcessCollector(BaseCollector):
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
         try:
+            check_actions(self.crew.about)
             self._schema: BatchSchema = self.crew.about[0]["schema"]
             self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None

@@ -29,7 +29,7 @@ from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import PASS, BatchSchema
 from rlcli.collectors.wiring import make_env
-from rlcli.keys import DONE, Key, under_next, unravel
+from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.crew import serve
@@ -204,10 +204,11 @@ class CollectorWorker:
         self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
         torch.manual_seed(own % 2**63)
         self._engine: Engine | None = None
+        taken = self.env.full_action_spec
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
             "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
-            "actions": f"{self.env.full_action_spec}",
+            "actions": "; ".join(f"{show(unravel(key))} {spec}" for key, spec in taken.items(True, True)),
         }  # fmt: skip
 
     # ---- batches -------------------------------------------------------------------------------------------------
