@@ -342,6 +342,11 @@ class CollectorCrew:
             self.settle()
         self.call("reset")
 
+    def learn(self) -> None:
+        """What whoever replaces a worker has to begin with, after somebody changed it."""
+        for told, standing in zip(self.told, self.all("standing"), strict=True):
+            told.episodes, told.next_id = standing
+
     def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
         """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
         self._follows[model_id] = receiver

@@ -387,6 +387,7 @@ class MultiProcessCollector(BaseCollector):
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
         self._weights.restart_at(int(state["policy_version"]))
+        self.crew.learn()
         return [told.first_lane + lane for told, lanes in zip(self.crew.told, lost, strict=True) for lane in lanes]
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
@@ -396,6 +397,7 @@ class MultiProcessCollector(BaseCollector):
         numbers, used = list(episodes), list(taken)
         of = [numbers[told.first_lane : told.first_lane + told.lanes] for told in self.crew.told]
         self.crew.each("call", [("begin_anew", frames, used, each) for each in of])
+        self.crew.learn()
 
     def _finish(self) -> None:
         super()._finish()

@@ -311,6 +311,10 @@ class CollectorWorker:
         found = getattr(self.collector, name)
         return found(*args, **settings) if callable(found) else found
 
+    def standing(self) -> tuple[list[int], int]:
+        """What a successor has to know: the lanes' episodes, and the next trajectory's id."""
+        return self.collector.episodes, self.collector.ids.next_id
+
     def follow(self, model_id: str, used: str, handle: Handle, has_fd: bool) -> None:
         """Adopt versions of this model from now on."""
         fd = self.channel.receive_fd() if has_fd else None
