@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rlcli.algorithms.algorithm import algorithm_of
+from rlcli.collectors.build import shares
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
 from rlcli.envs import EnvBase
@@ -88,7 +89,10 @@ def _kinds(pair: tuple) -> str:
 
 
 def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
-    """Threads of one torch operation: what was asked for, or one for small nets and all cores for large ones."""
+    """Threads of one torch operation: what was asked for; or one for small nets, and for large ones all cores to spare.
+
+    Workers have one thread each: a few rows a step are no faster with more, and would not have the same bits.
+    """
     if isinstance(cfg.threads, int):
         return cfg.threads
     if policy is None:
@@ -96,4 +100,10 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
     rows = getattr(getattr(cfg, "sampler", None), "batch_size", cfg.env.num)
     largest = max((p.numel() for p in policy.parameters() if p.ndim > 1), default=0)
     convolves = any(isinstance(m, torch.nn.Conv2d) for m in policy.modules())
-    return (os.cpu_count() or 1) if convolves or largest * rows > WORTH_A_THREAD else 1
+    return cores_to_spare(cfg, os.cpu_count() or 1) if convolves or largest * rows > WORTH_A_THREAD else 1
+
+
+def cores_to_spare(cfg: CollectConfig, cores: int) -> int:
+    """Cores for who learns: those that workers leave which collect meanwhile, and one at least."""
+    busy = len(shares(cfg)) if cfg.collector.kind in ("multi_async", "async") else 0
+    return max(1, cores - busy)

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -22,6 +22,7 @@ from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
 if TYPE_CHECKING:
+    from rlcli.collectors.told import Told
     from rlcli.collectors.trajectories import CompleteTrajectories
     from rlcli.processes.crew import Crew
 
@@ -128,8 +129,12 @@ class BaseCollector:
         Whether a batch is delivered as its trajectories, padded.
     trajectories : CompleteTrajectories or None
         What `trajs_per_batch` holds back.
+    lag : int or None
+        Publications between the weights that the last batch was collected with and the newest when it was delivered;
+        None where nothing is published while a batch is collected.
     """
 
+    lag: int | None = None
     frames_per_batch: int = Counted()  # type: ignore[assignment]
     total_frames: int = Counted()  # type: ignore[assignment]
     init_random_frames: int = Counted()  # type: ignore[assignment]
@@ -187,6 +192,11 @@ class BaseCollector:
     def processes(self) -> Crew | None:
         """Those that step the envs, where this one does not."""
         raise NotImplementedError
+
+    @property
+    def workers(self) -> Sequence[Told]:
+        """What is known of each process that collects; none where this one does."""
+        return ()
 
     @property
     def frames_in_batch(self) -> int:

@@ -14,12 +14,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlcli.collectors.batch import Columns
+from rlcli.collectors.told import Told
 from rlcli.collectors.worker import TARGET, Part, Sent
 from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words, one_of
 from rlcli.keys import Key, show
@@ -75,35 +75,6 @@ class Order(NamedTuple):
     steps: int
     random_steps: int
     timed: bool
-
-
-@dataclass
-class Told:
-    """What the parent knows of one worker.
-
-    Attributes
-    ----------
-    lanes, first_lane : int
-        How many it steps, and the number of the first among the collector's.
-    episodes : list of int
-        Of each lane, the one that its last part ended in.
-    next_id : int
-    frames : int
-        Delivered.
-    version : int
-        Of the weights that acted last.
-    restarts, lost_frames : int
-        How often it was replaced, and how many frames at most were lost by it.
-    """
-
-    lanes: int
-    first_lane: int
-    episodes: list[int]
-    next_id: int
-    frames: int = 0
-    version: int = 0
-    restarts: int = 0
-    lost_frames: int = 0
 
 
 class CollectorCrew:
@@ -389,7 +360,7 @@ class CollectorCrew:
                 why=f"the first time, {self._first_cause}", fix="Correct what ends them; a Collector shows it plainly.",
             ) from (None if isinstance(cause, Lost) else cause)  # fmt: skip
         told, orders = self.told[index], self._orders[index]
-        told.restarts += 1
+        told.restarts, told.cause = told.restarts + 1, said
         told.lost_frames += orders[0].steps * told.lanes if orders else 0
         self.crew.replace(index, self._worker())
         self._posted[index] = dict(self._newest)

@@ -36,6 +36,7 @@ from rlcli.collectors.options import Delivery, Stepping, counted, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.told import Told
 from rlcli.collectors.weights import Source
 from rlcli.collectors.worker import Part, Sent
 from rlcli.data import ReplayBufferEnsemble
@@ -44,6 +45,8 @@ from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, Key
 from rlcli.processes.crew import Crew
 from rlcli.transforms import NextObservationDelta
+
+_COUNTED = ("next_id", "lag", "largest_lag", "restarts", "lost_frames", "cause")  # of a worker, in a checkpoint
 
 
 class MultiProcessCollector(BaseCollector):
@@ -264,6 +267,10 @@ class MultiProcessCollector(BaseCollector):
         return self.crew.crew
 
     @property
+    def workers(self) -> Sequence[Told]:
+        return tuple(self.crew.told)
+
+    @property
     def num_workers(self) -> int:
         return self._count
 
@@ -369,6 +376,7 @@ class MultiProcessCollector(BaseCollector):
         state = {
             "frames": self.frames, "policy_version": self.policy_version, "outside": self.outside.figures(),
             "workers": self.crew.call("state_dict"),
+            "told": [{name: getattr(told, name) for name in _COUNTED} for told in self.crew.told],
         }  # fmt: skip
         return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
 
@@ -386,6 +394,9 @@ class MultiProcessCollector(BaseCollector):
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
+        there = self.crew.call("frames"), self.crew.call("episodes")
+        for told, kept, frames, episodes in zip(self.crew.told, state["told"], *there, strict=True):
+            vars(told).update({name: kept[name] for name in _COUNTED}, frames=frames, episodes=episodes)
         self._weights.restart_at(int(state["policy_version"]))
         self.crew.learn()
         return [told.first_lane + lane for told, lanes in zip(self.crew.told, lost, strict=True) for lane in lanes]

@@ -68,7 +68,8 @@ class MultiAsyncCollector(MultiProcessCollector):
                 fix="Leave it out, or use MultiSyncCollector.",
             )  # fmt: skip
         self.on_lag = on_lag
-        self.lag = self.late_batches = self.dropped_frames = 0
+        self.lag: int = 0
+        self.late_batches = self.dropped_frames = 0
         super().__init__(create_env_fn, policy, **options)
         self.pools = [self._pool(index) for index in range(len(self.crew))]
         self._ready: deque[tuple[int, Part]] = deque()  # batches that a checkpoint waited for, with their rows
@@ -105,9 +106,10 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._before_batch()
         while True:
             index, order, part = self._next(timed)
-            frames = part.lanes * part.steps
-            self.lag = self.policy_version - part.version
-            late = self.max_lag is not None and self.lag > self.max_lag
+            frames, told = part.lanes * part.steps, self.crew.told[index]
+            self.lag = told.lag = lag = self.policy_version - part.version
+            told.largest_lag = max(lag, told.largest_lag or 0)
+            late = self.max_lag is not None and lag > self.max_lag
             self.late_batches += late
             found = None
             if late and self.on_lag == "drop":
@@ -118,7 +120,6 @@ class MultiAsyncCollector(MultiProcessCollector):
             if order is not None:
                 self.pools[index].give_back(order.batch)
             if found is not None:
-                told = self.crew.told[index]
                 return found._replace(lanes=range(told.first_lane, told.first_lane + told.lanes))
 
     def _next(self, timed: bool) -> tuple[int, Order | None, Part]:

@@ -124,7 +124,7 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
             with clock("write"):
                 for batch in delivered.pieces:
                     writer.append(batch)
-            reporter.batch(delivered.raw, reward=delivered.reward, done=delivered.done)
+            reporter.batch(delivered.raw, reward=delivered.reward, done=delivered.done, workers=collector.workers)
             reporter.out_of_bounds(collector.out_of_bounds())
             if writer.waited >= COMMIT_EVERY:
                 with clock("write"):
@@ -196,6 +196,7 @@ class Collection:
         lines = [f"run {self.run.path}", *notes(self.cfg, collector, bool(self.replayable))]
         with random_streams.kept():
             self.reporter.memory.expected = expected(self.cfg, collector, Learning(self.policy), self.imported)
+        self.reporter.workers.begin(collector.workers)
         self.reporter.start(*lines)
         if self.resumed is not None and self.resumed.segments is not None:
             self._catch_up(self.resumed.segments, self.resumed.first)

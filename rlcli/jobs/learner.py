@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,7 @@ class Learner:
     def start(self) -> None:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
-        lines = [f"run {self.run.path}", f"threads {self.threads} ({'auto' if cfg.threads == 'auto' else 'as asked'})"]
+        lines = [f"run {self.run.path}", self._threads_said()]
         lines += notes(cfg, collector, self.replayable)
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
@@ -150,6 +151,7 @@ class Learner:
             self.reporter.memory.expected = expected(
                 cfg, collector, learning, self.imported, init_rows=self.loop.init_rows, stored=stored
             )
+        self.reporter.workers.begin(collector.workers)
         self.reporter.start(*lines)
         if self.algorithm.one_pass and cfg.optim.epochs > 1:
             self.reporter.warn(
@@ -159,6 +161,17 @@ class Learner:
             )
         if self.init_rows is not None and self.init_rows.left_out:
             self.reporter.warn("storage.init_from", self.init_rows.left_out)
+
+    def _threads_said(self) -> str:
+        """How threads are dealt out between who learns and workers."""
+        said = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as asked'})"
+        if not (count := len(self.collector.workers)):
+            return said
+        each = "and 1 in a worker" if count == 1 else f"and 1 in each of {count} workers"
+        meanwhile = (
+            ", which wait while it learns" if self.cfg.collector.kind == "multi_sync" else ", which go on meanwhile"
+        )
+        return f"{said} to learn with, {each}{meanwhile}; {os.cpu_count()} cores"
 
     def evaluation(self) -> Played | None:
         """Play episodes with the present weights, most likely actions, rewards as the env gives them.

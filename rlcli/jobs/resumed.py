@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from rlcli.algorithms.policy import cores_to_spare
 from rlcli.collectors.build import devices
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
@@ -332,11 +333,11 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
 
 
 def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
-    """Threads that `auto` would choose now, from what it chose then: one, or all cores."""
+    """Threads that `auto` would choose now, from what it chose then: one, or all cores to spare."""
     if isinstance(cfg.threads, int):
         return cfg.threads
     then, cores = int(versions["threads"]), int(versions["cores"])
-    return (os.cpu_count() or 1) if then == cores > 1 else then
+    return cores_to_spare(cfg, os.cpu_count() or 1) if then == cores_to_spare(cfg, cores) > 1 else then
 
 
 def _holds(records: Iterable[Mapping[str, Any]], key: str, pair: Pair) -> bool:

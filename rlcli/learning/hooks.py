@@ -61,6 +61,8 @@ class Hooks:
         What the value stage counted since the last report.
     unreported : list of (reward, done, lanes)
         Of each batch since the last report.
+    lags : list of int
+        How many publications each of them was behind, where they can be.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Hooks:
         self.stage = Clock() if reporter is None else reporter.clock
         self.valued = ValueRows()
         self.unreported: list[tuple[np.ndarray, np.ndarray, range | None]] = []
+        self.lags: list[int] = []
 
     # ---- the stages of a batch --------------------------------------------------------------------------------
     def collect(self, collector: BaseCollector, iteration: int) -> Delivered:
@@ -86,6 +89,8 @@ class Hooks:
                 yield
 
         delivered = collector.deliver(timed=iteration % TIMED_EVERY == 0, stage=stage)
+        if collector.lag is not None:
+            self.lags.append(collector.lag)
         seconds = delivered.seconds
         if seconds is not None:
             store = seconds.total - seconds.env - seconds.policy
@@ -112,15 +117,18 @@ class Hooks:
             self._remember(delivered)
             return
         learned = loop.figures()
+        if self.lags:
+            learned["lag"] = sum(self.lags) / len(self.lags)
         if self.evaluation is not None:
             learned |= self.evaluation.after_batch(frames)
         self._remember(delivered, copy=False)
         if self.reporter is not None:
             self.reporter.batch(
-                batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector)
-            )
+                batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector),
+                workers=loop.collector.workers,
+            )  # fmt: skip
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
-        self.unreported, self.valued = [], ValueRows()
+        self.unreported, self.lags, self.valued = [], [], ValueRows()
 
     def save(self, frames: int) -> None:
         """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop."""

@@ -65,9 +65,9 @@ class Loop(ABC):
                 progress = collector.frames / self.total_frames
                 delivered = hooks.collect(collector, self.iteration)
                 batch = self.learn(delivered, progress)
-                collector.update_policy_weights_()
                 if self.explore is not None:
                     self.explore(delivered.frames)
+                collector.update_policy_weights_()
                 self.iteration += 1
                 hooks.after_batch(self, delivered, batch)
                 del delivered  # the trajectories in it are not held while the next are collected
@@ -286,6 +286,15 @@ class OffPolicy(Loop):
                     buffer.update_priority(index, errors)
             self.owed -= 1
         return batch
+
+    def figures(self) -> dict[str, float]:
+        """Those of the update, and of the whole run `replay_ratio`: rows drawn for each frame that earned updates."""
+        found = super().figures()
+        if "updates" not in found:
+            return found
+        frames, size = self.collector.frames - self.learning_starts, self.buffer.batch_size
+        assert size is not None
+        return found | {"replay_ratio": found["updates"] * size / max(frames, 1)}
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

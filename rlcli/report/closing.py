@@ -7,13 +7,13 @@ result, what it took and what to type next.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.config.run_files import SUMMARY, write_whole
 from rlcli.errors import ResourceError
-from rlcli.report import figures
+from rlcli.report import figures, workers
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
 from rlcli.report.tally import WINDOW
@@ -34,6 +34,8 @@ _FIGURES = {
     "explained_variance": "explained variance of the values",
     "grad_norm": "gradient norm before clipping",
     "skipped": "updates skipped, loss or gradient not finite",
+    "lag": "publications that batches were behind the newest weights",
+    "replay_ratio": "rows learned from for each that was collected, random ones apart",
 }
 _TERMS = {
     "boundary": "rows at the end of an episode or of a batch: the next row is not their successor",
@@ -115,6 +117,11 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
         last = min(learning["episodes"], WINDOW)
         text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count} episodes"
         yield "training" if summary.get("verb") == "train" else "episodes", text
+    if ratio := learning.get("replay_ratio"):
+        updates = figures.count(learning["updates"])
+        yield "replay", f"{figures.number(ratio)} rows learned from for each that was collected, in {updates} updates"
+    if summary.get("workers"):
+        yield "workers", workers.in_words(summary["workers"])
     yield "time", _time(summary["throughput"])
     yield "memory", _memory(summary["memory"])
 
@@ -182,6 +189,8 @@ def _tables(summary: Mapping) -> Iterator[tuple[str, Table]]:
     if summary.get("evaluation"):
         yield "Evaluation", _evaluation_table(summary["evaluation"])
     yield "Throughput", _throughput_table(summary["throughput"])
+    if summary.get("workers"):
+        yield "Workers", _workers_table(summary["workers"])
     yield "Memory", _memory_table(summary["memory"])
     if summary.get("delta"):
         yield "Differences", _delta_table(summary["delta"])
@@ -231,6 +240,18 @@ def _throughput_table(spent: Mapping) -> Table:
     if once := _seconds(spent, COMPILE):
         left = whole - once
         table.add(f"all but {COMPILE}", f"{left:.2f}", figures.share(left, whole), _pace(spent))
+    return table
+
+
+def _workers_table(those: Sequence[Mapping]) -> Table:
+    """The processes that collected."""
+    table = Table(["worker", "envs", "frames", "largest lag", "restarts", "lost frames"])
+    for number, worker in enumerate(those):
+        first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1
+        lag = figures.NOTHING if worker["largest_lag"] is None else figures.count(worker["largest_lag"])
+        counts = (figures.count(worker[name]) for name in ("restarts", "lost_frames"))
+        envs = str(first) if first == last else f"{first} to {last}"
+        table.add(str(number), envs, figures.count(worker["frames"]), lag, *counts)
     return table
 
 

@@ -19,6 +19,7 @@ from rich.text import Text
 from rlcli.report import closing, figures
 from rlcli.report.memory import MemoryRow
 from rlcli.report.snapshot import Snapshot, View
+from rlcli.report.workers import cells as cells_of_workers
 
 GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours
@@ -54,7 +55,7 @@ def _lines(snapshot: Snapshot, width: int) -> Block:
         body = _learning(snapshot, width) + _beside(throughput, memory)
     else:
         body = _learning(snapshot, width) + throughput + memory
-    return _header(snapshot, width) + body + _footer(snapshot)
+    return _header(snapshot, width) + body + _workers(snapshot, width) + _footer(snapshot)
 
 
 def _header(snapshot: Snapshot, width: int) -> Block:
@@ -121,6 +122,19 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
         elif used and item.cell_len:
             lines[-1].append("  ")
         lines[-1].append_text(item)
+    return lines
+
+
+def _workers(snapshot: Snapshot, width: int) -> Block:
+    """The processes that collect, side by side as far as there is room."""
+    head, room = "workers  ", max(width - len("workers  "), 1)
+    lines: Block = []
+    for text in cells_of_workers(snapshot.workers, room) if snapshot.workers else ():
+        if not lines or lines[-1].cell_len + 2 + len(text) > width:
+            lines.append(Text(" " * len(head)) if lines else Text(head, style=_LABEL))
+        else:
+            lines[-1].append("  ")
+        lines[-1].append(text, style="default")
     return lines
 
 

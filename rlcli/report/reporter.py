@@ -33,6 +33,7 @@ from rlcli.report.metrics import Logger, MetricsWriter, plain
 from rlcli.report.snapshot import Snapshot, View, shown
 from rlcli.report.tally import EpisodeStats, Figure, Tally, ValueRows
 from rlcli.report.view import open_view
+from rlcli.report.workers import Worker, Workers
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
@@ -93,6 +94,7 @@ class Reporter:
     clock : Clock
     tally : Tally
     memory : Memory
+    workers : Workers
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Reporter:
         self.facts = facts
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
-        self.tally, self.memory = Tally(), Memory(facts.obs_keys, facts.next_obs)
+        self.tally, self.memory, self.workers = Tally(), Memory(facts.obs_keys, facts.next_obs), Workers()
         self._view: View = open_view(console, stream)
         self._metrics = (
             None
@@ -159,6 +161,7 @@ class Reporter:
         others: Iterable[Entry] = (),
         frames: int | None = None,
         lanes: range | None = None,
+        workers: Sequence[Worker] = (),
     ) -> None:
         """Report one batch `[N, T]` after its update.
 
@@ -178,6 +181,8 @@ class Reporter:
             Frames since the last report, where `batch` is the last of several; those of `batch` by default.
         lanes : range, optional
             Which lanes rewards and ends are of, where batches are of some of them.
+        workers : sequence of Worker
+            The processes that collect.
         """
         frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
@@ -190,6 +195,10 @@ class Reporter:
             if due or now >= self._next_ledger:
                 self._next_ledger = now + LEDGER_EVERY
                 self.memory.read(batch, others)
+            for text, times in self.workers.replaced(workers):
+                self.warn("workers", text, times)
+            if due:
+                self.workers.read(workers)
         spent = self.clock.lap(frames)
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
@@ -248,6 +257,7 @@ class Reporter:
             approximated=tally.valued.approximated,
             dropped=tally.valued.dropped,
             warnings=list(tally.warnings.values()),
+            workers=self.workers.rows,
         )
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:

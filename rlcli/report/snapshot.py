@@ -8,6 +8,7 @@ from typing import SupportsFloat
 
 from rlcli.report.clock import Spent
 from rlcli.report.memory import MemoryRow
+from rlcli.report.workers import WorkerRow
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them under its own
 LEARNING = {
@@ -18,6 +19,8 @@ LEARNING = {
     "eval_return": "evaluation return",
     "clip_fraction": "clip fraction",
     "entropy": "entropy",
+    "lag": "lag",
+    "replay_ratio": "replay ratio",
 }
 
 
@@ -46,6 +49,8 @@ class Snapshot:
     dropped : int or None
         Rows that the budget of `shifted` had no room for so far; None where that is off.
     warnings : sequence of (text, count)
+    workers : sequence of WorkerRow
+        The processes that collect; none where this one does.
     """
 
     title: str = "run"
@@ -66,6 +71,7 @@ class Snapshot:
     approximated: int = 0
     dropped: int | None = None
     warnings: Sequence[tuple[str, int]] = ()
+    workers: Sequence[WorkerRow] = ()
 
     @property
     def fraction(self) -> float:

@@ -18,10 +18,12 @@ from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
 from rlcli.report.memory import MemoryRow
 from rlcli.report.snapshot import Snapshot, View
+from rlcli.report.workers import cells
 
 VIEWS = ("auto", "live", "plain", "off")
 DETAILS_EVERY = 10  # lines
-_FIRST = ("kl", "explained variance", "q value", "evaluation return")  # learning figures of every line
+INDENT = 16  # columns, of details
+_FIRST = ("kl", "explained variance", "q value", "evaluation return", "lag")  # learning figures of every line
 
 
 def line(snapshot: Snapshot) -> str:
@@ -56,7 +58,11 @@ def details(snapshot: Snapshot) -> list[str]:
         else:
             memory.append(_memory(row))
     stages = [_stage(spent, name, seconds) for name, seconds in spent.stages().items()]
-    groups = {"time": [figures.duration(snapshot.elapsed), *stages], "memory": memory, "learning": learning}
+    workers = [text.rstrip() for text in cells(snapshot.workers, WIDTH - INDENT)] if snapshot.workers else []
+    groups = {
+        "time": [figures.duration(snapshot.elapsed), *stages], "workers": workers, "memory": memory,
+        "learning": learning,
+    }  # fmt: skip
     return [text for label, parts in groups.items() if parts for text in _packed(label, parts)]
 
 
@@ -64,7 +70,7 @@ def _packed(label: str, parts: list[str]) -> list[str]:
     lines = [f"      {label:<10}{parts[0]}"]
     for part in parts[1:]:
         if len(lines[-1]) + 2 + len(part) > WIDTH:
-            lines.append(f"{'':<16}{part}")
+            lines.append(f"{'':<{INDENT}}{part}")
         else:
             lines[-1] += f"  {part}"
     return lines

@@ -362,6 +362,67 @@ def test_a_collector_goes_on_where_its_state_was_taken(kind, more):
                 same(x, y)
 
 
+class Mortal(gym.Wrapper):
+    """Ends its process at the next step once a file is there, and takes the file with it."""
+
+    def __init__(self, file):
+        super().__init__(gym.make("CartPole-v1"))
+        self.file = file
+
+    def step(self, action):
+        if self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def mortal(file):
+    return SerialEnv(4, lambda: GymEnv(Mortal(file), categorical_action_encoding=True))
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_what_is_known_of_workers_is_known_after_a_resume(kind, tmp_path):
+    """Who replaces one before its first batch begins no episode again, and losses count on."""
+    sword = tmp_path / "sword"
+
+    def make():
+        options = {"on_worker_error": "restart", "episode_seeds": True, "track_policy_version": True}
+        return kind([four, partial(mortal, sword)], actor(), frames_per_batch=80, seed=3, **options)
+
+    def ids_of_the_second(delivered):
+        if delivered.lanes == range(4):
+            return set()
+        return set(delivered.raw[IDS][-4:].flatten().tolist())
+
+    def replaced(c):
+        """The ids of the second worker's rows, once there are some of who replaced it."""
+        before, found = c.workers[1].restarts, set()
+        sword.touch()
+        while not found:
+            delivered = c.deliver()
+            found = ids_of_the_second(delivered) if c.workers[1].restarts > before else set()
+        return found
+
+    def known(c):
+        return [(w.restarts, w.lost_frames, w.frames, w.episodes, w.next_id) for w in c.workers]
+
+    with make() as first:
+        first.remember_episodes(1000)
+        first.deliver()
+        replaced(first)
+        assert first.workers[1].restarts == 1 and first.workers[1].lost_frames > 0
+        state = decode_state(b"".join(map(bytes, encode_state(first.state_dict()))), "a checkpoint")
+        expected = known(first)
+    with make() as second:
+        second.remember_episodes(1000)
+        assert second.load_state_dict(state) == []
+        assert known(second) == expected
+        taken, numbers = expected[1][4], expected[1][3]
+        assert min(replaced(second)) >= taken, "an id that was given before"
+        assert second.workers[1].restarts == 2
+        assert all(now > before for now, before in zip(second.workers[1].episodes, numbers, strict=True))
+
+
 # ---- hooks, buffers, the background --------------------------------------------------------------------------------
 def note_pid(batch):
     batch["collector", "pid"] = torch.full(batch.shape, os.getpid())

@@ -3,11 +3,17 @@
 Its vectorised forms leave out products of discounts below 1e-7; its loops do not, so those are the oracle.
 """
 
+import copy
+
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 
+from rlcli.collectors import MultiAsyncCollector
+from rlcli.envs import GymEnv
+from rlcli.modules import MLP, Categorical, ProbabilisticActor, ValueOperator
 from rlcli.objectives import value
 from rlcli.objectives.value import TD0Estimator, VTrace, functional
 
@@ -85,6 +91,46 @@ def test_the_v_trace_module_weighs_the_actions_that_were_taken():
     )
     for key, expected in zip(("advantage", "value_target"), theirs, strict=True):
         assert close(out[key], expected, 1e-5), key
+
+
+@pytest.mark.parametrize("swap", ["rollout", "step"])
+def test_v_trace_weighs_rows_that_workers_collected_with_earlier_weights(swap):
+    """What a row holds is the log-probability under the very weights that its version had, not under those of today."""
+    torch.manual_seed(0)
+    net = TensorDictModule(MLP(4, 2, hidden=[16]), ["observation"], ["logits"])
+    actor = ProbabilisticActor(net, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+    critic, published = ValueOperator(MLP(4, 1, hidden=[16])), [copy.deepcopy(actor)]
+    gamma, one = (torch.tensor(x, dtype=torch.float64) for x in (0.97, 1.0))
+    options = {"frames_per_batch": 200, "track_policy_version": True, "weights_swap": swap, "seed": 1}
+    behind = 0
+    with MultiAsyncCollector(
+        [lambda: GymEnv("CartPole-v1", categorical_action_encoding=True)] * 2, actor, **options
+    ) as c:
+        for _ in range(8):
+            batch = c.next()
+            versions, log_mu = batch["collector", "policy_version"].flatten(), torch.zeros(200)
+            behind += bool((versions < c.policy_version).any())
+            with torch.no_grad():
+                for version in versions.unique().tolist():
+                    rows = batch[versions == version]
+                    log_mu[versions == version] = published[version].get_dist(rows).log_prob(rows["action"])
+                assert close(batch["sample_log_prob"], log_mu, 1e-5)
+                log_pi = actor.get_dist(batch.clone()).log_prob(batch["action"])
+                values = [critic(x.clone())["state_value"] for x in (batch, batch["next"])]
+            out = VTrace(gamma=0.97, value_network=critic, actor_network=actor)(batch.clone())
+            step = [batch["next", key] for key in ("reward", "done", "terminated")]
+            numbers = [x.unsqueeze(-1).double() for x in (log_pi, log_mu)]
+            theirs = upstream.functional.vtrace_advantage_estimate(
+                gamma, *numbers, *(x.double() for x in (*values, step[0])), *step[1:], one, one
+            )
+            for key, expected in zip(("advantage", "value_target"), theirs, strict=True):
+                assert close(out[key], expected, 1e-5), key
+            with torch.no_grad():
+                for parameter in actor.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            published.append(copy.deepcopy(actor))
+            c.update_policy_weights_()
+    assert behind >= 4, "workers collect while weights change"
 
 
 def test_target_parameters_value_the_next_observations_alone():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 import pytest
 from rich.console import Console
+from tensordict import TensorDict
 
 from rlcli.errors import ConfigError
 from rlcli.report import figures
@@ -17,8 +18,10 @@ from rlcli.report.figures import WIDTH
 from rlcli.report.ledger import Ledger
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
+from rlcli.report.reporter import Facts, Reporter
 from rlcli.report.snapshot import Snapshot, View
 from rlcli.report.view import PlainView, chosen, details, line, open_view
+from rlcli.report.workers import WorkerRow, Workers
 
 
 @pytest.fixture(autouse=True)
@@ -341,3 +344,79 @@ def test_nothing_of_the_memory_is_cut_off_where_it_has_a_column(snapshot, width)
     rows = [*snapshot.memory, MemoryRow("  planned +12.3 %", None, 400 * 1024**2)]
     lines = drawn(replace(snapshot, memory=rows, warnings=()), width)
     assert "253 KiB" in "\n".join(lines) and not any("…" in text for text in lines)
+
+
+# ---- workers -----------------------------------------------------------------------------------------------------
+def workers_of(count: int, **options) -> list[WorkerRow]:
+    return [WorkerRow(1234.5 + 100 * index, **({"lag": index % 3} | options)) for index in range(count)]
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+@pytest.mark.parametrize("count", [1, 2, 16, 300])
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_workers_take_four_lines_at_most_and_none_overflows(snapshot, width, count, restarts):
+    lines = drawn(replace(snapshot, workers=workers_of(count, restarts=restarts)), width)
+    assert max(map(len, lines)) <= width and len(lines) < 24
+    assert 1 <= len(lines) - len(drawn(snapshot, width)) <= 4
+
+
+@pytest.mark.parametrize("width", [120, 80])
+def test_of_very_many_workers_the_range_is_said(snapshot, width):
+    lines = drawn(replace(snapshot, warnings=(), workers=workers_of(300, restarts=2)), width)
+    assert lines[-1] == "workers  300  each 1.2k to 31.1k/s  lag 0 to 2  restarts 600"
+
+
+def test_sixteen_workers_stand_in_columns(snapshot):
+    lines = drawn(replace(snapshot, warnings=(), workers=workers_of(16)), 80)[-4:]
+    assert lines[0].startswith("workers   0 1.2k/s lag 0   1 1.3k/s lag 1")
+    starts = [[match.start() for match in re.finditer(r"\d+ [\d.]+k/s", text)] for text in lines]
+    assert sum(map(len, starts)) == 16 and all(len(line) <= 80 for line in lines)
+
+
+def test_workers_are_among_the_details_of_plain_output(snapshot):
+    assert "workers" not in everything(snapshot)
+    text = everything(replace(snapshot, workers=workers_of(2), learning={"lag": 1.5}))
+    assert "      workers   0 1.2k/s lag 0  1 1.3k/s lag 1\n" in text
+    assert "  lag 1.50  " in line(replace(snapshot, learning={"lag": 1.5}))
+    assert max(map(len, everything(replace(snapshot, workers=workers_of(16))).split("\n"))) <= WIDTH
+
+
+@dataclass
+class Told:
+    frames: int = 0
+    lag: int | None = None
+    restarts: int = 0
+    lost_frames: int = 0
+    cause: str = "worker 1 was killed"
+
+
+def test_rates_look_back_a_few_seconds_and_not_at_an_earlier_session():
+    now = 0.0
+    workers, told = Workers(lambda: now), [Told(1_000_000), Told(2_000_000, restarts=3, lost_frames=9)]
+    workers.begin(told)
+    assert [row.rate for row in workers.rows] == [None, None]
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
+        told[0].frames += 100
+        told[1].frames += 100 if now <= 3 else 0
+        workers.read(told)
+    assert [row.rate for row in workers.rows] == [100, 0]
+    assert not list(workers.replaced(told))
+
+
+def test_a_worker_that_was_replaced_is_warned_of_once(tmp_path):
+    stream = io.StringIO()
+    told = [Told(100), Told(100, restarts=1, lost_frames=7, cause="worker 1 was stopped")]
+    batch = TensorDict({}, [1, 4])
+    with Reporter(Facts("a", "b", 100), console="plain", stream=stream) as reporter:
+        reporter.workers.begin(told)
+        reporter.start()
+        reporter.batch(batch, workers=told)
+        told[1].restarts, told[1].lost_frames, told[1].cause = 3, 47, "worker 1 was killed"
+        reporter.batch(batch, workers=told)
+        reporter.batch(batch, workers=told)
+        summary = reporter.close("done", workers=[asdict(each) | {"largest_lag": 2} for each in told])
+    said = "worker 1 was killed: it was replaced, and at most 40 frames are lost"
+    assert stream.getvalue().count(f"warning: {said}\n") == 1 and "worker 1 was stopped" not in stream.getvalue()
+    assert [(each["text"], each["count"]) for each in summary["warnings"]] == [(said, 2)]
+    closing = "2, of 100 frames each; batches at most 2 publications behind; replaced 3 times, which lost at most 47"
+    assert f"workers     {closing} frames" in " ".join(stream.getvalue().split("\n")).replace("  ", "  ")

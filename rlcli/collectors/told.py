@@ -1,0 +1,42 @@
+"""What is known of a worker process that collects, where it is not: for its parent, for reports and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Told:
+    """One worker.
+
+    Attributes
+    ----------
+    lanes, first_lane : int
+        How many it steps, and the number of the first among the collector's.
+    episodes : list of int
+        Of each lane, the one that its last part ended in.
+    next_id : int
+    frames : int
+        Delivered.
+    version : int
+        Of the weights that acted last.
+    lag, largest_lag : int or None
+        How many publications its last batch was behind when it was delivered, and the most that one was; None where
+        nothing is published while a batch is collected.
+    restarts, lost_frames : int
+        How often it was replaced, and how many frames at most were lost by it.
+    cause : str
+        Why, the last time.
+    """
+
+    lanes: int
+    first_lane: int
+    episodes: list[int]
+    next_id: int
+    frames: int = 0
+    version: int = 0
+    lag: int | None = None
+    largest_lag: int | None = None
+    restarts: int = 0
+    lost_frames: int = 0
+    cause: str = ""
