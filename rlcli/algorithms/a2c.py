@@ -1,4 +1,4 @@
-"""Advantage actor-critic (arXiv:1602.01783), without its asynchrony."""
+"""Advantage actor-critic (arXiv:1602.01783); IMPALA (arXiv:1802.01561) with `collector=multi_async value=vtrace`."""
 
 from __future__ import annotations
 

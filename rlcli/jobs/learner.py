@@ -159,6 +159,12 @@ class Learner:
                 f"loss={cfg.loss.kind} has no ratio of policies: after the first of {cfg.optim.epochs} epochs it "
                 "learns from another policy's actions (optim.epochs=1 is usual)",
             )
+        if self.algorithm.one_pass and collector.lag is not None and cfg.value.kind != "vtrace":
+            self.reporter.warn(
+                "value",
+                f"batches of collector={cfg.collector.kind} are of earlier weights, and neither loss={cfg.loss.kind} "
+                f"nor value={cfg.value.kind} weighs them (value=vtrace does)",
+            )
         if self.init_rows is not None and self.init_rows.left_out:
             self.reporter.warn("storage.init_from", self.init_rows.left_out)
 
@@ -167,11 +173,9 @@ class Learner:
         said = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as asked'})"
         if not (count := len(self.collector.workers)):
             return said
-        each = "and 1 in a worker" if count == 1 else f"and 1 in each of {count} workers"
-        meanwhile = (
-            ", which wait while it learns" if self.cfg.collector.kind == "multi_sync" else ", which go on meanwhile"
-        )
-        return f"{said} to learn with, {each}{meanwhile}; {os.cpu_count()} cores"
+        each = "1 in a worker" if count == 1 else f"1 in each of {count} workers"
+        meanwhile = "in turn" if self.cfg.collector.kind == "multi_sync" else "at the same time"
+        return f"{said} to learn with, {each}, {meanwhile}; {os.cpu_count()} cores"
 
     def evaluation(self) -> Played | None:
         """Play episodes with the present weights, most likely actions, rewards as the env gives them.

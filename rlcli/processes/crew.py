@@ -61,6 +61,7 @@ class Crew:
         self._lost: Lost | None = None
         self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
         self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
+        self._served = -1  # whose answer `first` gave last
         for worker in self.workers:
             worker.channel.give_up_after(_LOOK)
         self.close = weakref.finalize(self, end, self.workers, GRACE, os.getpid())
@@ -165,6 +166,8 @@ class Crew:
     def first(self) -> tuple[int, Any]:
         """The worker that answers first of those with orders of `begin`, and what it answers.
 
+        Where several have answered, they take turns.
+
         Raises
         ------
         Lost
@@ -187,7 +190,8 @@ class Crew:
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
-            for fd, _ in poll.poll(1000 * _LOOK):
+            ready = [fd for fd, _ in poll.poll(1000 * _LOOK)]
+            for fd in sorted(ready, key=lambda fd: (asked[fd] - self._served - 1) % len(self.workers)):
                 self.awaited = index = asked[fd]
                 try:
                     how, of, body = self.workers[index].channel.receive()
@@ -197,6 +201,7 @@ class Crew:
                     self._give_up(self.workers[index].how_it_ended())
                 if self._begun[index] and of == self._begun[index][0]:
                     self._begun[index].popleft()
+                    self._served = index
                     return index, how, body
             self._look()
 

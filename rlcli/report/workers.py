@@ -119,8 +119,12 @@ def in_words(workers: Sequence[Mapping]) -> str:
     each = figures.count(min(frames)) + (f" to {figures.count(max(frames))}" if len(set(frames)) > 1 else "")
     said = [f"{len(workers)}, of {each} frames each" if len(workers) > 1 else f"1, of {each} frames"]
     lags = [worker["largest_lag"] for worker in workers if worker["largest_lag"] is not None]
-    said += [f"batches at most {max(lags)} publications behind"] if lags else []
+    said += [f"batches at most {_counted(max(lags), 'publication')} behind"] if lags else []
     if restarts := sum(worker["restarts"] for worker in workers):
         lost = sum(worker["lost_frames"] for worker in workers)
-        said.append(f"replaced {restarts} times, which lost at most {figures.count(lost)} frames")
+        said.append(f"replaced {_counted(restarts, 'time')}, which lost at most {_counted(lost, 'frame')}")
     return "; ".join(said)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{figures.count(number)} {what}{'' if number == 1 else 's'}"

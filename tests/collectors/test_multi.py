@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -266,6 +267,17 @@ def test_lag_is_counted_kept_to_or_passed_over(on_lag):
         else:
             assert max(lags) <= 1
             assert (c.dropped_frames == 20 * c.late_batches > 0) if on_lag == "drop" else not c.late_batches
+
+
+def test_workers_that_are_all_ready_take_turns():
+    with MultiAsyncCollector([cartpole] * 3, actor(), frames_per_batch=20) as c:
+        for _ in range(12):
+            c.next()
+            c.update_policy_weights_()
+            for worker in c.crew.crew.workers:
+                assert select.select([worker.channel.end], [], [], 60)[0], "a worker writes nothing"
+        assert [worker.frames for worker in c.workers] == [80, 80, 80]
+        assert c.lag <= 2 * 3
 
 
 # ---- weights -------------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ SMALL = {
     "recipe_a": ["total_frames=2048"],
     "recipe_b": ["total_frames=2048"],
     "a2c_cartpole": ["total_frames=512", "collector.frames_per_batch=256"],
+    "impala_cartpole": ["total_frames=2048"],
     "reinforce_cartpole": ["total_frames=2048", "collector.frames_per_batch=1024"],
     "ppo_halfcheetah": ["total_frames=512", "collector.frames_per_batch=256"],
     "ppo_pong": [
@@ -60,6 +61,8 @@ SMALL = {
     ],
     "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_exact": ["total_frames=1024", "collector.init_random_frames=512"],
+    "dqn_async": ["total_frames=1024", "collector.init_random_frames=512"],
+    "sac_async": ["total_frames=200", "collector.init_random_frames=150"],
     "sac_pendulum": ["total_frames=200", "collector.init_random_frames=150"],
     "sac_halfcheetah": ["total_frames=60", "collector.init_random_frames=50"],
     "dqn_pong": ["env.num=2", "total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"],
