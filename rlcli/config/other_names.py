@@ -100,7 +100,7 @@ _COUNTED = {
         Counted("optim.updates_per_frame", lambda v, f: 1 / v, "updates for every frame, not frames for every update"),
     ),
     **dict.fromkeys(
-        ("gradient_steps", "utd_ratio", "num_updates"),
+        ("gradient_steps", "utd_ratio", "replay_ratio", "num_updates"),
         Counted("optim.updates_per_frame", lambda v, f: v, "updates for every frame that is collected"),
     ),
     **dict.fromkeys(

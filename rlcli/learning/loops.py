@@ -288,13 +288,11 @@ class OffPolicy(Loop):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Those of the update, and of the whole run `replay_ratio`: rows drawn for each frame that earned updates."""
+        """Those of the update, and `replay_ratio`: updates of the whole run for each frame that earned any."""
         found = super().figures()
-        if "updates" not in found:
-            return found
-        frames, size = self.collector.frames - self.learning_starts, self.buffer.batch_size
-        assert size is not None
-        return found | {"replay_ratio": found["updates"] * size / max(frames, 1)}
+        if "updates" in found:
+            found["replay_ratio"] = found["updates"] / max(self.collector.frames - self.learning_starts, 1)
+        return found
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

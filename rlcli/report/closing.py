@@ -35,7 +35,7 @@ _FIGURES = {
     "grad_norm": "gradient norm before clipping",
     "skipped": "updates skipped, loss or gradient not finite",
     "lag": "publications that batches were behind the newest weights",
-    "replay_ratio": "rows learned from for each that was collected, random ones apart",
+    "replay_ratio": "updates for each frame that was collected, those before the first apart",
 }
 _TERMS = {
     "boundary": "rows at the end of an episode or of a batch: the next row is not their successor",
@@ -118,8 +118,7 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
         text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count} episodes"
         yield "training" if summary.get("verb") == "train" else "episodes", text
     if ratio := learning.get("replay_ratio"):
-        updates = figures.count(learning["updates"])
-        yield "replay", f"{figures.number(ratio)} rows learned from for each that was collected, in {updates} updates"
+        yield "updates", f"{figures.count(learning['updates'])}, {figures.number(ratio)} for each frame (replay ratio)"
     if summary.get("workers"):
         yield "workers", workers.in_words(summary["workers"])
     yield "time", _time(summary["throughput"])

@@ -18,6 +18,7 @@ from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.jobs import resume
 from rlcli.learning.hooks import Hooks
+from rlcli.report import figures
 from rlcli.runs.folder import open_run
 
 LOUD = ["console=plain", "run.eval_episodes=0", "logger=none"]
@@ -35,18 +36,18 @@ def said(capsys) -> str:
 
 # ---- updates for each frame --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("collector", [["collector=async"], TWO], ids=["one", "two"])
-@pytest.mark.parametrize(("task", "each"), [(DQN, 0.3 * 32), (SAC, 32)], ids=["dqn", "sac"])
+@pytest.mark.parametrize(("task", "each"), [(DQN, 0.3), (SAC, 1.0)], ids=["dqn", "sac"])
 def test_the_replay_ratio_is_kept_and_said(run, capsys, task, each, collector):
     task = [*task, *collector, "total_frames=1500", "console=plain"]
-    made = run("run.dir=a", *task, *(["optim.updates_per_frame=0.3"] if task[0] == "loss=dqn" else []))
+    made = run("run.dir=a", *task, f"optim.updates_per_frame={each}")
     ratio = made.summary["learning"]["replay_ratio"]
     assert ratio == pytest.approx(each, rel=0.02)
     assert made.metrics()[-1]["replay_ratio"] == ratio
     updates = int(final_state(made)["update"]["counters"][0])
     earned = made.summary["frames"] - made.config["collector"]["init_random_frames"]
-    assert updates * 32 / earned == pytest.approx(ratio)
+    assert updates / earned == pytest.approx(ratio)
     out = capsys.readouterr().out
-    assert f"rows learned from for each that was collected, in {updates:,} updates" in out
+    assert f"updates     {updates:,}, {figures.number(ratio)} for each frame (replay ratio)\n" in out
     assert "  lag " in out.split("eta")[0]
 
 
@@ -137,7 +138,7 @@ def test_counts_of_an_asynchronous_run_go_on_after_a_resume(run):
     state, summary = final_state(made), made.summary
     assert cut["collector"]["frames"] == 11 * 64 and summary["status"] == "done"
     assert summary["frames"] == state["collector"]["frames"] == 3000
-    assert summary["learning"]["replay_ratio"] == pytest.approx(0.3 * 32, rel=0.02)
+    assert summary["learning"]["replay_ratio"] == pytest.approx(0.3, rel=0.02)
     assert int(state["update"]["counters"][0]) == pytest.approx(0.3 * (3000 - 200), abs=1)
     assert state["loop"]["iteration"] == state["collector"]["policy_version"] == 3000 // 64 + 1
     records = made.metrics()

@@ -62,7 +62,7 @@ SMALL = {
     "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_exact": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_async": ["total_frames=1024", "collector.init_random_frames=512"],
-    "sac_async": ["total_frames=200", "collector.init_random_frames=150"],
+    "sac_async": ["total_frames=208", "collector.init_random_frames=150"],
     "sac_pendulum": ["total_frames=200", "collector.init_random_frames=150"],
     "sac_halfcheetah": ["total_frames=60", "collector.init_random_frames=50"],
     "dqn_pong": ["env.num=2", "total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"],
