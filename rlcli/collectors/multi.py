@@ -46,7 +46,7 @@ from rlcli.keys import COLLECTOR_MASK, Key
 from rlcli.processes.crew import Crew
 from rlcli.transforms import NextObservationDelta
 
-_COUNTED = ("next_id", "lag", "largest_lag", "restarts", "lost_frames", "cause")  # of a worker, in a checkpoint
+_COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause")  # of a worker, in a checkpoint
 
 
 class MultiProcessCollector(BaseCollector):
@@ -394,9 +394,8 @@ class MultiProcessCollector(BaseCollector):
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
-        there = self.crew.call("frames"), self.crew.call("episodes")
-        for told, kept, frames, episodes in zip(self.crew.told, state["told"], *there, strict=True):
-            vars(told).update({name: kept[name] for name in _COUNTED}, frames=frames, episodes=episodes)
+        for told, kept, frames in zip(self.crew.told, state["told"], self.crew.call("frames"), strict=True):
+            vars(told).update({name: kept[name] for name in _COUNTED}, frames=frames)
         self._weights.restart_at(int(state["policy_version"]))
         self.crew.learn()
         return [told.first_lane + lane for told, lanes in zip(self.crew.told, lost, strict=True) for lane in lanes]

@@ -242,7 +242,7 @@ def test_a_loop_tells_the_buffer_of_no_row_that_pads():
         update_priority=lambda index, errors: told.update(zip(index.tolist(), errors.tolist(), strict=True)),
     )
     loop = OffPolicy(SimpleNamespace(replay_buffer=buffer, frames=1), Update(loss), 1)
-    loop.learn(SimpleNamespace(raw=torch.zeros(1)), 0.0)
+    loop.learn(SimpleNamespace(raw=torch.zeros(1), frames=1), 0.0)
     assert list(told) == list(range(0, N, 2)) and min(told.values()) > 0
 
 
