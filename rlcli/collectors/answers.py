@@ -48,7 +48,7 @@ class answering:  # used as `with answering(lanes):`
         self.asked: float | None = None
         self.seen: Any = None
         self.since = time.monotonic()
-        self.ends = lanes.step_timeout is not None and self._can_end()
+        self.ends = lanes.step_timeout is not None and not lanes.ends_what_hangs and self._can_end()
 
     def __enter__(self) -> None:
         if self.ends:
@@ -79,7 +79,7 @@ class answering:  # used as `with answering(lanes):`
         if moved != self.seen:
             self.seen, self.since, self.said, self.asked = moved, now, False, None
             return
-        limit, waited = lanes.step_timeout, now - self.since
+        limit, waited = None if lanes.ends_what_hangs else lanes.step_timeout, now - self.since
         if limit is not None and self.ends and waited >= limit:
             if self.asked is not None and now - self.asked > LAST_RESORT:
                 _say(f"{self._sentence(waited)}; it does not react, so the process ends here; resume goes on")

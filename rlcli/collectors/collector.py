@@ -380,10 +380,19 @@ class Collector(BaseCollector):
 
     @property
     def processes(self) -> Crew | None:
+        return getattr(self._base_lanes(), "crew", None)
+
+    @property
+    def restarts(self) -> list[tuple[int, int]]:
+        """Of each process that steps envs: how often it was replaced, and how many of their steps that has lost."""
+        return list(getattr(self._base_lanes(), "restarts", ()))
+
+    def _base_lanes(self) -> Any:
+        """The array face of the env within all transforms, if it has one."""
         env = self.env
         while isinstance(env, TransformedEnv):
             env = env.base_env
-        return getattr(getattr(env, "lanes", None), "crew", None)
+        return getattr(env, "lanes", None)
 
     @property
     def envs(self) -> int:
@@ -411,9 +420,12 @@ class Collector(BaseCollector):
         """For a closing report.
 
         `out_of_bounds`: of each observation key that left its declared bounds how often, and the worst value; with
-        `next_obs="delta"`, `delta`: what rounding differences cost.
+        `next_obs="delta"`, `delta`: what rounding differences cost; `env_workers`: where processes that step envs were
+        replaced, how often each was, and how many frames that has lost.
         """
         found: dict[str, Any] = {"out_of_bounds": self.lanes.bounds.figures()}
+        if any(times for times, _ in self.restarts):
+            found["env_workers"] = [{"restarts": times, "lost_frames": lost} for times, lost in self.restarts]
         return found if self.delta is None else found | {"delta": self.delta.figures()}
 
     # ---- episodes ----------------------------------------------------------------------------------------------

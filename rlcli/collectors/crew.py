@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +26,10 @@ from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import packed
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.region import Region
+from rlcli.processes.restarts import POLICIES, Restarts
 from rlcli.processes.worker import Worker
 
 CALL = 1
-POLICIES = ("raise", "restart")
-RESTARTS, WINDOW = 5, 60.0  # so many in so many seconds: it would go on for ever
 _OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 
 
@@ -131,8 +129,7 @@ class CollectorCrew:
         self._lock = threading.Lock()  # of the two above
         self._columns: Schema | None = None  # a row of what is shared
         self._batches = 0
-        self._fallen: list[float] = []  # when workers were replaced
-        self._first_cause = ""
+        self._restarts = Restarts()
         self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
         started: list[Worker] = []
         try:
@@ -350,15 +347,14 @@ class CollectorCrew:
                 begun.clear()
             raise self._refusal(cause) from None
         said = f"worker {self._place(index)} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
-        now = time.monotonic()
-        self._fallen = [*(then for then in self._fallen if now - then < WINDOW), now]
-        self._first_cause = said if len(self._fallen) == 1 else self._first_cause
-        if len(self._fallen) > RESTARTS:
+        try:
+            self._restarts.another(
+                self.name, said, None if isinstance(cause, Lost) else cause,
+                fix="Correct what ends them; a Collector shows it plainly.",
+            )  # fmt: skip
+        except EnvError:
             self._orders[index].clear()
-            raise EnvError(
-                f"workers had to be replaced more than {RESTARTS} times in {WINDOW:.0f} s", where=self.name,
-                why=f"the first time, {self._first_cause}", fix="Correct what ends them; a Collector shows it plainly.",
-            ) from (None if isinstance(cause, Lost) else cause)  # fmt: skip
+            raise
         told, orders = self.told[index], self._orders[index]
         told.restarts, told.cause = told.restarts + 1, said
         told.lost_frames += orders[0].steps * told.lanes if orders else 0

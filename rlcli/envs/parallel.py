@@ -34,12 +34,20 @@ class ParallelEnv(LanesEnv):
         it made is closed again; `functools.partial(GymEnv, ...)` is read without being called.
     workers : int, optional
         Processes beside this one: each steps its share of the envs.
-    per_worker : int, optional
-        Envs of each process at most, in the place of `workers`.
+    per_worker : int or "auto", optional
+        Envs of each process at most, in the place of `workers`; "auto", as None, follows from the cores.
     caller_steps : bool, optional
         Whether this process steps a share of the envs itself while the workers step theirs, which is fastest; an env
         that hangs or ends its process does so to the caller then. By default it does where neither `workers` nor
-        `per_worker` is given: there are as many shares as cores, the caller's included, and at least one worker.
+        `per_worker` is given, nor `on_worker_error="restart"`: there are as many shares as cores, the caller's
+        included, and at least one worker.
+    step_timeout : float, optional
+        Seconds after which a worker that has not answered to a step or a reset is killed.
+    on_worker_error : {"raise", "restart"}
+        A worker that ends, is killed, or whose env raises: an `EnvError`, or another worker in its place, at most 5
+        in a minute. The step of its envs that was not answered is truncated then, with no reward and with the
+        observation before it as the one after it; new episodes begin. `lanes.restarts` tells how often that was, and
+        how many such steps there are.
     start_method : {"forkserver", "spawn", "fork"}, optional
         How processes are made (see `rlcli.processes.worker`); by default `forkserver`.
     device : torch device, optional
@@ -66,8 +74,10 @@ class ParallelEnv(LanesEnv):
         create_env_fn: Maker | Sequence[Maker],
         *,
         workers: int | None = None,
-        per_worker: int | None = None,
+        per_worker: int | str | None = None,
         caller_steps: bool | None = None,
+        step_timeout: float | None = None,
+        on_worker_error: str = "raise",
         start_method: str | None = None,
         device=None,
     ) -> None:
@@ -79,10 +89,12 @@ class ParallelEnv(LanesEnv):
                     raise differing(place, name, str(other[name]), str(options[name]))
         self.start_method = start_method or ("forkserver" if sys.platform == "linux" else "spawn")
         lanes = ParallelLanes(
-            _sent([recipe for recipe, _ in given]),
+            sent([recipe for recipe, _ in given]),
             workers=workers,
             per_worker=per_worker,
             caller_steps=caller_steps,
+            step_timeout=step_timeout,
+            on_worker_error=on_worker_error,
             start_method=self.start_method,
             categorical=options["categorical_action_encoding"],
             narrow=options["narrow"],
@@ -91,7 +103,8 @@ class ParallelEnv(LanesEnv):
         super().__init__(lanes, *lanes.spaces, batched=True, device=device)
         self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]
         self._processes = {
-            "workers": workers, "per_worker": per_worker, "caller_steps": caller_steps, "start_method": start_method,
+            "workers": workers, "per_worker": per_worker, "caller_steps": caller_steps, "step_timeout": step_timeout,
+            "on_worker_error": on_worker_error, "start_method": start_method,
         }  # fmt: skip
 
     def __reduce_ex__(self, protocol):
@@ -133,7 +146,7 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
     return env.recipe, dict(zip(OPTIONS, found, strict=True))
 
 
-def _sent(recipes: list[GymRecipe]) -> list[bytes]:
+def sent(recipes: list[GymRecipe]) -> list[bytes]:
     """Recipes as workers read them; code of the user's `__main__` is sent by value, since workers do not run it."""
     import cloudpickle
 

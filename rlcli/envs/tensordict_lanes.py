@@ -105,6 +105,7 @@ class TensorDictLanes(Lanes):
             self.bounds, self.checks_bounds = base.bounds, True
         if below is not None:
             self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout
+            self.ends_what_hangs = below.ends_what_hangs
             self.bounds, self.checks_bounds = below.bounds, True
         self._run_seed = base.seeded_with
         self._env_seed: int | None = None  # until the env was given it

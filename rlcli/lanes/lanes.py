@@ -83,6 +83,8 @@ class Lanes(Episodes):
         Whether steps are taken on tensordicts, by code that may keep what it is given and draw from torch's stream.
     acting : object
         What chose the action of this step, where the env is handed all that it wrote, not the action alone.
+    ends_what_hangs : bool
+        Whether who steps the lanes looks at `step_timeout` by itself.
     held : set of keys
         Of `schema`, what resets write and steps do not: it stays as it is, and has no next value.
     late : LateColumns or None
@@ -92,6 +94,7 @@ class Lanes(Episodes):
     resets_running_lanes = True
     rewards: list[float] | None = None
     checks_bounds = False
+    ends_what_hangs = False
     on_tensordicts = False
     acting: Any = None
     held: Set[Key] = frozenset()

@@ -5,17 +5,21 @@ rows. Nothing of a step is pickled, but for actions and rewards that the shared 
 order is a number in shared memory (`rlcli.processes.line`). The episode book is kept on both sides, by the same code;
 at a reset, this one decides. So all that is stepped, refused and saved is what one process would give; only lanes after
 one that raised have gone one step further.
+
+A worker that is lost may be replaced. Where its lanes stood is lost with it: the step that it did not answer is
+truncated, with no reward and with the observation before it as the one after it, and new episodes begin.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
 
-from rlcli.errors import ArgumentError, EnvError
+from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words, one_of
 from rlcli.keys import Key
 from rlcli.lanes.contract import broken, named, place_of
 from rlcli.lanes.lanes import NONE
@@ -23,10 +27,13 @@ from rlcli.lanes.replay import ReplayableLanes
 from rlcli.lanes.shard import CALL, CUT, RESET, STEP, TARGET, TERMINATED, Shard, described, fields
 from rlcli.processes.channel import NOTHING, packed
 from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.line import cores, may_spin
+from rlcli.processes.line import cores
 from rlcli.processes.region import Region
+from rlcli.processes.restarts import POLICIES, Restarts
 from rlcli.processes.worker import Worker
 
+_OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
+_BUILDING = 60.0  # seconds at least that a new worker has to make its envs in, where there is a limit on steps
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
@@ -39,12 +46,18 @@ class ParallelLanes(ReplayableLanes):
         Of each env the pickled `GymRecipe`.
     workers : int, optional
         Processes; the lanes are dealt out evenly, neighbours together.
-    per_worker : int, optional
-        Lanes of each process at most, in the place of `workers`.
+    per_worker : int or "auto", optional
+        Lanes of each process at most, in the place of `workers`; "auto", as None, follows from the cores.
     caller_steps : bool, optional
         Whether this process steps a share of the lanes, the first ones, while the workers step theirs: then it does
         not wait idly, and one worker fewer is needed. With neither `workers` nor `per_worker` there are as many shares
-        as cores, the caller's included; by default it then has one, and none where one of the two is given.
+        as cores, the caller's included; by default it then has one, and none where one of the two is given, or where
+        workers are replaced.
+    step_timeout : float, optional
+        Seconds after which a worker that has not answered to a step or a reset is killed.
+    on_worker_error : {"raise", "restart"}
+        What becomes of a worker that ends or is killed, and of one whose env raises: it ends the stepping, or is
+        replaced (see the top of this file); a few times, not for ever.
     start_method : {"forkserver", "spawn", "fork"}
         See `rlcli.processes.worker`.
     categorical, narrow, out_of_bounds
@@ -58,6 +71,8 @@ class ParallelLanes(ReplayableLanes):
         The lanes of each process; where the caller steps some, its own come first.
     own : Shard or None
         The caller's.
+    restarts : list of (int, int)
+        Of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
     heavy : list of str
         What is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
 
@@ -74,28 +89,31 @@ class ParallelLanes(ReplayableLanes):
         recipes: Sequence[bytes],
         *,
         workers: int | None = None,
-        per_worker: int | None = None,
+        per_worker: int | str | None = None,
         caller_steps: bool | None = None,
+        step_timeout: float | None = None,
+        on_worker_error: str = "raise",
         start_method: str = "forkserver",
         categorical: bool = False,
         narrow: bool = False,
         out_of_bounds: str = "count",
     ) -> None:
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
-        shares, caller_steps = _shares(self.n, workers, per_worker, caller_steps)
-        self.parts = dealt(self.n, shares)
+        goes_on = on_worker_error == "restart"
+        self.parts, caller_steps = shared_out(self.n, workers, per_worker, caller_steps, on_worker_error)
         self._beside = int(caller_steps)  # parts that are no worker's
         self._apart = self.parts[0].stop if caller_steps else 0  # lanes that are no worker's
-        preload = [TARGET.partition(":")[0]]
+        self._start_method = start_method
+        forms = {"categorical": categorical, "narrow": narrow, "out_of_bounds": out_of_bounds}
+        self._built = [(recipes[part.start : part.stop], part.start, forms) for part in self.parts]
         started: list[Worker] = []
         try:
             for _ in self.parts[self._beside :]:
-                started.append(Worker(TARGET, start_method=start_method, preload=preload))
+                started.append(self._worker())
         finally:
             self.crew = Crew(started)
         try:
-            forms = {"categorical": categorical, "narrow": narrow, "out_of_bounds": out_of_bounds}
-            answers = self._build(recipes, forms)
+            answers = self._build()
             observation_space, action_space = self.spaces = answers[0]["spaces"]
             super().__init__(
                 self.n, name=self.name, observation_space=observation_space, action_space=action_space,
@@ -103,7 +121,8 @@ class ParallelLanes(ReplayableLanes):
                 limits=[n for each in answers for n in each["limits"]],
             )  # fmt: skip
             self.heavy = sorted({name for each in answers for name in each.get("heavy", ())})
-            arrays = self._share(Region(fields(self.n, len(started), self.schema, self.actions)))
+            region = Region(fields(self.n, len(started), self.schema, self.actions))
+            arrays = self._share(region)
         except BaseException:
             self.close()
             raise
@@ -112,10 +131,22 @@ class ParallelLanes(ReplayableLanes):
         self._chosen, self._book = arrays["chosen"], arrays["book"]
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
+        self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
+        self.restarts = [(0, 0)] * len(started)
+        self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
+        self.crew.goes_on, self._counted = goes_on, Restarts()
+        if goes_on:  # a new worker is to have the memory too, and rows that were shown are kept from a torn write
+            self._region = region
+            self._last = {key: shared.copy() for key, shared in self._shared.items()}
+        else:
+            region.forget_fd()
 
-    def _build(self, recipes: Sequence[bytes], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    def _worker(self) -> Worker:
+        return Worker(TARGET, start_method=self._start_method, preload=[TARGET.partition(":")[0]])
+
+    def _build(self) -> list[dict[str, Any]]:
         """Make the envs, here and in the workers; what they say of themselves."""
-        each = [(recipes[part.start : part.stop], part.start, settings) for part in self.parts]
+        each = self._built
         try:
             self.crew.send(CALL, [packed(("build", one, {})) for one in each[self._beside :]])
             if self._beside:
@@ -134,48 +165,105 @@ class ParallelLanes(ReplayableLanes):
                 )  # fmt: skip
         return answers
 
-    def _share(self, region: Region) -> dict[Any, np.ndarray]:
-        """Have all shards step on one region of memory; its arrays."""
-        workers = len(self.crew.workers)
-        spins = may_spin(workers + 1)
-        each = [(self.n, workers, index, spins) for index in range(workers)]
+    def _share(self, region: Region, only: Sequence[int] | None = None) -> dict[Any, np.ndarray]:
+        """Have all shards step on one region of memory, or those of some workers; its arrays."""
+        workers, cells = len(self.crew.workers), region.arrays["cells"]
+        chosen = range(workers) if only is None else only
+        for index in chosen:
+            cells[index] = 0
         try:
-            self.crew.send(CALL, [packed(("share", args, {})) for args in each], fd=region.fd)
-            for line, cells in zip(self.crew.lines, region.arrays["cells"], strict=True):
-                line.open(cells, parent=True, spins=spins)
+            calls = [packed(("share", (self.n, workers, index), {})) for index in chosen]
+            self.crew.send(CALL, calls, only=chosen, fd=region.fd)
+            self.crew.open_lines(cells, chosen)
             self.crew.answers()
         except Lost as lost:
             self._refuse(lost)
-        region.forget_fd()
         if self.own is not None:
             self.own.attach(region.arrays)
         return region.arrays
 
     # ---- the shards ----------------------------------------------------------------------------------------------
-    def _refuse(self, lost: Lost) -> NoReturn:
+    def _refuse(self, lost: Lost, during: str = "step") -> NoReturn:
+        place = place_of(self, self.parts[self._beside + lost.index])
+        if lost.late is not None:
+            raise EnvError(
+                f"no answer for {lost.late:g} s", where=place,
+                why=f"{during} has not returned in its worker process",
+                fix="Correct the env, or give it longer: env.step_timeout=...",
+            ) from None  # fmt: skip
         killed = "SIGKILL" in lost.how
         raise EnvError(
-            f"a worker process {lost.how}", where=place_of(self, self.parts[self._beside + lost.index]),
+            f"a worker process {lost.how}", where=place,
             why="its envs are gone with it" + (", perhaps for want of memory" if killed else ""),
             fix=("Use a smaller env.num or env.workers, or look" if killed else "Look")
-            + " in one process at what the env does: env.workers=null.",
+            + " in one process at what the env does: env.mode=serial env.workers=null.",
         ) from None  # fmt: skip
 
     def _each(self, name: str, arguments: Sequence[dict[str, Any]] | None = None) -> list:
         """The same method of each shard's lanes, with arguments of its own; what they return."""
         given = arguments or [{}] * len(self.parts)
+        bodies = [packed((name, (), each)) for each in given[self._beside :]]
         try:
-            self.crew.send(CALL, [packed((name, (), each)) for each in given[self._beside :]])
+            self.crew.patience = None
+            self.crew.send(CALL, bodies)
             mine = [] if self.own is None else [getattr(self.own.lanes, name)(**given[0])]
-            return mine + self.crew.answers()
+            found = self.crew.answers()
         except Lost as lost:
             self._refuse(lost)
+        while new := self._replace_failed():
+            self.crew.patience = None
+            for index, answer in zip(
+                new, self.crew.order(CALL, [bodies[index] for index in new], only=new), strict=True
+            ):
+                found[index] = answer
+        return mine + found
+
+    def cross(self) -> None:
+        """Have the workers do nothing: what an order costs beside."""
+        self._settle()
+        self._chosen[:] = 0
+        self.crew.order(RESET)
+
+    def _replace_failed(self) -> list[int]:
+        """New workers in the place of those that failed, which are named; their lanes are in no episode."""
+        new = []
+        while self.crew.failed:
+            index, cause = next(iter(self.crew.failed.items()))
+            if isinstance(cause, _OURS):
+                raise cause
+            lost, place = isinstance(cause, Lost), place_of(self, self.parts[index])
+            said = f"the worker of {place} " + (cause.how if isinstance(cause, Lost) else f"raised {in_words(cause)}")
+            self._counted.another(
+                self.name,
+                said,
+                None if lost else cause,
+                fix="Correct what ends them; env.mode=serial shows it plainly.",
+            )
+            warnings.warn(f"{said}; it is replaced, and new episodes begin in its place", stacklevel=2)
+            self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
+            self._fallen.add(index)
+            self.crew.replace(index, self._worker())
+            new.append(index)
+            self.crew.patience = None if self.step_timeout is None else max(_BUILDING, self.step_timeout)
+            self.crew.order(CALL, [packed(("build", self._built[index], {}))], only=[index])
+            if index in self.crew.failed:
+                continue
+            self._share(self._region, [index])
+            seeds = {"run_seed": self._run_seed, "every_episode": self._every_episode, "total": self._total}
+            calls: list[tuple[str, dict[str, Any]]] = [("limit_frames", {"steps": self._limit})]
+            if self.seeded:
+                calls.append(("seed", {**seeds, "first_lane": self.first_lane + self.parts[index].start}))
+            for name, settings in calls:
+                self.crew.order(CALL, [packed((name, (), settings))], only=[index])
+        return sorted(set(new))
 
     def unanswered(self) -> range:
         return self.parts[self._beside + self.crew.awaited]
 
     def close(self) -> None:
         self.crew.close()
+        if self.crew.goes_on and hasattr(self, "_region"):
+            self._region.forget_fd()
         if self.own is not None:
             self.own.lanes.close()
 
@@ -198,13 +286,16 @@ class ParallelLanes(ReplayableLanes):
 
     def _reset_into(self, row: dict[Key, np.ndarray], lanes: Sequence[int], reset: Callable, t: int) -> None:
         """Begin episodes; `reset(t, lanes)` is the caller's own lanes' way to do so."""
-        chosen, book, own = list(lanes), self._book, self.own
+        own, book = self.own, self._book
         self._settle()
+        lanes = [*lanes, *self._unready(lanes)]
+        chosen = list(lanes)
         seeds = self.begin_episodes(lanes)
         self._chosen[:] = 0
         self._chosen[chosen] = 1
         book[:, 0], book[:, 1], book[:, 2] = self.episodes, self.clock[0], self.pending_seeds
         book[chosen, 2] = [seed is not None for seed in seeds]
+        written = book.copy()
         busy = [i for i, part in enumerate(self.parts[self._beside :]) if any(lane in part for lane in chosen)]
         first = self._apart  # lanes from here on have not begun, for sure
         try:
@@ -213,19 +304,35 @@ class ParallelLanes(ReplayableLanes):
                 own.reset(reset, t)
             first = self.n
             self.crew.answers()
+            self._fallen.difference_update(busy)
+            while new := self._replace_failed():
+                busy = [index for index in new if index in busy]
+                for index in busy:
+                    book[self.parts[index]] = written[self.parts[index]]
+                self.crew.patience = self.step_timeout
+                self.crew.order(RESET, only=busy)
+                self._fallen.difference_update(i for i in busy if set(self.parts[i]) <= set(chosen))
         except BaseException as error:
             waits = (place for place, lane in enumerate(chosen) if book[lane, 2] or lane >= first)
             left = next(waits, len(chosen))
             self.not_begun(lanes[left:], seeds[left:])  # as one process has it: no lane after the one that raised
             if isinstance(error, Lost):
-                self._refuse(error)
+                self._refuse(error, "reset")
             raise
         theirs = [lane for lane in chosen if lane >= self._apart]
         for key, shared in self._shared.items() if theirs else ():
-            row[key][theirs] = shared[[lane - self._apart for lane in theirs]]
+            row[key][theirs] = shown = shared[[lane - self._apart for lane in theirs]]
+            if self.crew.goes_on:
+                self._last[key][theirs] = shown
+
+    def _unready(self, lanes: Sequence[int]) -> list[int]:
+        """Lanes beside these that are in no episode, and whose worker begins some now."""
+        parts = [self.parts[index] for index in self._fallen]
+        return [lane for part in parts if any(i in part for i in lanes) for lane in part if lane not in lanes]
 
     def _settle(self) -> None:
         try:
+            self.crew.patience = self.step_timeout
             self.crew.settle()
         except Lost as lost:
             self._refuse(lost)
@@ -243,12 +350,15 @@ class ParallelLanes(ReplayableLanes):
             clock[0] += 1
             lanes.history.append(send(actions))
             try:
+                crew.patience = lanes.step_timeout
                 crew.settle()
-                crew.send(STEP, lanes._hand_over(actions))
+                crew.send(STEP, lanes._hand_over(actions), only=lanes._standing() if lanes._fallen else None)
                 mine = own.step(own_step, t, actions[:apart]) if own is not None else None
                 others = crew.answers()
             except Lost as lost:
                 lanes._refuse(lost)
+            if crew.goes_on:
+                others = lanes._without_fallen(others)
             for column, shared in columns:
                 column[t + 1][apart:] = shared
             outcome = lanes.outcome
@@ -269,6 +379,27 @@ class ParallelLanes(ReplayableLanes):
 
         return step, reset
 
+    def _standing(self) -> list[int]:
+        """The workers whose lanes can be stepped."""
+        return [index for index in range(len(self.parts)) if index not in self._fallen]
+
+    def _without_fallen(self, others: list[Any]) -> list[Any]:
+        """After a step: replace what failed, and truncate its lanes; what each worker answered."""
+        if self._fallen:
+            given = dict(zip(self._standing(), others, strict=True))
+            others = [given.get(index) for index in range(len(self.parts))]
+        if self.crew.failed:
+            self._replace_failed()
+        for index in self._fallen:
+            part, (times, lost) = slice(self.parts[index].start, self.parts[index].stop), self.restarts[index]
+            others[index], self._flags[part], self._rewards[part] = None, CUT, 0.0
+            for key, shared in self._shared.items():
+                shared[part] = self._last[key][part]
+            self.restarts[index] = times, lost + len(self.parts[index])
+        for key, shared in self._shared.items():
+            self._last[key][...] = shared
+        return others
+
     def _keep_apart(self, others: Sequence[dict[int, Any] | None]) -> None:
         """Keep the rewards one by one: among those of this batch are some that an array cannot hold as they are."""
         outcome, rewards = self.outcome, self._rewards.tolist()
@@ -283,7 +414,9 @@ class ParallelLanes(ReplayableLanes):
         if actions.dtype == self._actions.dtype and actions.shape == self._actions.shape:
             self._actions[...] = actions
             return NOTHING
-        return [packed(actions[part.start : part.stop]) for part in self.parts[self._beside :]]
+        standing = self._standing()
+        parts = enumerate(self.parts[self._beside :])
+        return [packed(actions[part.start : part.stop]) for index, part in parts if index in standing]
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:
@@ -301,15 +434,36 @@ class ParallelLanes(ReplayableLanes):
         ]
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
         found = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
+        self._fallen.clear()  # what was not brought back is to be reset
         lost = [part.start + lane for part, lanes in zip(self.parts, found, strict=True) for lane in lanes]
         for lane in set(range(self.n)).difference(lost):
             self.mark_seeded(lane)
         return lost
 
 
-def _shares(n: int, workers: int | None, per_worker: int | None, caller_steps: bool | None) -> tuple[int, bool]:
-    """Over how many processes `n` lanes are dealt out, the caller included where it steps some."""
-    given = [each for each in (workers, per_worker) if each is not None]
+def shared_out(
+    n: int,
+    workers: int | None = None,
+    per_worker: int | str | None = None,
+    caller_steps: bool | None = None,
+    on_worker_error: str = "raise",
+) -> tuple[list[range], bool]:
+    """How `n` lanes are dealt out over processes, and whether the caller steps the first part; see `ParallelLanes`.
+
+    Raises
+    ------
+    ArgumentError
+        What was given cannot be, or contradicts itself.
+    """
+    one_of("on_worker_error", on_worker_error, POLICIES)
+    restarts = on_worker_error == "restart"
+    if restarts and caller_steps:
+        raise ArgumentError(
+            "caller_steps=True and on_worker_error='restart' contradict each other",
+            why="an env in the caller's own process cannot be replaced", fix="Use caller_steps=False.",
+        )  # fmt: skip
+    most: Any = None if per_worker == "auto" else per_worker
+    given = [each for each in (workers, most) if each is not None]
     if len(given) == 2:
         raise ArgumentError("per_worker says how many workers there are", why=f"got workers={workers} too")
     for number in given:
@@ -317,17 +471,17 @@ def _shares(n: int, workers: int | None, per_worker: int | None, caller_steps: b
             what = "workers" if workers is not None else "envs a worker"
             raise ArgumentError(f"{n} envs can have 1 to {n} {what}", why=f"got {number!r}")
     if caller_steps is None:
-        caller_steps = not given and min(n, cores()) > 1
+        caller_steps = not given and not restarts and min(n, cores()) > 1
     if workers is not None:
         shares = workers + caller_steps
     else:
-        shares = max(min(n, cores()) if per_worker is None else -(-n // per_worker), 1 + caller_steps)
+        shares = max(min(n, cores()) if most is None else -(-n // most), 1 + caller_steps)
     if shares > n:
         raise ArgumentError(
             "caller_steps=True leaves the workers too few envs", why=f"{n} envs, {shares - 1} workers and the caller",
             fix="Use fewer workers, or caller_steps=False.",
         )  # fmt: skip
-    return shares, caller_steps
+    return dealt(n, shares), caller_steps
 
 
 def dealt(n: int, shares: int) -> list[range]:

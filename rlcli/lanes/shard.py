@@ -151,14 +151,14 @@ class ShardWorker:
         heavy = [name for name in HEAVY if name in sys.modules]
         return described(self.shard) | {"heavy": heavy}
 
-    def share(self, n: int, workers: int, index: int, spins: bool) -> None:
+    def share(self, n: int, workers: int, index: int) -> None:
         """Map the memory of all `n` lanes and `workers`, and step on the part of this one's."""
         lanes = self.shard.lanes
         region = Region(fields(n, workers, lanes.schema, lanes.actions), self.line.channel.receive_fd())
         region.forget_fd()
         mine = self.shard.attach(region.arrays)
         self._step, self._reset = lanes.bind({key: [mine["row", key]] * 2 for key in lanes.schema})
-        self.line.open(region.arrays["cells"][index], parent=False, spins=spins)
+        self.line.open(region.arrays["cells"][index], parent=False)
 
     def close(self) -> None:
         """Release the envs."""

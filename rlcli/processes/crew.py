@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import select
+import time
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
+
+import numpy as np
 
 from rlcli.errors import RlcliError
 from rlcli.processes.channel import NOTHING, Closed, packed, unpacked
-from rlcli.processes.line import Line
+from rlcli.processes.line import Line, may_spin
 from rlcli.processes.worker import Worker, end
 
 ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
@@ -28,11 +31,20 @@ class Traceback(Exception):
 
 
 class Lost(Exception):
-    """A worker ended that was to answer."""
+    """A worker ended that was to answer, or did not answer in time.
 
-    def __init__(self, index: int, how: str) -> None:
+    Attributes
+    ----------
+    index : int
+    how : str
+        How it ended, in words.
+    late : float or None
+        Seconds that were waited for it, where it was ended for that.
+    """
+
+    def __init__(self, index: int, how: str, late: float | None = None) -> None:
         super().__init__(how)
-        self.index, self.how = index, how
+        self.index, self.how, self.late = index, how, late
 
 
 class Crew:
@@ -42,6 +54,9 @@ class Crew:
     ----------
     workers : sequence of Worker
         Ended by `close`, when nobody refers to the crew any more, and when this process ends.
+    goes_on : bool
+        What becomes of the other workers where one is lost, or what it was to do raises: they carry out their orders,
+        the failure stands in `failed` and the worker's answer is None, until it is replaced; else it is raised.
 
     Attributes
     ----------
@@ -49,22 +64,35 @@ class Crew:
         The worker whose answer is waited for, or was last.
     lines : list of Line
         To each worker.
+    patience : float or None
+        Seconds that workers may take to answer; who takes longer is killed, and lost.
+    failed : dict of int to BaseException
+        What became of workers that were not replaced: `Lost`, or, where the crew goes on, what one raised.
     """
 
     awaited = -1
+    patience: float | None = None
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self.workers = list(workers)
+    def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
+        self.workers, self.goes_on = list(workers), goes_on
         self.lines = [Line(worker.channel) for worker in self.workers]
+        self.failed: dict[int, BaseException] = {}
         self._turn = 0
         self._asked: Sequence[int] = ()
-        self._lost: Lost | None = None
         self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
         self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
         self._served = -1  # whose answer `first` gave last
         for worker in self.workers:
             worker.channel.give_up_after(_LOOK)
-        self.close = weakref.finalize(self, end, self.workers, GRACE, os.getpid())
+        self.close = weakref.finalize(self, _end, self.workers, os.getpid())
+        _crews.add(self)
+        _share_cores()
+
+    def open_lines(self, cells: np.ndarray, only: Sequence[int]) -> None:
+        """Let orders go by these cells of shared memory, one row a worker: see `Line.open`."""
+        for index in only:
+            self.lines[index].open(cells[index], parent=True)
+        _share_cores()
 
     def order(
         self,
@@ -81,7 +109,7 @@ class Crew:
         Raises
         ------
         Lost
-            One has ended; no order can be given from then on.
+            One has ended; no order can be given until it is replaced.
         BaseException
             What the first of those that failed raised; all have answered then.
         """
@@ -100,28 +128,29 @@ class Crew:
         self.settle()
         turn = self._next_turn()
         chosen = range(len(self.workers)) if only is None else only
-        try:
-            for place, index in enumerate(chosen):
-                self.awaited = index
+        for place, index in enumerate(chosen):
+            if index in self.failed:
+                continue
+            self.awaited = index
+            try:
                 self.lines[index].send(kind, turn, bodies if isinstance(bodies, bytes) else bodies[place])
                 if fd is not None:
                     self.workers[index].channel.send_fd(fd)
-        except (Closed, RlcliError) as error:
-            self._fail(error)
+            except (Closed, RlcliError) as error:
+                self._fail(error)
         self._asked = chosen
 
     def answers(self) -> list[Any]:
         """The second half of `order`."""
         found, failed = [], None
-        try:
-            for index in self._asked:
-                self.awaited = index
-                how, body = self.wait(index, self._turn)
-                if how == FAILED:
+        for index in self._asked:
+            how, body = self.wait(index, self._turn)
+            if how == FAILED:
+                if self.goes_on:
+                    self.failed[index], body = _error(body), NOTHING
+                else:
                     failed = failed or body
-                found.append(body)
-        except (Closed, RlcliError) as error:
-            self._fail(error)
+            found.append(body)
         if failed is not None:
             raise _error(failed)
         return [unpacked(body) for body in found]
@@ -132,13 +161,9 @@ class Crew:
         Memory that orders are about must not be written before.
         """
         self._check()
-        try:
-            for index, line in enumerate(self.lines):
-                if turn := line.owed():
-                    self.awaited = index
-                    self.wait(index, turn)
-        except (Closed, RlcliError) as error:
-            self._fail(error)
+        for index, line in enumerate(self.lines):
+            if (turn := line.owed()) and index not in self.failed:
+                self.wait(index, turn)
 
     def begin(self, index: int, kind: int, body: bytes = NOTHING, *, fd: int | None = None) -> None:
         """Give one worker an order, behind those that it has; `first` gives its answer, among others'.
@@ -156,7 +181,7 @@ class Crew:
             if fd is not None:
                 self.workers[index].channel.send_fd(fd)
         except Closed:
-            self._give_up(self.workers[index].how_it_ended())
+            self._lose(index)
         self._begun[index].append(turn)
 
     def waiting(self, index: int) -> int:
@@ -198,7 +223,7 @@ class Crew:
                 except BlockingIOError:
                     continue
                 except Closed:
-                    self._give_up(self.workers[index].how_it_ended())
+                    self._lose(index)
                 if self._begun[index] and of == self._begun[index][0]:
                     self._begun[index].popleft()
                     self._served = index
@@ -213,56 +238,87 @@ class Crew:
         old = self.workers[index]
         old.channel.close()
         old.kill()
+        old.exit_code(GRACE)  # it writes to no memory any more
         worker.channel.give_up_after(_LOOK)
         self.workers[index], self.lines[index] = worker, Line(worker.channel)
         self._begun[index].clear()
         self._early = deque(each for each in self._early if each[0] != index)
-        if self._lost is not None and self._lost.index == index:
-            self._lost = None
+        self.failed.pop(index, None)
 
     def _check(self) -> None:
-        if self._lost is None and not self.close.alive:
-            self._lost = Lost(0, "has ended: the env was closed")
-        if self._lost is not None:
-            raise self._lost
+        if not self.close.alive:
+            raise Lost(0, "has ended: the env was closed")
+        if self.failed and not self.goes_on:
+            lost: Any = next(iter(self.failed.values()))
+            raise Lost(lost.index, lost.how)  # that it was late was said when it was lost
 
     def _next_turn(self) -> int:
         self._turn += 1
         return self._turn
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
-        """The answer of one worker to the order of this turn."""
-        line = self.lines[index]
-        while True:
+        """The answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
+        line, waited, then = self.lines[index], 0.0, time.monotonic()
+        while index not in self.failed:
+            self.awaited = index
             try:
                 kind, of, body = line.receive()
             except BlockingIOError:
                 self._look()
+                # counted look by look: a time in which this process itself was stopped is not the worker's
+                now = time.monotonic()
+                waited, then = waited + min(now - then, _LOOK), now
+                if self.patience is not None and waited >= self.patience and index not in self.failed:
+                    self.workers[index].kill()
+                    self._lose(index, f"was ended, since it did not answer for {self.patience:g} s", self.patience)
+                continue
+            except (Closed, RlcliError) as error:
+                self._fail(error)
                 continue
             if of == turn:
                 return kind, body
             if self._begun[index] and of == self._begun[index][0]:
                 self._begun[index].popleft()
                 self._early.append((index, kind, body))
+        return ANSWER, NOTHING
 
     def _look(self) -> None:
         """Whether all are alive, whoever else holds their ends of the channels open."""
         for index, worker in enumerate(self.workers):
-            if worker.exit_code() is not None:
-                self.awaited = index
-                self._give_up(worker.how_it_ended())
+            if index not in self.failed and worker.exit_code() is not None:
+                self._lose(index)
 
-    def _fail(self, error: Closed | RlcliError) -> NoReturn:
-        worker = self.workers[self.awaited]
+    def _fail(self, error: Closed | RlcliError) -> None:
         if isinstance(error, Closed):
-            self._give_up(worker.how_it_ended())
-        worker.kill()  # somebody's limit on time has run out: a signal raised the error here
-        self._lost = Lost(self.awaited, "was ended, since it did not answer")
-        raise error
+            self._lose(self.awaited)
+        else:  # somebody's limit on time has run out: a signal raised the error here
+            self.workers[self.awaited].kill()
+            self.failed[self.awaited] = Lost(self.awaited, "was ended, since it did not answer")
+            raise error
 
-    def _give_up(self, how: str) -> NoReturn:
-        self._lost = Lost(self.awaited, how)
-        raise self._lost from None
+    def _lose(self, index: int, how: str = "", late: float | None = None) -> None:
+        lost = Lost(index, how or self.workers[index].how_it_ended(), late)
+        self.failed[index] = lost
+        if not self.goes_on:
+            self.awaited = index
+            raise lost from None
+
+
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+
+def _share_cores() -> None:
+    """Let workers and their parent spin while they wait, as long as all of them have a core each."""
+    crews = [crew for crew in list(_crews) if crew.close.alive]
+    spins = may_spin(1 + sum(len(crew.workers) for crew in crews))
+    for crew in crews:
+        for line in crew.lines:
+            line.let_spin(spins)
+
+
+def _end(workers: list[Worker], owner: int) -> None:
+    end(workers, GRACE, owner)
+    _share_cores()
 
 
 def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:

@@ -1,7 +1,7 @@
 """A channel with flags in shared memory beside it: who is awake is told by a number there, without a system call.
 
 ```
-parent's:  word | sleeps | ... 64 bytes        worker's:  word | sleeps | ... 64 bytes
+parent's:  word | sleeps | spins | ... 64 bytes        worker's:  word | sleeps | ... 64 bytes
 
 word:      turn | whether a frame follows by the channel | kind
 ```
@@ -24,7 +24,7 @@ from rlcli.processes.channel import NOTHING, Channel
 
 CELLS = 16  # of eight bytes each, in two cache lines: the parent writes into one, the worker into the other
 CELL = np.dtype(np.int64)
-_WORD, _SLEEPS = 0, 1
+_WORD, _SLEEPS, _SPINS = 0, 1, 2
 _SPIN = 50e-6  # seconds, where there is a core for every process
 _YIELD = 200e-6  # seconds in which others may run
 _SLEEP = 0.05  # seconds without a frame after which a sleeper looks at the word by itself
@@ -51,14 +51,7 @@ class Line:
     Parameters
     ----------
     channel : Channel
-
-    Attributes
-    ----------
-    spins : bool
-        Whether a wait begins by spinning.
     """
-
-    spins = False
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -66,7 +59,7 @@ class Line:
         self._seen = 0  # the other's word
         self._taken = -1  # turn of the last frame that came by the channel
 
-    def open(self, cells: np.ndarray, *, parent: bool, spins: bool) -> None:
+    def open(self, cells: np.ndarray, *, parent: bool) -> None:
         """Use `CELLS` zeros of memory that both ends share, from the next frame on.
 
         The worker opens its end while it carries out an order, the parent before it waits for the answer to that one.
@@ -76,8 +69,18 @@ class Line:
         half = CELLS // 2
         ends = cells[:half].data, cells[half:].data
         self._cells = ends if parent else ends[::-1]
-        self.spins = spins
+        self._parents = ends[0]
         self.channel.give_up_after(_SLEEP)
+
+    def let_spin(self, spins: bool) -> None:
+        """Whether waits of both ends begin by spinning; the parent's to say, at any time once the line is open."""
+        if self._cells is not None:
+            self._parents[_SPINS] = spins
+
+    @property
+    def spins(self) -> bool:
+        """What `let_spin` said."""
+        return self._cells is not None and bool(self._parents[_SPINS])
 
     def send(self, kind: int, turn: int, body: bytes = NOTHING) -> None:
         """Send one frame; turns grow by one.
@@ -139,7 +142,7 @@ class Line:
         assert self._cells is not None
         mine, theirs = self._cells
         seen, now = self._seen, time.perf_counter
-        if self.spins:
+        if self._parents[_SPINS]:
             end = now() + _SPIN
             while now() < end:
                 if theirs[_WORD] != seen:

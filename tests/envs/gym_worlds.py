@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import gymnasium as gym
@@ -133,3 +134,28 @@ def same_observation(stored, shown, space) -> bool:
     if isinstance(space, spaces.Discrete):
         return stored.tolist() == [int(i == shown - space.start) for i in range(space.n)]
     return stored.numpy().dtype == space.dtype and np.array_equal(stored.numpy(), shown)
+
+
+class Falling(gym.Env):
+    """Shows its episode's seed and how many steps it is in; action 1 raises, 2 exits, 3 never comes back."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, length=9) -> None:
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed, self.t = self.seed if seed is None else seed, 0
+        return np.array([self.seed, self.t], np.float64), {}
+
+    def step(self, action):
+        if action == 1:
+            raise OSError("the arm is off")
+        if action == 2:
+            os._exit(7)
+        while action == 3:
+            pass
+        self.t += 1
+        return np.array([self.seed, self.t], np.float64), 1.0, self.t >= self.length, False, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -29,10 +30,10 @@ def counting(channel: Channel) -> None:
 
     def orders(kind: int, body: bytes):
         if kind == OPEN:
-            index, spins = unpacked(body)
+            index = unpacked(body)
             arrays = Region(FIELDS, channel.receive_fd()).arrays
             kept.update(arrays=arrays, index=index)
-            line.open(arrays["cells"][index], parent=False, spins=spins)
+            line.open(arrays["cells"][index], parent=False)
         elif kind == SPINS:
             return may_spin(1)
         else:
@@ -52,12 +53,13 @@ def pause(rng: random.Random | None) -> None:
         time.sleep(0.3 if rng is None else rng.choice((1e-5, 1e-4, 1e-4, 2e-3)))
 
 
-def opened(spins: bool) -> tuple[Crew, dict]:
+def opened(spins: bool | None = None) -> tuple[Crew, dict]:
     crew = Crew([Worker("test_line:counting") for _ in range(2)])
     region = Region(FIELDS)
-    crew.send(OPEN, [packed((index, spins)) for index in range(2)], fd=region.fd)
-    for line, cells in zip(crew.lines, region.arrays["cells"], strict=True):
-        line.open(cells, parent=True, spins=spins)
+    crew.send(OPEN, [packed(index) for index in range(2)], fd=region.fd)
+    crew.open_lines(region.arrays["cells"], range(2))
+    for line in crew.lines if spins is not None else ():
+        line.let_spin(spins)
     crew.answers()
     region.forget_fd()
     return crew, region.arrays
@@ -133,6 +135,26 @@ def test_nobody_spins_where_processes_outnumber_the_cores(monkeypatch):
     crew.close()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert may_spin(1) and not may_spin(2)
+
+
+def test_all_crews_of_a_process_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
+    gc.collect()  # crews of other tests
+
+    def spinning(crew: Crew) -> list[bool]:
+        return [line.spins for line in crew.lines]
+
+    first, arrays = opened()
+    assert spinning(first) == [line_module._IN_ORDER] * 2
+    second, _ = opened()
+    assert not any(spinning(first) + spinning(second))  # five processes
+    count(first, arrays)
+    second.close()
+    assert spinning(first) == [line_module._IN_ORDER] * 2
+    apart = Crew([Worker("test_line:counting") for _ in range(2)])  # such as collect, whose orders go by channels
+    assert not any(spinning(first))
+    apart.close()
+    first.close()
 
 
 def test_the_end_of_a_worker_is_noticed_while_its_answer_is_waited_for():

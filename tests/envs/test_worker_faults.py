@@ -1,0 +1,329 @@
+"""Env workers that are killed, stopped, exit, hang or raise: named, or replaced, and nobody else's episodes suffer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from gym_worlds import Falling, LateStart, Slow
+from test_caller_steps import CARTPOLE
+from test_parallel import collected, equal
+
+from rlcli.collectors import Collector
+from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
+from rlcli.errors import ArgumentError, EnvError
+from rlcli.lanes.episodes import episode_seed
+from rlcli.processes import restarts
+
+pytestmark = pytest.mark.filterwarnings("ignore:the worker of env:UserWarning")
+LANES, SEED = 4, 11
+FAULTS = ("killed", "stopped", "raises", "exits")
+TIMEOUT = 0.6  # seconds
+
+
+def falling(**options) -> ParallelEnv:
+    return ParallelEnv(LANES, lambda: GymEnv(Falling(), narrow=False), per_worker=2, caller_steps=False, **options)
+
+
+class Book:
+    """Steps the lanes of a `Falling` env by its array face, and knows what every row has to show."""
+
+    def __init__(self, env: ParallelEnv, rng: random.Random) -> None:
+        self.lanes, self.rng = env.lanes, rng
+        self.rows = {"observation": [np.zeros((LANES, 2)) for _ in range(2)]}
+        self.lanes.seed(SEED, every_episode=True)
+        self.lanes.restart({"observation": self.rows["observation"][0]}, range(LANES))
+        self.step, self.reset = self.lanes.bind(self.rows)
+        self.episodes, self.ages, self.cut = [0] * LANES, [0] * LANES, 0
+        self.check(range(LANES))
+
+    def check(self, lanes) -> None:
+        for lane in lanes:
+            seed = episode_seed(SEED, lane, self.episodes[lane], LANES)
+            assert self.rows["observation"][0][lane].tolist() == [seed, self.ages[lane]]
+
+    def go(self, fault: str | None, worker: int) -> set[int]:
+        """One step, in which this worker may fail; the lanes that were lost."""
+        actions = np.zeros(LANES, np.int64)
+        lane = 2 * worker + self.rng.randrange(2)
+        actions[lane] = {"raises": 1, "exits": 2, "hangs": 3}.get(fault, 0)
+        pid = self.lanes.crew.workers[worker].pid
+        timer = threading.Timer(self.rng.random() * 2e-3, lambda: hit(pid, fault))
+        if fault in ("killed", "stopped"):
+            timer.start()
+        before, then = self.rows["observation"][0].copy(), self.rows["observation"][1]
+        done = self.step(0, actions)
+        if fault in ("killed", "stopped"):
+            timer.join()
+        outcome = self.lanes.take_outcome()
+        ends = {lane: (terminated, truncated) for _, lane, terminated, truncated in outcome.ends}
+        assert sorted(ends) == sorted(done)
+        lost = {lane for lane, (_, truncated) in ends.items() if truncated}
+        rewards = outcome.last_rewards(LANES)
+        for lane in range(LANES):
+            if lane in lost:
+                assert then[lane].tolist() == before[lane].tolist() and rewards[lane] == 0
+            else:
+                self.ages[lane] += 1
+                assert then[lane].tolist() == [before[lane][0], self.ages[lane]] and rewards[lane] == 1
+                assert ends.get(lane, (False,))[0] == (self.ages[lane] == 9)
+        self.rows["observation"][0][...] = then
+        self.rows["observation"][1] = self.rows["observation"][0]
+        self.reset(0, done)
+        self.rows["observation"][1] = np.zeros((LANES, 2))
+        for lane in done:
+            self.episodes[lane] += 1
+            self.ages[lane] = 0
+        self.check(range(LANES))
+        return lost
+
+
+def hit(pid: int, fault: str) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+
+
+def through(count: int, seed: int) -> None:
+    """So many faults of each kind, at random times; every row in between is as it has to be."""
+    rng = random.Random(seed)
+    print("seed", seed)
+    env = falling(on_worker_error="restart", step_timeout=60.0)
+    book, found = Book(env, rng), 0
+
+    def times() -> int:
+        return sum(times for times, _ in env.lanes.restarts)
+
+    for fault in rng.sample(FAULTS * count, len(FAULTS) * count):
+        worker, before = rng.randrange(2), times()
+        for _ in range(rng.randrange(3)):
+            assert not book.go(None, 0)
+        began = time.monotonic()
+        env.lanes.step_timeout = 0.1 if fault == "stopped" else 60.0
+        lost = book.go(fault, worker)
+        while times() == before:  # the signal came after the step
+            lost = book.go(None, 0)
+        env.lanes.step_timeout = 60.0
+        found += len(lost)
+        if not lost:  # it came in a reset: what was not to be reset, if anything, is lost at the next step
+            lost = book.go(None, 0)
+            found += len(lost)
+            assert lost in (set(), {2 * worker, 2 * worker + 1})
+        else:  # with so short a time to answer in, the other may have been late too
+            assert lost >= {2 * worker, 2 * worker + 1} and (len(lost) == 2 or fault == "stopped"), fault
+        assert time.monotonic() - began < 10
+    assert times() >= len(FAULTS) * count
+    assert sum(steps for _, steps in env.lanes.restarts) == found
+    env.close()
+    assert all(worker.exit_code(2.0) is not None for worker in env.lanes.crew.workers)
+
+
+@pytest.fixture
+def no_limit(monkeypatch):
+    """Workers may be replaced as often as it takes."""
+    monkeypatch.setattr(restarts, "WINDOW", 0.0)
+
+
+def test_training_goes_on_whatever_befalls_workers_at_random_times(no_limit):
+    through(25, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.slow
+def test_training_goes_on_whatever_befalls_workers_200_times(no_limit):
+    through(200, seed=random.randrange(1 << 30))
+
+
+def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
+    env = falling(on_worker_error="restart", step_timeout=TIMEOUT)
+    book = Book(env, random.Random(0))
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match=r"lanes 2 to 3, .*did not answer for 0.6 s; it is replaced"):
+        assert book.go("hangs", 1) == {2, 3}
+    assert TIMEOUT <= time.monotonic() - began < 10 and env.lanes.restarts == [(0, 0), (1, 2)]
+    env.close()
+
+
+@pytest.mark.parametrize("when", ["before a step", "before a reset", "before a checkpoint"])
+def test_a_worker_that_ends_between_orders_is_replaced(when):
+    env = falling(on_worker_error="restart")
+    book = Book(env, random.Random(0))
+    worker = env.lanes.crew.workers[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.exit_code(5.0) == -signal.SIGKILL
+    if when == "before a reset":
+        env.lanes.restart({"observation": book.rows["observation"][0]}, [0])
+        book.episodes[0], book.ages[0] = 1, 0
+        book.check(range(LANES))
+    if when == "before a checkpoint":
+        saved = env.lanes.state_dict()["fingerprints"]
+        other = falling()
+        Book(other, random.Random(0))
+        expected = other.lanes.state_dict()["fingerprints"]
+        assert saved[2:] == expected[2:] and not set(saved[:2]) & set(expected[:2])  # and so is begun anew by resume
+        other.close()
+    while not (lost := book.go(None, 0)):
+        pass
+    assert lost == {0, 1} and env.lanes.restarts == [(1, 2), (0, 0)]
+    env.close()
+
+
+def test_all_workers_may_be_lost_at_once():
+    env = falling(on_worker_error="restart")
+    book = Book(env, random.Random(0))
+    for worker in env.lanes.crew.workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    lost: set[int] = set()
+    while len(lost) < LANES:
+        lost |= book.go(None, 0)
+    assert env.lanes.restarts == [(1, 2), (1, 2)]
+    env.close()
+
+
+def test_a_crash_loop_stops_with_its_first_cause():
+    env = falling(on_worker_error="restart")
+    book = Book(env, random.Random(0))
+    for _ in range(restarts.RESTARTS):
+        assert book.go("exits", 1) == {2, 3}
+    with pytest.raises(EnvError, match=r"more than 5 times in 60 s.*lanes 2 to 3.*ended with exit code 7"):
+        book.go("raises", 1)
+    env.close()
+
+
+def test_an_env_that_cannot_begin_is_no_endless_loop():
+    env = ParallelEnv(2, lambda: GymEnv(LateStart(True)), workers=2, on_worker_error="restart")
+    with pytest.raises(EnvError, match=r"more than 5 times.*not up yet"):
+        for _ in range(9):
+            env.reset()
+    env.close()
+
+
+def test_batches_without_a_fault_are_those_of_one_process():
+    here = collected(SerialEnv(3, CARTPOLE), [5, 11, 40])
+    env = ParallelEnv(3, CARTPOLE, per_worker=2, on_worker_error="restart", step_timeout=60)
+    there = collected(env, [5, 11, 40])
+    env.close()
+    assert all(equal(a, b) for a, b in zip(here[0], there[0], strict=True))
+    assert repr(here[1]) == repr(there[1])
+
+
+def test_a_collector_delivers_truncated_rows_and_goes_on():
+    env = ParallelEnv(3, CARTPOLE, workers=3, on_worker_error="restart")
+    collector = Collector(env, None, frames_per_batch=30, total_frames=-1)
+    collector.set_seed(0)
+    collector.rollout(10)
+    os.kill(env.lanes.crew.workers[1].pid, signal.SIGKILL)
+    while env.lanes.restarts[1][0] == 0:
+        batch = collector.rollout(10)
+    cut = batch["next", "truncated"].squeeze(-1).nonzero().tolist()
+    assert [lane for lane, _ in cut] == [1] and env.lanes.restarts == [(0, 0), (1, 1), (0, 0)]
+    t = cut[0][1]
+    assert torch.equal(batch["next", "observation"][1, t], batch["observation"][1, t])
+    assert batch["next", "reward"][1, t] == 0
+    assert collector.rollout(10).shape == (3, 10)
+    collector.shutdown()
+
+
+# ---- where they are not replaced -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fault", [*FAULTS, "hangs"])
+def test_a_worker_that_fails_is_named(fault):
+    env = falling(step_timeout=TIMEOUT)
+    book = Book(env, random.Random(0))
+    book.go(None, 0)
+    sentence = {
+        "killed": "a worker process was killed by SIGKILL", "exits": "a worker process ended with exit code 7",
+        "raises": "the arm is off", "stopped": "no answer for 0.6 s", "hangs": "no answer for 0.6 s",
+    }[fault]  # fmt: skip
+    lane = "lane [23]," if fault == "raises" else "lanes 2 to 3"
+    began = time.monotonic()
+    with pytest.raises(EnvError, match=sentence) as caught:
+        for _ in range(1 << 20):
+            book.go(fault, 1)
+            fault = None
+    assert time.monotonic() - began < 10
+    assert "env Falling" in str(caught.value) and re.search(lane, str(caught.value))
+    env.close()
+    assert all(worker.exit_code(2.0) is not None for worker in env.lanes.crew.workers)
+
+
+def test_who_was_stopped_with_its_workers_blames_none_of_them():
+    """A process group that is stopped and goes on: no worker took that time."""
+    program = (
+        "import os, signal, sys, time\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from gym_worlds import Slow\n"
+        "from rlcli.envs import GymEnv, ParallelEnv\n"
+        "env = ParallelEnv(2, lambda: GymEnv(Slow(0.2)), workers=2, step_timeout=1.5)\n"
+        "print('ready', flush=True)\n"
+        "env.rollout(3)\n"
+        "print('done', flush=True)\n"
+        "env.close()\n"
+    )
+    folder = os.path.dirname(os.path.abspath(__file__))
+    with subprocess.Popen([sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.stdout.readline() == "done\n"
+        assert process.wait(30) == 0
+
+
+def test_what_cannot_be_replaced_is_refused():
+    with pytest.raises(ArgumentError, match="caller_steps=True and on_worker_error='restart' contradict each other"):
+        ParallelEnv(2, CARTPOLE, caller_steps=True, on_worker_error="restart")
+    with pytest.raises(ArgumentError, match="on_worker_error"):
+        ParallelEnv(2, CARTPOLE, on_worker_error="ignore")
+
+
+# ---- what is left behind ---------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
+@pytest.mark.parametrize("ends", ["killed", "exits"])
+def test_no_worker_outlives_its_parent_and_nothing_is_left_in_shared_memory(ends):
+    program = (
+        "import os, signal, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from gym_worlds import Slow\n"
+        "from rlcli.envs import GymEnv, ParallelEnv\n"
+        "env = ParallelEnv(4, lambda: GymEnv(Slow(0.001)), per_worker=2, on_worker_error='restart')\n"
+        "env.rollout(3)\n"
+        "print(*[worker.pid for worker in env.lanes.crew.workers], flush=True)\n"
+        "env.rollout(1 << 30) if sys.argv[2] == 'killed' else sys.stdin.read()\n"
+    )
+    folder = os.path.dirname(os.path.abspath(__file__))
+    command = [sys.executable, "-c", program, folder, ends]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        for pid in pids:
+            with open(f"/proc/{pid}/maps") as maps:
+                assert "/dev/shm" not in maps.read()  # what has no name cannot be left behind
+        if ends == "killed":
+            process.kill()
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in pids if os.path.isdir(f"/proc/{pid}") and _runs(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def test_a_slow_reset_is_timed_too():
+    env = ParallelEnv(2, lambda: GymEnv(Slow(0.0)), workers=1, step_timeout=TIMEOUT)
+    env.reset()
+    os.kill(env.lanes.crew.workers[0].pid, signal.SIGSTOP)
+    with pytest.raises(EnvError, match=r"no answer for 0.6 s \(env Slow, lanes 0 to 1"):
+        env.reset()
+    env.close()
