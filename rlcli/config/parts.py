@@ -51,8 +51,8 @@ _ESTIMATES = _keys(
 POLICY_GRADIENT = (*_GRADIENT, *_ESTIMATES, "loss.entropy_coeff", "loss.critic_coeff", "optim.epochs")
 BOOTSTRAPPED = (*_keys("loss", "distance n_steps tau target_every"), "optim.updates_per_frame")
 _KEPT = (*_keys("storage", "max_size ndim codes"), "memory.frame_stack")
-_SINGLE = _keys("env", "workers start_method")
-_WORKERS = _keys("collector", "num_workers start_method on_worker_error")
+_SINGLE = _keys("env", "workers per_worker caller_steps start_method")
+_WORKERS = _keys("collector", "num_workers start_method")
 _LAG = ("weights.swap", "weights.max_lag", "weights.on_lag")
 
 # Group -> its choices. What an option is read with is said in the order of these groups, and of the choices of each.

@@ -14,7 +14,7 @@ from rlcli.config import registry
 from rlcli.config.option import branches, find, option
 from rlcli.config.parts import choices
 
-_ONE_BY_ONE = {"env.mode": ("auto", "serial")}
+_IN_PROCESSES = {"env.mode": ("auto", "parallel")}
 
 
 @dataclass
@@ -38,17 +38,31 @@ class EnvConfig:
     num: int = option(8, "environments stepped together", ge=1, le=1_000_000)
     mode: str = option(
         "auto",
-        "serial: one by one; native: the env's own vector engine; auto: the faster that resumes exactly",
-        choices=("auto", "serial", "native"),
+        "serial: one by one; parallel: in processes; native: the env's own vector engine; auto: the engine where it is "
+        "faster and resumes exactly, else processes where a try of the env shows that they are",
+        choices=("auto", "serial", "parallel", "native"),
     )
     workers: int | None = option(
-        None, "processes that step the envs, a share each; null: none, this one steps them", ge=1, when=_ONE_BY_ONE
+        None,
+        "processes that step the envs, a share each; null: as many as env.per_worker makes, with env.mode=parallel",
+        ge=1,
+        when=_IN_PROCESSES,
+    )
+    per_worker: int | str = option(
+        "auto", "envs that each of those processes steps; auto: one process a core", ge=1, words=("auto",),
+        when=_IN_PROCESSES)  # fmt: skip
+    caller_steps: str = option(
+        "auto",
+        "the run's own process steps a share too; auto: where neither a number of processes is given nor failing ones "
+        "are replaced",
+        choices=("auto", "true", "false"),
+        when=_IN_PROCESSES,
     )
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
         choices=("auto", "forkserver", "spawn", "fork"),
-        when=_ONE_BY_ONE,
+        when=_IN_PROCESSES,
     )
     kwargs: dict[str, Any] = option(
         {}, "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them"

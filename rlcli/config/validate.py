@@ -75,15 +75,21 @@ def check_memory(cfg: Any) -> Iterator[Problem]:
 def check_workers(cfg: Any) -> Iterator[Problem]:
     c, env = cfg.collector, cfg.env
     if c.kind == "sync":
+        if c.on_worker_error == "restart" and not (env.workers or env.mode == "parallel"):
+            yield Problem(
+                "collector.on_worker_error=restart is for worker processes, and there are none",
+                "use env.mode=parallel, or collector=multi_sync",
+            )
         return
     if isinstance(c.num_workers, int) and c.num_workers > env.num:
         yield Problem(
             f"collector.num_workers={c.num_workers} are more than there are envs",
             f"use collector.num_workers={env.num} at most",
         )
-    if env.workers:
+    if env.workers or env.mode == "parallel":
+        name = "env.workers" if env.workers else "env.mode=parallel"
         yield Problem(
-            f"env.workers steps envs for one process, and collector={c.kind} has several that step their own",
+            f"{name} steps envs for one process, and collector={c.kind} has several that step their own",
             "give one of them",
         )
     scales = [f"env.{name}" for name in ("normalize_observation", "normalize_reward") if getattr(env, name)]
@@ -174,8 +180,24 @@ def check_modes(cfg: Any) -> Iterator[Problem]:
         yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
     if env.workers and env.workers > env.num:
         yield Problem(f"env.workers={env.workers} are more than there are envs", f"use env.workers={env.num} at most")
-    if env.start_method != "auto" and not env.workers:
-        yield Problem("env.start_method is of worker processes, and there are none", "give env.workers")
+    apart = env.workers or env.mode == "parallel"
+    for name in ("start_method", "per_worker", "caller_steps"):
+        if getattr(env, name) != "auto" and not apart:
+            yield Problem(f"env.{name} is of worker processes, and there are none", "give env.mode=parallel")
+    if env.workers and env.per_worker != "auto":
+        yield Problem("env.workers and env.per_worker both say how many processes there are", "give one of them")
+    elif isinstance(env.per_worker, int) and env.per_worker > env.num:
+        yield Problem(
+            f"env.per_worker={env.per_worker} are more than there are envs", f"use env.per_worker={env.num} at most"
+        )
+    if env.caller_steps == "true" and cfg.collector.on_worker_error == "restart" and cfg.collector.kind == "sync":
+        yield Problem(
+            "env.caller_steps=true and collector.on_worker_error=restart contradict each other: what this process "
+            "steps itself cannot be replaced",
+            "leave out one of them",
+        )
+    if env.caller_steps == "true" and (env.workers or 0) >= env.num:
+        yield Problem("env.caller_steps=true leaves the workers too few envs", f"use env.workers={env.num - 1} at most")
     if env.kind == "atari" and not env.id.startswith("ALE/"):
         yield Problem(f"env=atari and env.id={env.id} contradict each other", "ids of Atari games begin with ALE/")
 

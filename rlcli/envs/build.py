@@ -13,7 +13,7 @@ from rlcli.config import registry
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
-from rlcli.config.schemas import Config, EnvConfig
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs.base import EnvBase
 from rlcli.envs.lanes_env import GymEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
@@ -23,6 +23,7 @@ from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import Key, unravel
 from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured, set_limit
+from rlcli.lanes.parallel_lanes import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 
@@ -37,6 +38,7 @@ def build_env(
     *,
     gamma: float = 0.99,
     num: int | None = None,
+    on_worker_error: str = "raise",
 ) -> EnvBase:
     """The envs of a run with their transforms.
 
@@ -46,10 +48,12 @@ def build_env(
         Discount, for the running scale of rewards.
     num : int, optional
         Instead of `cfg.num`; they are stepped in this process then.
+    on_worker_error : {"raise", "restart"}
+        What becomes of a process that steps envs and fails.
     """
     lanes = cfg.num if num is None else num
-    if cfg.workers and num is None:
-        base = _parallel(cfg, cfg.workers)
+    if _apart(cfg) and num is None:
+        base = _parallel(cfg, on_worker_error)
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
@@ -91,9 +95,43 @@ def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
     return SerialEnv(lanes, another)
 
 
-def _parallel(cfg: EnvConfig, workers: int) -> EnvBase:
+def _apart(cfg: EnvConfig) -> bool:
+    """Whether processes are asked for that step the envs."""
+    return cfg.mode == "parallel" or bool(cfg.workers)
+
+
+def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
+    """How a `ParallelEnv` shares its envs out."""
+    return {
+        "workers": cfg.workers, "per_worker": None if cfg.workers else cfg.per_worker,
+        "caller_steps": None if cfg.caller_steps == "auto" else cfg.caller_steps == "true",
+        "on_worker_error": on_worker_error,
+    }  # fmt: skip
+
+
+def lanes_here(cfg: CollectConfig) -> int:
+    """How many of a run's envs its own process steps."""
+    if cfg.collector.kind != "sync":
+        return 0
+    if not _apart(cfg.env):
+        return cfg.env.num
+    parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    return len(parts[0]) if caller_steps else 0
+
+
+def env_workers(cfg: CollectConfig) -> int:
+    """How many processes step envs for a run's own one; those that collect are not among them."""
+    if cfg.collector.kind != "sync" or not _apart(cfg.env):
+        return 0
+    parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    return len(parts) - caller_steps
+
+
+def _parallel(cfg: EnvConfig, on_worker_error: str) -> EnvBase:
     method = None if cfg.start_method == "auto" else cfg.start_method
-    env = ParallelEnv(cfg.num, _maker(cfg), workers=workers, start_method=method)
+    env = ParallelEnv(
+        cfg.num, _maker(cfg), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout, start_method=method
+    )
     heavy = env.lanes.heavy  # type: ignore[attr-defined]
     if heavy and env.start_method != "fork":
         print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)

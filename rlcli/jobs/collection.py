@@ -31,6 +31,7 @@ from rlcli.data.files.state import decode_state, encode_state, loading_state
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, learned_by_transforms
 from rlcli.errors import ConfigError, DamagedDataError, RlcliError, StoppedSafely, saying_memory
+from rlcli.jobs.env_mode import settled
 from rlcli.jobs.trained_run import check_imports, config_of, restored_policy
 from rlcli.keys import (
     DONE,
@@ -70,9 +71,11 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     StoppedSafely
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
+    cfg, chosen = settled(cfg)
     with new_run(cfg, "collect", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
             collection = Collection(cfg, run, stop)
+        collection.chosen = chosen
         with collection.reporter:
             fill(collection)
     return run
@@ -156,7 +159,8 @@ class Collection:
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
         torch.set_num_threads(threads)
-        self.env = build_env(cfg.env, num=None if cfg.collector.kind == "sync" else 1)
+        here = cfg.collector.kind == "sync"
+        self.env = build_env(cfg.env, num=None if here else 1, on_worker_error=cfg.collector.on_worker_error)
         self.policy = acting_policy(cfg, self.env, run)
         self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
         if cfg.memory.fill_value is not None:
@@ -169,6 +173,7 @@ class Collection:
         self.replayable: bool | None = None  # unknown until the env was tried
         self.versions = surroundings(threads, devices(cfg).values(), registry.imported)
         self.resumed: Found | None = None
+        self.chosen: list[str] = []  # what the configuration had left open
         self.cut: list[int] = []  # lanes whose open episode on the disk could not be gone on with
 
     @property
@@ -193,7 +198,7 @@ class Collection:
         collector = self.collector
         if self.resumed is None:
             self._try_replaying()
-        lines = [f"run {self.run.path}", *notes(self.cfg, collector, bool(self.replayable))]
+        lines = [f"run {self.run.path}", *self.chosen, *notes(self.cfg, collector, bool(self.replayable))]
         with random_streams.kept():
             self.reporter.memory.expected = expected(self.cfg, collector, Learning(self.policy), self.imported)
         self.reporter.workers.begin(collector.workers)

@@ -19,6 +19,7 @@ from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms
 from rlcli.errors import RlcliError, in_words
+from rlcli.jobs.env_mode import settled
 from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.evaluation import (
     Evaluation,
@@ -55,9 +56,11 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
+    cfg, chosen = settled(cfg)
     with new_run(cfg, "train", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
             learner = Learner(cfg, run, stop)
+        learner.chosen = chosen
         with learner.reporter:
             learner.begin()
             go(learner)
@@ -98,7 +101,9 @@ class Learner:
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         apart = cfg.collector.kind != "sync"  # workers have the envs; here is one to look at
-        self.env = build_env(cfg.env, gamma=cfg.value.gamma, num=1 if apart else None)
+        self.env = build_env(
+            cfg.env, gamma=cfg.value.gamma, num=1 if apart else None, on_worker_error=cfg.collector.on_worker_error
+        )
         self.algorithm = algorithm_of(cfg)
         self.policy = policy = build_policy(cfg, self.env)
         self.threads = choose_threads(cfg, policy)
@@ -128,6 +133,7 @@ class Learner:
             self.saver.parts["evaluation"] = play
         self.replayable = self.collector.remember_episodes(cfg.run.max_replay_steps)
         self.init_rows: InitRows | None = None
+        self.chosen: list[str] = []  # what the configuration had left open
         self._waited = math.inf  # for the last evaluation, in seconds; how long the first takes is not known
 
     def begin(self) -> None:
@@ -142,7 +148,7 @@ class Learner:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
         lines = [f"run {self.run.path}", self._threads_said()]
-        lines += notes(cfg, collector, self.replayable)
+        lines += [*self.chosen, *notes(cfg, collector, self.replayable)]
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing

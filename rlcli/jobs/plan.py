@@ -17,11 +17,12 @@ from rlcli.collectors.build import build_collector, in_this_process
 from rlcli.collectors.faces import Face
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_env
+from rlcli.envs.build import build_env, lanes_here
 from rlcli.jobs.collection import policy_to_look_at, stored_keys
+from rlcli.jobs.env_mode import settled
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
-from rlcli.planning.envs import EVALUATION, Envs, lanes_of, measured, played, workers_of
+from rlcli.planning.envs import EVALUATION, Envs, lanes_apart, lanes_of, measured, played, workers_of
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.foresee import (
     Learning,
@@ -52,6 +53,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
     RlcliError
         The env or the policy cannot be made: the run would say the same.
     """
+    cfg, _ = settled(cfg)
     gc.collect()
     give_back()
     imported = resident()
@@ -71,8 +73,7 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)
-            in_process = not cfg.env.workers and cfg.collector.kind == "sync"
-            code = max(first - envs.each, 0) if in_process or played(cfg) else 0
+            code = max(first - envs.each, 0) if lanes_here(cfg) or played(cfg) else 0
             process = {
                 "after imports": imported[0],
                 "networks, being made": max(networks - parameter_bytes(policy), 0),
@@ -83,11 +84,11 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
 
             def foreseen(changed: CollectConfig) -> Plan:
                 """What was measured for this configuration, and the tensors of another."""
-                num, alone, parts = changed.env.num, envs, learning
-                more = {"envs": code + envs.each * num * in_process, EVALUATION: envs.each * played(changed)}
+                alone, parts = envs, learning
+                more = {"envs": code + envs.each * lanes_here(changed), EVALUATION: envs.each * played(changed)}
                 if workers_of(cfg):
                     fewer = workers_of(cfg) - workers_of(changed)
-                    gone = envs.worker * fewer + envs.each * (cfg.env.num - num)
+                    gone = envs.worker * fewer + envs.each * (lanes_apart(cfg) - lanes_apart(changed))
                     alone = dataclasses.replace(envs, workers=envs.workers - gone)
                 if isinstance(changed, Config) and policy is not None:
                     on_cpu = dataclasses.replace(changed, device=here.device)

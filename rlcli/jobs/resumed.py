@@ -145,7 +145,7 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
 # scheduled by it: `Changes.lines` says so
 HARMLESS = (
     "total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout", "env.workers",
-    "env.start_method",
+    "env.per_worker", "env.caller_steps", "env.start_method",
 )  # fmt: skip
 # read when a run begins: where it lies, initial weights and coefficients, where policies and rows were taken from
 AT_THE_START = (
@@ -316,6 +316,8 @@ def changes(
         key: pair for key, pair in different.items() if not any(f"{key}.".startswith(f"{name}.") for name in HARMLESS)
     }
     breaking |= {key: pair for key, pair in around.items() if decides_bits(key.removeprefix(AROUND), *pair)}
+    if set(breaking.get("env.mode", ("native",))) <= {"serial", "parallel"}:
+        breaking.pop("env.mode")  # the same frames
     harmless = {key: pair for key, pair in {**different, **around}.items() if key not in breaking}
     return Changes(frames, harmless, breaking, now, list(overrides), _scheduled(cfg))
 

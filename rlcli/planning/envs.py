@@ -19,7 +19,7 @@ import psutil
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
-from rlcli.envs.build import build_env, evaluation_lanes, wants_native
+from rlcli.envs.build import build_env, env_workers, evaluation_lanes, lanes_here, wants_native
 from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
 
@@ -55,6 +55,11 @@ def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
     """The envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
     mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
     return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
+
+
+def lanes_apart(cfg: CollectConfig) -> int:
+    """How many envs of the run other processes step."""
+    return cfg.env.num - lanes_here(cfg)
 
 
 def played(cfg: CollectConfig) -> int:
@@ -108,9 +113,10 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     """
     if not (count := played(cfg)):
         return {}
+    apart = env_workers(cfg) > 0 and not lanes_here(cfg)
     before = resident()
     try:
-        env = build_env(lanes_of(cfg, 1)) if cfg.env.workers else None
+        env = build_env(lanes_of(cfg, 1)) if apart else None
         try:
             first = grown(before)
             envs = one_more(cfg)
@@ -119,19 +125,19 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
                 env.close()
     except Exception:  # of the env: the evaluation will say so, and end no run
         return {}
-    if cfg.env.workers:
+    if apart:
         # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
         return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
     return {
         EVALUATION: envs.each * count,
-        "envs, once reset": 0 if reset or shares(cfg) else envs.at_reset * cfg.env.num,
+        "envs, once reset": 0 if reset else envs.at_reset * lanes_here(cfg),
     }
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 def workers_of(cfg: CollectConfig) -> int:
     """How many processes step the envs beside this one."""
-    return len(shares(cfg)) or cfg.env.workers or 0
+    return len(shares(cfg)) or env_workers(cfg)
 
 
 def measured(cfg: CollectConfig) -> Envs:
@@ -148,7 +154,7 @@ def measured(cfg: CollectConfig) -> Envs:
             collector.rollout()
             shared, (own,), started = _processes(collector.processes)
     elif count:
-        env = build_env(dataclasses.replace(one, workers=1))
+        env = build_env(dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false"))
         try:
             shared, (own,), started = _processes(env.lanes.crew)  # type: ignore[attr-defined]
         finally:
@@ -156,7 +162,7 @@ def measured(cfg: CollectConfig) -> Envs:
     else:
         return envs
     alone = max(own - envs.each, 0)
-    workers = shared + count * alone + cfg.env.num * (envs.each + started)
+    workers = shared + count * alone + lanes_apart(cfg) * (envs.each + started)
     return dataclasses.replace(envs, workers=workers, worker=alone)
 
 

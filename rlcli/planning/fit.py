@@ -19,6 +19,7 @@ from rlcli.config.schemas import CollectConfig, draws_slices
 from rlcli.config.validate import validate
 from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
+from rlcli.envs.build import env_workers
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.hooks import BUFFER
@@ -195,7 +196,7 @@ def _ways(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[Sequence[Ma
     if in_ram and buffer and cfg.storage.kind != "memmap":
         yield [{"storage": "memmap"}]
     if in_ram and (count := workers_of(cfg)) > 1:
-        yield [{"env.workers" if cfg.env.workers else "collector.num_workers": count // 2}]
+        yield [{"env.workers" if env_workers(cfg) else "collector.num_workers": count // 2}]
     if in_ram:
         envs = plan.env_bytes * cfg.env.num
         fewer = _scaled(cfg.env.num, envs, over) if envs > over else cfg.env.num // 2
