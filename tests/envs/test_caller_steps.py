@@ -19,6 +19,8 @@ from test_step_contract import STEP_FAULTS, with_part
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
+from rlcli.processes import channel as channel_module
+from rlcli.processes import crew as crew_module
 from rlcli.processes import line as line_module
 
 
@@ -48,6 +50,52 @@ def test_batches_and_checkpoints_are_those_of_one_process(world, data):
     env.close()
     assert all(equal(a, b) for a, b in zip(here[0], there[0], strict=True))
     assert repr(here[1]) == repr(there[1])
+
+
+@st.composite
+def dealings(draw) -> tuple[int, dict]:
+    """Lanes, and any way to deal them out."""
+    lanes = draw(st.integers(2, 6))
+    number = draw(st.integers(1, lanes - 1))
+    how = draw(st.sampled_from([{}, {"per_worker": "auto"}, {"workers": number}, {"per_worker": number}]))
+    here = draw(st.sampled_from([None, True, False]))
+    failing = "raise" if here else draw(st.sampled_from(["raise", "restart"]))
+    return lanes, {**how, "caller_steps": here, "on_worker_error": failing}
+
+
+@pytest.mark.parametrize("world", ["CartPole", "nested"])
+@settings(max_examples=6)
+@given(dealing=dealings(), length=st.integers(1, 40))
+def test_however_they_are_dealt_out_batches_are_those_of_one_process(world, dealing, length):
+    lanes, how = dealing
+    here = collected(SerialEnv(lanes, WORLDS[world]), [length, 3])
+    env = ParallelEnv(lanes, WORLDS[world], **how)
+    there = collected(env, [length, 3])
+    env.close()
+    assert all(equal(a, b) for a, b in zip(here[0], there[0], strict=True))
+    assert repr(here[1]) == repr(there[1])
+
+
+@pytest.mark.skipif(not line_module._IN_ORDER, reason="orders go by the channel here")
+@pytest.mark.parametrize("caller_steps", [True, False])
+def test_nothing_of_a_step_or_a_reset_is_pickled(monkeypatch, caller_steps):
+    env = ParallelEnv(4, CARTPOLE, workers=2, caller_steps=caller_steps)
+    collector = Collector(env, None, frames_per_batch=4, total_frames=-1)
+    collector.rollout(2)
+    bodies = []
+    monkeypatch.setattr(
+        channel_module.Channel, "send", lambda self, kind, turn=0, body=b"": sent(self, kind, turn, body)
+    )
+    monkeypatch.setattr(crew_module, "unpacked", lambda body: bodies.append(body) if body else None)
+
+    def sent(channel, kind, turn, body) -> None:
+        bodies.extend([body] if body else [])
+        channel.end.sendall(channel_module._HEAD.pack(kind, turn, len(body)) + body)
+
+    before = sum(collector.episodes)
+    collector.rollout(200)
+    assert sum(collector.episodes) > before and not bodies
+    collector.shutdown()
 
 
 def test_a_checkpoint_of_one_process_goes_on_and_back():
