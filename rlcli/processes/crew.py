@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 import traceback
 import weakref
@@ -77,6 +78,7 @@ class Crew:
         self.workers, self.goes_on = list(workers), goes_on
         self.lines = [Line(worker.channel) for worker in self.workers]
         self.failed: dict[int, BaseException] = {}
+        self.user, self.has_lines = threading.get_ident(), False  # the thread that gives orders
         self._turn = 0
         self._asked: Sequence[int] = ()
         self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
@@ -92,6 +94,7 @@ class Crew:
         """Let orders go by these cells of shared memory, one row a worker: see `Line.open`."""
         for index in only:
             self.lines[index].open(cells[index], parent=True)
+        self.has_lines = True
         _share_cores()
 
     def order(
@@ -126,6 +129,9 @@ class Crew:
     ) -> None:
         """The first half of `order`: what this process does before it asks for the `answers`, all do at once."""
         self.settle()
+        if self.user != (user := threading.get_ident()):
+            self.user = user
+            _share_cores()
         turn = self._next_turn()
         chosen = range(len(self.workers)) if only is None else only
         for place, index in enumerate(chosen):
@@ -308,10 +314,16 @@ _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 
 
 def _share_cores() -> None:
-    """Let workers and their parent spin while they wait, as long as all of them have a core each."""
+    """Let a crew's workers and their parent spin while they wait, as long as all that may run then have a core each.
+
+    One thread has orders carried out by one of its crews at a time, and the workers of the others sleep. Not so those
+    of other threads' crews, and those whose orders do not go by lines: they collect by themselves.
+    """
     crews = [crew for crew in list(_crews) if crew.close.alive]
-    spins = may_spin(1 + sum(len(crew.workers) for crew in crews))
     for crew in crews:
+        others = [each for each in crews if each is not crew and (not each.has_lines or each.user != crew.user)]
+        threads = {crew.user, *(each.user for each in others)}
+        spins = may_spin(len(threads) + len(crew.workers) + sum(len(each.workers) for each in others))
         for line in crew.lines:
             line.let_spin(spins)
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -146,8 +147,11 @@ def test_all_crews_of_a_process_share_its_cores(monkeypatch):
 
     first, arrays = opened()
     assert spinning(first) == [line_module._IN_ORDER] * 2
-    second, _ = opened()
-    assert not any(spinning(first) + spinning(second))  # five processes
+    second, others = opened()
+    assert spinning(first) == spinning(second) == [line_module._IN_ORDER] * 2  # never at work at the same time
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(count, second, others).result()
+    assert not any(spinning(first) + spinning(second))  # perhaps at work at the same time, and six processes
     count(first, arrays)
     second.close()
     assert spinning(first) == [line_module._IN_ORDER] * 2
