@@ -6,7 +6,8 @@ parent's:  word | sleeps | spins | ... 64 bytes        worker's:  word | sleeps 
 word:      turn | whether a frame follows by the channel | kind
 ```
 What has a body goes by the channel, and the word says so. Who waits looks at the other's word: it spins for a moment,
-then lets others run between two looks, then sleeps on the channel. A sleeper is sent a frame to wake it; one that
+then lets others run between two looks, then sleeps on the channel. Where spinning was in vain a few times, since an
+answer takes longer or others have the cores, it is seldom tried again. A sleeper is sent a frame to wake it; one that
 was missed, since both looked at the same time, costs no more than `_SLEEP` seconds.
 """
 
@@ -26,6 +27,7 @@ CELLS = 16  # of eight bytes each, in two cache lines: the parent writes into on
 CELL = np.dtype(np.int64)
 _WORD, _SLEEPS, _SPINS = 0, 1, 2
 _SPIN = 50e-6  # seconds, where there is a core for every process
+_VAIN, _AGAIN = 3, 64  # spins in vain, one after the other, after which only one wait in so many begins with one
 _YIELD = 200e-6  # seconds in which others may run
 _SLEEP = 0.05  # seconds without a frame after which a sleeper looks at the word by itself
 _KINDS, _FRAME = 8, 1 << 8  # bits of a kind; whether a frame follows
@@ -57,6 +59,7 @@ class Line:
         self.channel = channel
         self._cells: tuple[memoryview, memoryview] | None = None  # written here, and by the other end
         self._seen = 0  # the other's word
+        self._waits = self._in_vain = 0
         self._taken = -1  # turn of the last frame that came by the channel
 
     def open(self, cells: np.ndarray, *, parent: bool) -> None:
@@ -142,11 +145,14 @@ class Line:
         assert self._cells is not None
         mine, theirs = self._cells
         seen, now = self._seen, time.perf_counter
-        if self._parents[_SPINS]:
+        self._waits += 1
+        if self._parents[_SPINS] and (self._in_vain < _VAIN or self._waits % _AGAIN == 0):
             end = now() + _SPIN
             while now() < end:
                 if theirs[_WORD] != seen:
+                    self._in_vain = 0
                     return None
+            self._in_vain += 1
         end = now() + _YIELD
         while now() < end:
             _let_others_run()

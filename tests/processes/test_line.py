@@ -20,7 +20,7 @@ from rlcli.processes.line import CELL, CELLS, Line, cores, may_spin
 from rlcli.processes.region import Region
 from rlcli.processes.worker import Worker
 
-OPEN, COUNT, SPINS, PAUSE = 1, 2, 3, 4
+OPEN, COUNT, SPINS, PAUSE, NAP = 1, 2, 3, 4, 5
 FIELDS = {"cells": ((2, CELLS), CELL), "given": ((2,), np.dtype(np.int64)), "count": ((2,), np.dtype(np.int64))}
 ORDERED = pytest.mark.skipif(not line_module._IN_ORDER, reason="orders go by the channel here")
 
@@ -37,6 +37,8 @@ def counting(channel: Channel) -> None:
             line.open(arrays["cells"][index], parent=False)
         elif kind == SPINS:
             return may_spin(1)
+        elif kind == NAP:
+            time.sleep(0.03)
         else:
             pause(rng if kind == COUNT else None)
             arrays, index = kept["arrays"], kept["index"]
@@ -120,6 +122,17 @@ def test_who_has_nothing_to_do_sleeps():
     used = [ticks(worker.pid) for worker in crew.workers]
     time.sleep(0.6)
     assert all(ticks(worker.pid) - then < 0.2 for worker, then in zip(crew.workers, used, strict=True))
+    crew.close()
+
+
+def test_who_spins_in_vain_seldom_tries_again(monkeypatch):
+    crew, arrays = opened(True)
+    monkeypatch.setattr(line_module, "_SPIN", 0.02)
+    began = time.process_time()
+    for _ in range(20):
+        crew.order(NAP)
+    assert time.process_time() - began < 0.2  # twice the three spins that are tried for each worker, not twenty
+    count(crew, arrays)
     crew.close()
 
 
