@@ -17,6 +17,7 @@ from typing import Any
 
 _HEAD = struct.Struct("<BQI")
 NOTHING = b""
+_LONG = 2**16  # bytes that are sent by a call of their own, and not copied before
 
 
 class Closed(Exception):
@@ -34,7 +35,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
-        self._read = bytearray()  # of a frame that has not come in whole
+        self._head, self._parts = NOTHING, list[bytes]()  # of a frame that has not come in whole
 
     def send(self, kind: int, turn: int = 0, body: bytes = NOTHING) -> None:
         """Send one frame.
@@ -44,7 +45,12 @@ class Channel:
         Closed
         """
         try:
-            self.end.sendall(_HEAD.pack(kind, turn, len(body)) + body)
+            head = _HEAD.pack(kind, turn, len(body))
+            if len(body) < _LONG:
+                self.end.sendall(head + body)
+            else:
+                self.end.sendall(head)
+                self.end.sendall(body)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise Closed from error
 
@@ -57,22 +63,27 @@ class Channel:
         BlockingIOError
             Nothing came in the time of `give_up_after`; what came of a frame is kept for the next call.
         """
-        head = self._exactly(_HEAD.size)
-        kind, turn, length = _HEAD.unpack_from(head)
-        frame = self._exactly(_HEAD.size + length) if length else head
-        self._read = bytearray()
-        return kind, turn, bytes(frame[_HEAD.size :])
+        if not self._head:
+            self._head = self._exactly(_HEAD.size)
+        kind, turn, length = _HEAD.unpack(self._head)
+        body = self._exactly(length)
+        self._head = NOTHING
+        return kind, turn, body
 
-    def _exactly(self, size: int) -> bytearray:
-        while len(self._read) < size:
+    def _exactly(self, size: int) -> bytes:
+        come = sum(map(len, self._parts))
+        while come < size:
             try:
-                got = self.end.recv(size - len(self._read))
+                got = self.end.recv(size - come, socket.MSG_WAITALL)
             except ConnectionResetError as error:
                 raise Closed from error
             if not got:
                 raise Closed
-            self._read += got
-        return self._read
+            self._parts.append(got)
+            come += len(got)
+        whole = NOTHING.join(self._parts)  # of one part that part itself
+        self._parts.clear()
+        return whole
 
     def give_up_after(self, seconds: float) -> None:
         """Have `receive` wait so long at most. Sending waits as long as it takes."""
