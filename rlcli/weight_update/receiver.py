@@ -15,7 +15,8 @@ from rlcli.weight_update.tensors import wait
 class WeightReceiver:
     """Adopts versions into one model of this process.
 
-    The model's tensors on the CPU move into one piece of memory, in the sender's layout, so that adopting is one copy.
+    The model's tensors on the CPU move into one piece of memory, in the sender's layout, so that adopting is one copy,
+    or none: memory that shows the newest version, at the same addresses (see `SharedVersions`).
     Those on an accelerator, and those of another dtype or order of memory, stay, and are copied to from there.
 
     Parameters
@@ -46,10 +47,9 @@ class WeightReceiver:
             )
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
         self._followed = FollowedModule(model, WeightStrategy(handle.extract_as))
-        self._memory = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
-        self._bytes = self._memory.numpy()
-        self._move_in()
         self._transport = handle.transport(self.layout, fd)
+        self._memory = self._transport.memory(self.layout.nbytes)
+        self._move_in()
 
     def _move_in(self) -> None:
         """Have the model's tensors lie in our memory, or keep note of those that cannot."""
@@ -98,7 +98,7 @@ class WeightReceiver:
             moved = [tensor.data_ptr() for tensor in self._inside] != self._addresses
             if moved or self._followed.tensors() is not self._here:  # by `.double()`, `.data =`, `assign=True`
                 self._move_in()
-            version = self._transport.receive_weights(self._bytes)
+            version = self._transport.receive_weights(self._memory)
             if self._outside:
                 with torch.inference_mode(False), torch.no_grad():
                     for tensor, view in self._outside:

@@ -45,9 +45,13 @@ class TransportBackend(ABC):
     def waiting(self) -> bool:
         """Whether something was sent that this end has not received; cheap, called before every step."""
 
+    def memory(self, nbytes: int) -> np.ndarray:
+        """At a worker's end: the memory that the model will lie in and `receive_weights` is called with, uint8."""
+        return np.zeros(nbytes, np.uint8)
+
     @abstractmethod
     def receive_weights(self, memory: np.ndarray) -> int:
-        """Copy the newest version into `memory`, uint8 `[layout.nbytes]`: all of it, and of no other. Its number.
+        """Bring the newest version to `memory`, uint8 `[layout.nbytes]`: all of it, and of no other. Its number.
 
         Called where something is `waiting` only.
         """

@@ -1,14 +1,18 @@
 """Whole versions in memory that processes share: one writes, any number read, nobody waits for anybody.
 
 ```
-count   publications so far; publication n lies in buffer n % K
-buffer  | turn | version | sum |   bytes of all tensors   |     K of them, K >= 2
+newest  publications so far, and the slot that the last of them lies in
+slot    | turn | version | sum |   bytes of all tensors   |     2 of them, more when readers act on them
           odd while it is written
 ```
-The newest buffer is never the one that is written. A reader copies it, and begins again if its turn moved meanwhile: it
-was held up until the writer came round to that buffer. Its copy has to sum to what the writer summed, version included,
-before anybody sees it; so whatever order a processor keeps its loads and stores in, and whatever became of the memory,
-what is adopted is whole. A writer that is stopped in the middle leaves the newest version as it is.
+The writer takes a slot that is not the newest and that no reader has locked.
+
+A reader of a large model locks the newest slot, and acts on those very bytes: its model lies in a window that shows
+them. Stopped for however long, it costs the writer that slot. A reader of a small one copies, which is cheaper there,
+and without a lock: it begins again if the slot's turn moved meanwhile. What it adopts has to sum to what the writer
+summed, version included, before anybody sees it; so whatever order a processor keeps its loads and stores in, and
+whatever became of the memory, what is adopted is whole. A writer that is stopped in the middle leaves the newest
+version as it is.
 """
 
 from __future__ import annotations
@@ -19,12 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.errors import DamagedDataError
 from rlcli.processes.region import Region
+from rlcli.processes.slots import Slots
+from rlcli.processes.window import Window
 from rlcli.weight_update.layout import Layout, checksum, copy_summed, summed
 from rlcli.weight_update.transport import TransportBackend
 
-_TRIES = 3  # copies of a buffer that nobody wrote to meanwhile, and that do not sum up
+_TRIES = 3  # copies of a slot that nobody wrote to meanwhile, and that do not sum up
+_MOST = 1024  # slots: a reader has two at most, and that only while it goes from one to the other
+_LARGE = 2**20  # bytes of a model that are not copied: to show other pages takes 10 us, as long as to copy 300 KB
 
 
 class SharedVersions(TransportBackend):
@@ -36,8 +44,6 @@ class SharedVersions(TransportBackend):
         Of the model's tensors.
     fd : int, optional
         Of those that another process made, to read them; it stays the caller's to close. Without it this is the writer.
-    buffers : int
-        At least 2. With more, a reader is overtaken less often by one who publishes without a pause.
 
     Attributes
     ----------
@@ -48,35 +54,37 @@ class SharedVersions(TransportBackend):
 
     Raises
     ------
-    ArgumentError
-        Fewer than 2 buffers.
     ResourceError
         There is not enough shared memory.
     """
 
-    def __init__(self, layout: Layout, fd: int | None = None, buffers: int = 2) -> None:
-        if buffers < 2:
-            raise ArgumentError("weights need 2 buffers at least", why="one is read while the other is written")
+    def __init__(self, layout: Layout, fd: int | None = None) -> None:
         self.layout = layout
-        words, bytes_ = np.dtype(np.int64), np.dtype(np.uint8)
+        word, words = np.dtype(np.int64), (_MOST,)
         self._region = Region(
             {
-                "count": ((1,), words), "turn": ((buffers,), words), "version": ((buffers,), words),
-                "sum": ((buffers,), np.dtype(np.uint64)), "bytes": ((buffers, layout.nbytes), bytes_),
+                "newest": ((1,), word), "locks": ((1,), word), "turn": (words, word), "version": (words, word),
+                "sum": (words, np.dtype(np.uint64)),
             },
             fd,
         )  # fmt: skip
+        self._newest, self._locks, self._turn, self._version, self._sum = self._region.arrays.values()
+        self._slots = Slots(self._region.fd, sum(x.nbytes for x in self._region.arrays.values()) + 512, layout.nbytes)
+        self._read = 0  # the publication that this end knows
+        self._window: Window | None = None
+        self._views: list[list[Tensor]] = []
+        self._staged: tuple[Tensor, list[Tensor]] | None = None
         if fd is None:
             self.fd = self._region.fd
             self._let_go = weakref.finalize(self, self._region.forget_fd)
-        self._count, self._turn, self._version, self._sum, self._bytes = self._region.arrays.values()
-        self._read = 0  # publications that this end knows
-        self._views = [list(layout.views(memory).values()) for memory in self._bytes] if fd is None else []
-        self._staged: tuple[Tensor, list[Tensor]] | None = None
+            self._locks[0] = self._slots.locks and layout.nbytes >= _LARGE
+            self._add()
+            self._add()
+        self._locked = bool(self._locks[0]) and self._slots.locks  # whether readers may act on a slot
 
     @property
     def newest(self) -> int:
-        return int(self._version[self._count[0] % len(self._version)])
+        return int(self._version[self._newest[0] % _MOST])
 
     # ---- the writer --------------------------------------------------------------------------------------------
     def publish(self, version: int, tensors: list[Tensor]) -> None:
@@ -86,38 +94,73 @@ class SharedVersions(TransportBackend):
         ----------
         tensors : list of Tensor
             In the order and of the shapes of the layout, on any device; other dtypes are converted.
+
+        Raises
+        ------
+        ResourceError
+            Readers have all slots, and there is not enough shared memory for one more; nothing was published.
         """
-        count = int(self._count[0]) + 1
-        at = count % len(self._turn)
-        self._turn[at] |= 1
-        self._copy_in(tensors, at)
-        self._version[at] = version
-        self._sum[at] = checksum(summed(self._bytes[at]), version)
-        self._turn[at] += 1
-        self._count[0] = count
+        count, newest = divmod(int(self._newest[0]), _MOST)
+        at = self._free(newest)
+        try:
+            self._turn[at] |= 1
+            self._copy_in(tensors, at)
+            self._version[at] = version
+            self._sum[at] = checksum(summed(self._slots.memory(at)), version)
+            self._turn[at] += 1
+        finally:
+            if self._locked:
+                self._slots.unlock(at)
+        self._newest[0] = (count + 1) * _MOST + at
 
     send_weights = publish
+
+    def _free(self, newest: int) -> int:
+        """A slot that nobody acts on, locked: the first, which is in the processor's cache rather than another."""
+        if not self._locked:
+            return 1 - newest
+        for at in range(len(self._slots)):
+            if at != newest and self._slots.lock(at, write=True):
+                return at
+        at = self._add()
+        self._slots.lock(at, write=True)
+        return at
+
+    def _add(self) -> int:
+        at = len(self._slots)
+        self._slots.add()
+        self._views.append(list(self.layout.views(self._slots.memory(at)).values()))
+        return at
 
     def _copy_in(self, tensors: list[Tensor], at: int) -> None:
         devices = {tensor.device for tensor in tensors}
         with torch.no_grad():
             if len(devices) == 1 and (device := devices.pop()).type != "cpu":  # gathered there, to cross at once
                 if self._staged is None or self._staged[0].device != device:
-                    memory = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
-                    self._staged = memory, list(self.layout.views(memory).values())
-                memory, views = self._staged
+                    gathered = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
+                    self._staged = gathered, list(self.layout.views(gathered).values())
+                gathered, views = self._staged
                 torch._foreach_copy_(views, tensors)
-                torch.from_numpy(self._bytes[at]).copy_(memory)
+                torch.from_numpy(self._slots.memory(at)).copy_(gathered)
             elif tensors:
                 torch._foreach_copy_(self._views[at], tensors)
 
     # ---- readers -----------------------------------------------------------------------------------------------
     @property
     def waiting(self) -> bool:
-        return bool(self._count[0] != self._read)
+        return bool(self._newest[0] != self._read)
+
+    def memory(self, nbytes: int) -> np.ndarray:
+        if self._locked:
+            try:
+                self._window = Window(self._slots)
+            except OSError:  # not on this system: versions are copied
+                return super().memory(nbytes)
+            return self._window.memory
+        return super().memory(nbytes)
 
     def receive_weights(self, memory: np.ndarray) -> int:
-        """Copy the newest version, all of it; the version.
+        """Copy the newest version, all of it, or show it in the window; the version.
 
         Parameters
         ----------
@@ -129,28 +172,69 @@ class SharedVersions(TransportBackend):
         DamagedDataError
             What lies in the shared memory is not what was published.
         """
+        if self._window is not None and memory is self._window.memory:
+            return self._show(self._window)
         failed = 0
         while failed < _TRIES:
-            count = int(self._count[0])
-            at = count % len(self._turn)
+            newest = int(self._newest[0])
+            at = newest % _MOST
             turn = int(self._turn[at])
             if turn % 2:
                 continue
             version, total = int(self._version[at]), int(self._sum[at])
-            arrived = checksum(copy_summed(memory, self._bytes[at]), version)
+            arrived = checksum(copy_summed(memory, self._slots.memory(at)), version)
             if self._turn[at] != turn:
                 continue
             if arrived == total:
-                self._read = count
+                self._read = newest
                 return version
             failed += 1
-        raise DamagedDataError(
-            "weights in shared memory are not what was published", where=f"version {version}",
-            why="they do not sum to the writer's checksum",
-        )  # fmt: skip
+        raise _damaged(version)
+
+    def _show(self, window: Window) -> int:
+        newest, at = self._lock_newest(window.shown)
+        before, version = window.shown, int(self._version[at])
+        if at != before:
+            try:
+                self._check(window, at, version)
+                window.show(at)
+            except BaseException:
+                self._slots.unlock(at)
+                raise
+            if before is not None:
+                self._slots.unlock(before)
+        self._read = newest
+        return version
+
+    def _lock_newest(self, mine: int | None) -> tuple[int, int]:
+        """Lock the slot of the newest version, if it is not `mine`; the publication, and the slot."""
+        while True:
+            newest = int(self._newest[0])
+            at = newest % _MOST
+            if at == mine:
+                return newest, at
+            if self._slots.lock(at):
+                if self._newest[0] == newest:
+                    return newest, at
+                self._slots.unlock(at)  # the writer may have come round to it before
+
+    def _check(self, window: Window, at: int, version: int) -> None:
+        total = int(self._sum[at])
+        if checksum(summed(window.at_home(at)), version) == total:
+            return
+        window.forget(at)  # pages that this process wrote to, when the slot was shown before
+        if checksum(summed(window.at_home(at)), version) != total:
+            raise _damaged(version)
 
     def close(self) -> None:
         """Close the descriptor; whoever has the memory keeps it."""
         if self.fd is not None:
             self._let_go()
             self.fd = None
+
+
+def _damaged(version: int) -> DamagedDataError:
+    return DamagedDataError(
+        "weights in shared memory are not what was published", where=f"version {version}",
+        why="they do not sum to the writer's checksum",
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import serve
 from rlcli.processes.line import Line
-from rlcli.weight_update import SharedMemWeightSyncScheme, open_receiver, versions
+from rlcli.weight_update import SharedMemWeightSyncScheme, SharedVersions, open_receiver, versions
 
 
 def model(width: int = 40) -> nn.Module:
@@ -41,10 +41,17 @@ def stop_midway(target: np.ndarray, source: np.ndarray) -> int:
     versions.copy_summed = copy_summed
     os.kill(os.getpid(), signal.SIGSTOP)
     target[half:] = source[half:]
-    return versions.summed(target)
+    return summed(target)
 
 
-copy_summed = versions.copy_summed
+def stop_before(memory: np.ndarray) -> int:
+    """A sum before which this process is stopped, once."""
+    versions.summed = summed
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return summed(memory)
+
+
+copy_summed, summed = versions.copy_summed, versions.summed
 
 
 def adopt(channel: Channel) -> None:
@@ -63,7 +70,7 @@ def adopt(channel: Channel) -> None:
         elif order == "receive":
             return receiver.waiting, receiver.receive(), numbers(acting)
         elif order == "stop midway":
-            versions.copy_summed = stop_midway
+            versions.copy_summed, versions.summed = stop_midway, stop_before
         elif order == "until":
             adopted, held = [], []
             while not adopted or adopted[-1] < given[0]:
@@ -77,21 +84,22 @@ def adopt(channel: Channel) -> None:
 
 def publish(channel: Channel) -> None:
     """A worker that publishes version 1, then is stopped in the middle of version 2."""
-    trained = fill(model(), 1)
+    trained = fill(model(unpacked(channel.receive()[2])), 1)
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
     sender.send(version=1)
     channel.send(0, 0, packed(sender.handle()))
     channel.send_fd(sender.fd)
     channel.receive()
-    summed = versions.summed
+    copy_in = SharedVersions._copy_in
 
-    def stopped(memory: np.ndarray) -> int:
+    def stopped(self, tensors, at) -> None:
+        copy_in(self, tensors, at)
+        memory = self._slots.memory(at)
         memory[len(memory) // 2 :] = 0  # as if the other half had not been copied yet
         os.kill(os.getpid(), signal.SIGSTOP)
-        sender._transport._copy_in(list(sender._followed.tensors().values()), 0)
-        return summed(memory)
+        copy_in(self, tensors, at)
 
-    versions.summed = stopped
+    SharedVersions._copy_in = stopped
     fill(trained, 2)
     sender.send(version=2)
     channel.send(0)
