@@ -10,6 +10,7 @@ import copy
 import logging
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -275,10 +276,22 @@ class TorchrlWeights:
         """The net's weights as they are now; returns when every worker has them."""
         self.scheme.send(self.weights)
 
+    def act(self, how: Callable[[nn.Module], None]) -> None:
+        """Have every worker call `how(net)` again and again until it is asked something."""
+        for end in self._ends:
+            end.send(how)
+
+    def adopted(self) -> list[int]:
+        """When each worker had written what was sent last to its model, in nanoseconds of the system's clock."""
+        return self._asked("adopted")
+
     def numbers(self) -> list[set[float]]:
         """What each worker's model holds."""
+        return self._asked("numbers")
+
+    def _asked(self, what: str) -> list[Any]:
         for end in self._ends:
-            end.send("numbers")
+            end.send(what)
         return [end.recv() for end in self._ends]
 
     def close(self) -> None:
@@ -293,10 +306,23 @@ class TorchrlWeights:
 
 def _torchrl_receiver(scheme: Any, net: nn.Module, index: int, end: Any) -> None:
     torch.set_num_threads(1)
+    apply, adopted = scheme._strategy.apply_weights, 0
+
+    def noted(*given: Any, **more: Any) -> None:
+        nonlocal adopted
+        apply(*given, **more)
+        adopted = time.monotonic_ns()
+
+    scheme._strategy.apply_weights = noted
     scheme.init_on_receiver(model_id="policy", model=net, worker_idx=index)
     scheme.connect(worker_idx=index)
     end.send("ready")
     with contextlib.suppress(EOFError, ConnectionResetError):
-        while end.recv():
-            end.send({x.item() for tensor in net.parameters() for x in tensor.detach().aminmax()})
+        while what := end.recv():
+            if callable(what):
+                while not end.poll():
+                    what(net)
+                continue
+            held = {x.item() for tensor in net.parameters() for x in tensor.detach().aminmax()}
+            end.send(adopted if what == "adopted" else held)
     os._exit(0)

@@ -18,7 +18,7 @@ from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.layout import Layout
 from rlcli.weight_update.tensors import named_tensors
 
-OPEN, PLAIN, COPY, RECEIVE, TAKE, POLL, STRESS, NUMBERS = range(8)
+OPEN, PLAIN, COPY, RECEIVE, TAKE, ACT, STRESS, NUMBERS = range(8)
 
 
 def net_of(hidden: int) -> nn.Module:
@@ -100,22 +100,35 @@ def work(channel: Channel) -> None:
             hidden, flat = unpacked(body)
             return cpu_seconds(plain[hidden].read_flat if flat else plain[hidden].read)
         if kind == RECEIVE:
-            return cpu_seconds(models[unpacked(body)].receiver.receive)
+            return cpu_seconds(models[unpacked(body)].receiver.receive), time.monotonic_ns()
         if kind == TAKE:
             receiver = list(models.values())[-1].receiver  # the one that was opened last is sent messages
             receiver.take(body)
-            return receiver.receive()
-        if kind == POLL:
-            receiver = models[unpacked(body)].receiver
-            while not receiver.waiting:
-                os.sched_yield()
             receiver.receive()
             return time.monotonic_ns()
+        if kind == ACT:
+            return _acted(models[unpacked(body)])
         if kind == STRESS:
             return _stressed(models[unpacked(body)])
         return numbers(models[unpacked(body)].net)
 
     serve(Line(channel), orders)
+
+
+def act(net: nn.Module) -> None:
+    """One forward of a row, as a worker that collects from one env calls it."""
+    with torch.no_grad():
+        net(torch.zeros(1, 64))
+
+
+def _acted(acting: Acting) -> int:
+    """Act until a version waits, and adopt it; when that was done."""
+    while not acting.receiver.waiting:
+        act(acting.net)
+    acting.receiver.receive()
+    done = time.monotonic_ns()
+    time.sleep(0.005)  # an answer would hold up whoever is not done yet
+    return done
 
 
 def cpu_seconds(call: Any) -> float:

@@ -1,9 +1,9 @@
 """`rlcli bench weights`: a policy's weights to two worker processes, from published to adopted by both.
 
-Our workers look for a new version between steps, as those of a collector do, and note when they hold it, or sleep until
-they are told; the other framework's `send` returns when its workers, asleep too, said that they hold it. Beside that:
-the processor time of one publication and two adoptions, against the three plain copies that any way needs; and whether
-an adopted version was ever torn under stress.
+Both frameworks' workers do the same: they sleep until they are told, or they act. Then ours look for a new version
+between two forwards, and the other framework's receive in a thread beside them. Whoever adopts notes when it has.
+Beside that: the processor time of one publication and two adoptions, against the three plain copies that any way needs;
+and whether an adopted version was ever torn under stress.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any
 from rlcli.bench import peers
 from rlcli.bench.harness import Report, Side, interleave, ratio
 from rlcli.bench.weight_workers import (
+    ACT,
     COPY,
     NUMBERS,
     OPEN,
     PLAIN,
-    POLL,
     RECEIVE,
     STRESS,
     TAKE,
     Plain,
+    act,
     cpu_seconds,
     fill,
     net_of,
@@ -35,8 +36,9 @@ from rlcli.processes.crew import Crew
 from rlcli.processes.worker import Worker
 from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
-SHARED, TOLD, MESSAGES = "rlcli", "rlcli, told", "rlcli, messages"
+SHARED, TOLD, MESSAGES = "rlcli, acting", "rlcli, asleep", "rlcli, messages"
 THEIRS = ("torchrl, shared memory", "torchrl, messages")
+THEIRS_ACTING = "torchrl, shared memory, acting"
 CPU, COPIES, FLAT = "cpu: rlcli", "cpu: 3 plain copies", "cpu: 3 flat copies"
 WORKERS = 2
 _TURN = 0  # of orders whose answers are waited for later
@@ -85,7 +87,7 @@ class _Size:
 
     # ---- published to adopted --------------------------------------------------------------------------------------
     def _latency(self) -> None:
-        sides = {SHARED: self._polled, TOLD: self._told, MESSAGES: self._messages}
+        sides = {SHARED: self._acting, TOLD: self._told, MESSAGES: self._messages}
         theirs = {}
         if self.settings["peers"]:
             for name, scheme in zip(THEIRS, ("SharedMemWeightSyncScheme", "MultiProcessWeightSyncScheme"), strict=True):
@@ -94,7 +96,9 @@ class _Size:
                     self.report.leave_out("torchrl")
                     break
                 theirs[name] = peer
-                sides[name] = self._timed(peer.send)
+                sides[name] = self._theirs(peer)
+            if theirs:
+                sides[THEIRS_ACTING] = self._theirs(theirs[THEIRS[0]], acting=True)
         try:
             measured = self._interleave(sides)
             for sender in (self.sender, self.carried):
@@ -106,50 +110,58 @@ class _Size:
             for peer in theirs.values():
                 peer.close()
         if theirs:
+            bar = ">= 30" if self.bytes < 1e6 else ">= 5"
             faster = min((side for side in measured if side.name in theirs), key=lambda side: side.median)
-            self._ratio(measured, faster.name, SHARED, ">= 30" if self.bytes < 1e6 else ">= 5")
-            self._ratio(measured, faster.name, TOLD)
+            self._ratio(measured, faster.name, TOLD, bar)
+            self._ratio(measured, THEIRS_ACTING, SHARED, bar)
             self._ratio(measured, THEIRS[1], MESSAGES)
         self._keep(measured)
 
-    def _polled(self) -> None:
-        """The workers look for it again and again; until the later of them holds it."""
+    def _acting(self) -> None:
+        """The workers act, and look for it between two forwards; until the later of them holds it."""
         body = packed(self.sender.model_id)
         for worker in self.crew.workers:
-            worker.channel.send(POLL, _TURN, body)
-        time.sleep(0.002)  # they have begun to look
-        fill(self.net, self.version)  # as after a step of an optimizer
-        began = time.monotonic_ns()
+            worker.channel.send(ACT, _TURN, body)
+        began = self._while_they_act()
         self.sender.send(version=self.version)
-        done = [unpacked(self.crew.wait(index, _TURN)[1]) for index in range(WORKERS)]
-        self.spent += (max(done) - began) / 1e9
+        self._until(began, [unpacked(self.crew.wait(index, _TURN)[1]) for index in range(WORKERS)])
+
+    def _while_they_act(self) -> int:
+        """A publication is about to begin, as after a step of an optimizer; when."""
+        time.sleep(0.005)
+        fill(self.net, self.version)
+        return time.monotonic_ns()
 
     def _told(self) -> None:
-        """The workers sleep until they are told, and answer."""
+        """The workers sleep until they are told."""
         began = time.monotonic_ns()
         self.sender.send(version=self.version)
-        self._order(RECEIVE, self.sender.model_id)
-        self.spent += (time.monotonic_ns() - began) / 1e9
+        self._until(began, [done for _, done in self._order(RECEIVE, self.sender.model_id)])
 
     def _messages(self) -> None:
         began = time.monotonic_ns()
         self.carried.send(version=self.version)
-        self.crew.order(TAKE, self.carried.message() or b"")
-        self.spent += (time.monotonic_ns() - began) / 1e9
+        self._until(began, self.crew.order(TAKE, self.carried.message() or b""))
 
-    def _timed(self, call: Callable[[], Any]) -> Callable[[], None]:
+    def _theirs(self, peer: peers.TorchrlWeights, *, acting: bool = False) -> Callable[[], None]:
         def side() -> None:
-            began = time.monotonic_ns()
-            call()
-            self.spent += (time.monotonic_ns() - began) / 1e9
+            if acting:
+                peer.act(act)
+            began = self._while_they_act() if acting else time.monotonic_ns()
+            peer.send()
+            self._until(began, peer.adopted())
 
         return side
+
+    def _until(self, began: int, done: list[int]) -> None:
+        """What counts: until the later of the workers holds the version."""
+        self.spent += (max(done) - began) / 1e9
 
     # ---- processor time --------------------------------------------------------------------------------------------
     def _processor(self) -> None:
         def ours() -> None:
             self.spent += cpu_seconds(lambda: self.sender.send(version=self.version))
-            self.spent += sum(self._order(RECEIVE, self.sender.model_id))
+            self.spent += sum(cpu for cpu, _ in self._order(RECEIVE, self.sender.model_id))
 
         def copies(flat: bool) -> Callable[[], None]:
             def side() -> None:
