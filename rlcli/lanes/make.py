@@ -113,6 +113,7 @@ class GymRecipe:
 def _received(spec: Any, *values: Any) -> GymRecipe:
     """The recipe that was sent."""
     if spec is not None:
+        register_atari(spec.id)  # who registers it elsewhere would warn that it is there already
         gym.registry.setdefault(spec.id, spec)
     return GymRecipe(*values)
 

@@ -183,3 +183,22 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_recipe_of_an_atari_game_is_received_without_a_warning():
+    """The parent has registered it; where it arrives, who registers it comes after."""
+    pytest.importorskip("ale_py")
+    program = """
+import pickle, sys
+from rlcli.lanes.make import GymRecipe
+recipe = GymRecipe("ALE/Pong-v5")
+if len(sys.argv) == 1:
+    recipe.make().close()
+    sys.stdout.buffer.write(pickle.dumps(recipe))
+else:
+    pickle.load(sys.stdin.buffer).make().close()
+"""
+    sent = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    read = [sys.executable, "-W", "error::UserWarning", "-c", program, "read"]
+    done = subprocess.run(read, input=sent, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
