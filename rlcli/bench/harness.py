@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,31 @@ def interleave(
     return [Side(name, values, per) for name, values in seconds.items()]
 
 
+def fill(sides: Mapping[str, Callable[[], Any]], rounds: int, seconds: float, per: int) -> list[Side]:
+    """As `interleave`, each side called as often as fills about so many seconds of a round, at least once.
+
+    Parameters
+    ----------
+    per : int
+        Units of work in one call.
+    """
+    calls = {}
+    for name, call in sides.items():
+        call()
+        began = time.perf_counter()
+        call()
+        calls[name] = max(1, round(seconds / (time.perf_counter() - began)))
+
+    def repeated(name: str) -> None:
+        for _ in range(calls[name]):
+            sides[name]()
+
+    found = interleave({name: partial(repeated, name) for name in sides}, rounds)
+    for side in found:
+        side.per = per * calls[side.name]
+    return found
+
+
 def ratio(sides: list[Side], over: str, under: str, bar: str = "") -> Ratio:
     """Round by round, the time of `over` divided by that of `under`."""
     by = {side.name: side for side in sides}
@@ -172,7 +198,7 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
 
     times = Table(["side", "median", "min", "max"])
     for side in sorted(report.sides, key=lambda s: s.median):
-        times.add(side.name, *map(_duration, (side.median, *side.spread)))
+        times.add(side.name, *map(shown, (side.median, *side.spread)))
     ratios = Table(["time of", "over time of", "median", "min", "max", "bar"], left=2)
     for r in report.ratios:
         numbers = (f"{x:.2f}" for x in (r.median, min(r.rounds), max(r.rounds)))
@@ -225,7 +251,8 @@ def _written(path: Path | str) -> Iterator[None]:
         ) from None
 
 
-def _duration(seconds: float) -> str:
+def shown(seconds: float) -> str:
+    """`1.5 s`, `20 ms`, `3.1 us`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

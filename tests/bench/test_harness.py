@@ -1,10 +1,11 @@
 """How benches are run and reported; times themselves are never asserted."""
 
 import json
+import time
 
 import pytest
 
-from rlcli.bench.harness import Ratio, Report, Side, claim, interleave, publish, ratio
+from rlcli.bench.harness import Ratio, Report, Side, claim, fill, interleave, publish, ratio
 from rlcli.errors import ResourceError
 
 
@@ -18,6 +19,22 @@ def test_sides_alternate_and_warm_up_rounds_do_not_count():
 def test_there_are_at_least_seven_rounds():
     (side,) = interleave({"a": lambda: None}, rounds=1)
     assert len(side.seconds) == 7
+
+
+def test_a_side_fills_its_share_of_a_round():
+    calls = {"slow": 0, "quick": 0}
+
+    def slow():
+        calls["slow"] += 1
+        time.sleep(0.03)
+
+    def quick():
+        calls["quick"] += 1
+
+    sides = fill({"slow": slow, "quick": quick}, rounds=7, seconds=0.01, per=4)
+    assert [len(side.seconds) for side in sides] == [7, 7]
+    assert sides[0].per == 4 and calls["slow"] == 2 + 8  # once and once to see how long it takes; a warm-up round
+    assert sides[1].per > 4 and calls["quick"] == 2 + 8 * sides[1].per // 4
 
 
 def test_ratios_pair_the_rounds_and_count_units_of_work():
