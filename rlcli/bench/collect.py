@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ from tensordict import TensorDictBase
 
 from rlcli.bench import collect_loops as by_hand
 from rlcli.bench import peers
+from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Report, interleave, ratio
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
@@ -154,7 +156,7 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     env = _envs(make, lanes)
     pair = _pair(env)
     label = f"{env_id} x{lanes}, CPU time"
-    sides: dict[str, Callable[[], Any]] = {f"{label}: bare envs": by_hand.bare(make, lanes, steps)}
+    sides: dict[str, Callable[[], Any]] = {f"{label}: bare envs": partial(bare(make, lanes), steps)}
     for mode in ("full", "exact"):
         sides[f"{label}: rlcli {mode}"] = _ours(_envs(make, lanes), pair, lanes * steps, mode)
     _time(report, settings, sides, lanes * steps, time.process_time)

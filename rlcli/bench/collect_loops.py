@@ -220,33 +220,6 @@ def dict_and_box(
     return collect
 
 
-def bare(make: Callable[[], gym.Env], lanes: int, steps: int, seed: int = 0) -> Callable[[], None]:
-    """Nothing but the envs: their own step and reset, bookkeeping wrappers taken off, actions drawn ahead."""
-    from rlcli.lanes.gym_lanes import strip
-
-    pairs = [strip(make()) for _ in range(lanes)]
-    rng = np.random.default_rng(seed)
-    for lane, (env, _) in enumerate(pairs):
-        env.reset(seed=seed + lane)
-    clocks = [0] * lanes
-    space: Any = pairs[0][0].action_space
-
-    def step_all() -> None:
-        if isinstance(space, gym.spaces.Discrete):
-            drawn = rng.integers(int(space.n), size=(steps, lanes)).tolist()
-        else:
-            drawn = rng.uniform(-1, 1, (steps, lanes, *space.shape)).astype(np.float32)
-        for row in drawn:
-            for lane, (env, limit) in enumerate(pairs):
-                _, _, term, trunc, _ = env.step(row[lane])
-                clocks[lane] += 1
-                if term or trunc or clocks[lane] >= limit:
-                    env.reset()
-                    clocks[lane] = 0
-
-    return step_all
-
-
 class Normalised:
     """Running mean and deviation of observations, updated at every vector step (Chan et al.'s parallel update)."""
 

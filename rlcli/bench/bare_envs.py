@@ -1,0 +1,138 @@
+"""Envs with nothing around them: the floor that benches hold envs against, here and in processes of their own.
+
+Imports no torch: a worker that only steps envs does not either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlcli.lanes.gym_lanes import strip
+from rlcli.lanes.make import GymRecipe
+from rlcli.processes.channel import Channel, packed, unpacked
+from rlcli.processes.crew import Crew, serve
+from rlcli.processes.line import Line
+from rlcli.processes.worker import Worker
+
+MAKE, STEP = 1, 2  # orders to a process
+
+
+def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[int], None]:
+    """Nothing but the envs: so many steps of each, and its resets; bookkeeping wrappers taken off, actions drawn ahead.
+
+    Parameters
+    ----------
+    lanes : int
+        How many envs, stepped in turns.
+    """
+    pairs = [strip(make()) for _ in range(lanes)]
+    rng = np.random.default_rng(seed)
+    for lane, (env, _) in enumerate(pairs):
+        env.reset(seed=seed + lane)
+    clocks = [0] * lanes
+    space: Any = pairs[0][0].action_space
+    space.seed(seed)
+    drawn_once = cycle([space.sample() for _ in range(256)])
+
+    def step_all(steps: int) -> None:
+        if isinstance(space, gym.spaces.Discrete):
+            drawn = rng.integers(space.start, space.start + space.n, size=(steps, lanes)).tolist()
+        else:
+            drawn = [[next(drawn_once) for _ in range(lanes)] for _ in range(steps)]
+        for row in drawn:
+            for lane, (env, limit) in enumerate(pairs):
+                _, _, term, trunc, _ = env.step(row[lane])
+                clocks[lane] += 1
+                if term or trunc or clocks[lane] >= limit:
+                    env.reset()
+                    clocks[lane] = 0
+
+    return step_all
+
+
+# ---- in processes that do not speak to each other ----------------------------------------------------------------
+class Independent:
+    """Processes that step bare envs, told only to begin; what N envs could reach if nothing had to be said.
+
+    Parameters
+    ----------
+    recipe : GymRecipe
+    shares : sequence of int
+        How many of the envs each process steps.
+    """
+
+    def __init__(self, recipe: GymRecipe, shares: Sequence[int]) -> None:
+        import cloudpickle
+
+        self._crew = Crew([Worker("rlcli.bench.bare_envs:work") for _ in shares])
+        body = cloudpickle.dumps(recipe)
+        self._crew.order(MAKE, [packed((body, lanes, 100 * place)) for place, lanes in enumerate(shares)])
+
+    def step(self, steps: int) -> None:
+        """So many steps of every env; until the last process is done."""
+        self._crew.order(STEP, packed(steps))
+
+    def close(self) -> None:
+        """End them."""
+        self._crew.close()
+
+
+def work(channel: Channel) -> None:
+    """What a process does."""
+    made: list[Callable[[int], None]] = []
+
+    def orders(kind: int, body: bytes) -> None:
+        if kind == MAKE:
+            recipe, lanes, seed = unpacked(body)
+            made[:] = [bare(unpacked(recipe).make, lanes, seed)]
+        else:
+            made[0](unpacked(body))
+
+    serve(Line(channel), orders)
+
+
+# ---- an env of a known cost --------------------------------------------------------------------------------------
+class Busy(gym.Env):
+    """An env whose step counts to `loops`: the same work however loaded the machine is; episodes of 200 steps."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, loops: int = 0) -> None:
+        self.loops = loops
+        self.shown = np.zeros(4, np.float32)
+        self.clock = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.clock = 0
+        return self.shown, {}
+
+    def step(self, action: Any):
+        _count(self.loops)
+        self.clock += 1
+        return self.shown, 1.0, False, self.clock >= 200, {}
+
+
+def busy(microseconds: float) -> GymRecipe:
+    """An env whose step takes so long on this machine, as long as nobody else is on its core."""
+    loops = 100_000
+    took = min(_seconds(loops) for _ in range(9))
+    return GymRecipe(Busy, {"loops": round(microseconds * 1e-6 / took * loops)}, name="Busy")
+
+
+def _seconds(loops: int) -> float:
+    began = time.thread_time()
+    _count(loops)
+    return time.thread_time() - began
+
+
+def _count(loops: int) -> None:
+    for _ in range(loops):
+        pass
