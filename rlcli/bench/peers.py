@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
@@ -26,22 +29,27 @@ def torchrl_collector(env_id: str, lanes: int, steps: int) -> Callable[[], objec
     try:
         from torchrl.collectors import Collector
         from torchrl.envs import GymEnv, SerialEnv
-        from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
     except ImportError:
         return None
-    from tensordict.nn import TensorDictModule
-
     env = SerialEnv(lanes, lambda: GymEnv(env_id))
+    actor = _torchrl_actor(env)
+    collector = iter(Collector(env, actor, frames_per_batch=lanes * steps, total_frames=-1))
+    return lambda: next(collector)
+
+
+def _torchrl_actor(env: Any) -> Any:
+    """A 2x64 actor for its env, as its own tutorials put one together."""
+    from tensordict.nn import TensorDictModule
+    from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
+
     net = MLP(
         in_features=env.observation_spec["observation"].shape[-1], out_features=env.action_spec.shape[-1],
         num_cells=[64, 64], activation_class=nn.Tanh,
     )  # fmt: skip
-    actor = ProbabilisticActor(
+    return ProbabilisticActor(
         TensorDictModule(net, in_keys=["observation"], out_keys=["logits"]), in_keys=["logits"],
         spec=env.action_spec, distribution_class=OneHotCategorical, return_log_prob=True,
     )  # fmt: skip
-    collector = iter(Collector(env, actor, frames_per_batch=lanes * steps, total_frames=-1))
-    return lambda: next(collector)
 
 
 def sb3_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object] | None:
@@ -234,6 +242,112 @@ def _dqn(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _sac(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "SAC", {**_stored(settings), "learning_starts": min(100, settings["total_frames"] // 2)}
+
+
+# ---- envs in worker processes ----------------------------------------------------------------------------------------
+
+
+class Stepped(NamedTuple):
+    """Envs that take so many steps each when `step` is called, until `close` is."""
+
+    step: Callable[[int], object]
+    close: Callable[[], object]
+
+
+def gymnasium_async(env_id: str, lanes: int, seed: int = 0) -> Stepped:
+    """gymnasium's AsyncVectorEnv with random actions; it is always there."""
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+    make = functools.partial(gymnasium.make, env_id)
+    context = "fork" if _FORKS else None
+    envs = AsyncVectorEnv([make] * lanes, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs.reset(seed=seed)
+    actions = [envs.action_space.sample() for _ in range(256)]
+
+    def step(steps: int) -> None:
+        for t in range(steps):
+            envs.step(actions[t % 256])
+
+    return Stepped(step, envs.close)
+
+
+def sb3_subproc(env_id: str, lanes: int, seed: int = 0) -> Stepped | None:
+    """SB3's SubprocVecEnv with random actions, its processes forked; None where it is not installed."""
+    try:
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+    except ImportError:
+        return None
+    kwargs = {"start_method": "fork"} if _FORKS else {}
+    envs = make_vec_env(env_id, lanes, seed=seed, vec_env_cls=SubprocVecEnv, vec_env_kwargs=kwargs)
+    envs.reset()
+    actions = [np.array([envs.action_space.sample() for _ in range(lanes)]) for _ in range(256)]
+
+    def step(steps: int) -> None:
+        for t in range(steps):
+            envs.step(actions[t % 256])
+
+    return Stepped(step, envs.close)
+
+
+def torchrl_parallel(env_id: str, lanes: int) -> Stepped | None:
+    """torchrl's ParallelEnv with random actions, its processes forked; None where it is not installed."""
+    try:
+        from torchrl.envs import GymEnv, ParallelEnv
+    except ImportError:
+        return None
+    env = ParallelEnv(lanes, functools.partial(GymEnv, env_id), mp_start_method="fork" if _FORKS else None)
+    state = [env.reset()]
+    actions = [env.full_action_spec.rand() for _ in range(256)]
+
+    def step(steps: int) -> None:
+        now = state[0]
+        for t in range(steps):
+            _, now = env.step_and_maybe_reset(now.update(actions[t % 256]))
+        state[0] = now
+
+    return Stepped(step, env.close)
+
+
+def torchrl_multi_sync(env_id: str, workers: int, lanes: int, steps: int) -> Stepped | None:
+    """torchrl's MultiSyncCollector of SerialEnvs and a 2x64 actor: `step` is by multiples of `steps`."""
+    try:
+        from torchrl.collectors import MultiSyncCollector
+        from torchrl.envs import GymEnv, SerialEnv
+        from torchrl.weight_update import SharedMemWeightSyncScheme
+    except ImportError:
+        return None
+    make = functools.partial(SerialEnv, lanes, functools.partial(GymEnv, env_id))
+    one = GymEnv(env_id)
+    actor = _torchrl_actor(one)
+    one.close()
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    scheme = SharedMemWeightSyncScheme()  # its default; one that is not shut down would hang this process at its end
+    before = multiprocessing.get_start_method(allow_none=True)
+    if _FORKS:  # it takes no argument for that
+        multiprocessing.set_start_method("fork", force=True)
+    try:
+        collector = MultiSyncCollector(
+            [make] * workers, actor, frames_per_batch=workers * lanes * steps, total_frames=-1, cat_results="stack",
+            weight_sync_schemes={"policy": scheme},
+        )  # fmt: skip
+        batches = iter(collector)
+        next(batches)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+    def step(count: int) -> None:
+        for _ in range(count // steps):
+            next(batches)
+
+    def close() -> None:
+        collector.shutdown()
+        scheme.shutdown()
+
+    return Stepped(step, close)
+
+
+_FORKS = "fork" in multiprocessing.get_all_start_methods()  # else each worker imports its framework for seconds
 
 
 # ---- weights to worker processes -------------------------------------------------------------------------------------

@@ -142,6 +142,20 @@ SETTINGS: dict[str, Settings] = {
         "threads": _THREADS,
         "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
     },
+    "workers": {
+        "env.id": Setting(
+            "", "an env whose best split is looked for, in place of all else; env.id= compares", is_env=True
+        ),
+        "env": Setting("gym", "with env.id: which kind it is", choices=("gym", "atari")),
+        "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
+        "policy": Setting("auto", "with env.id: who acts", choices=("auto", "random")),
+        "costs": Setting([6, 30, 100, 1000], "microseconds a step of envs that compute nothing else", 0, 10**6),
+        "pong": Setting("ALE/Pong-v5", "an env that is no toy; pong= leaves it out"),
+        "seconds": Setting(0.1, "about how long a side steps in a round", 0.001, 60),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
+    },
     "start": {"rounds": _ROUNDS},
 }
 
@@ -204,7 +218,7 @@ def _value(word: str, wanted: type) -> Any:
 
 def _wrong(name: str, setting: Setting, value: Any, text: str) -> Iterator[Problem]:
     wanted = type(setting.default)
-    if setting.is_env:
+    if setting.is_env and value != setting.default:
         yield from env_problems(value)
     numbers = value if isinstance(value, list) else [value]
     if type(value) is not wanted or (wanted is list and not all(type(entry) is int for entry in value)):

@@ -1,0 +1,153 @@
+"""The best split of an env's work: one process, workers that step, or workers that act as well; measured, with reasons.
+
+Every candidate is a few overrides, and what they configure is what is timed: the run's own env, policy and collector.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+from rlcli.algorithms.policy import build_policy
+from rlcli.bench.bare_envs import bare
+from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
+from rlcli.collectors.base import BaseCollector
+from rlcli.collectors.build import build_collector
+from rlcli.config.compose import configure
+from rlcli.config.schemas import CollectConfig
+from rlcli.envs.build import build_env, wants_native
+from rlcli.lanes.make import configured
+from rlcli.processes.line import cores
+
+WORTH_IT = 1.05  # times as fast: what a less simple split must be
+ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"
+
+
+class Split(NamedTuple):
+    """A way to divide the work; `workers` beside the process that learns."""
+
+    kind: str
+    workers: int
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        if self.kind in (ALONE, NATIVE):
+            return self.kind
+        some = f"{self.workers} {'worker' if self.kind != COLLECTING else 'collector'}{'s' * (self.workers != 1)}"
+        return f"caller + {some}" if self.kind == CALLING else some
+
+
+def processes(num: int) -> list[int]:
+    """How many processes may share `num` envs: 2, 4, 8 ... up to one a core; two on a machine of a single core."""
+    most = max(2, min(cores(), num))
+    return [*(2**k for k in range(1, 20) if 2**k < most), most]
+
+
+def candidates(num: int, native: bool) -> list[Split]:
+    """What is measured, the simplest first."""
+    plain = ("env.mode=native",) if native else ("env.mode=serial",)
+    found = [Split(ALONE, 0, ("env.mode=serial",))]
+    if native:
+        found.append(Split(NATIVE, 0, plain))
+    found.append(Split(APART, 1, ("env.workers=1", "env.caller_steps=false")))
+    for count in processes(num):
+        found.append(Split(CALLING, count - 1, (f"env.workers={count - 1}", "env.caller_steps=true")))
+        found.append(Split(APART, count, (f"env.workers={count}", "env.caller_steps=false")))
+        found.append(Split(COLLECTING, count, ("collector=multi_sync", f"collector.num_workers={count}", *plain)))
+    return found
+
+
+def measure(settings: dict[str, Any]) -> Report:
+    """Time every split of `env.num` envs of `env.id` in turns; the notes say which to use, and why."""
+    report = Report("workers", settings, unit="frame")
+    num, words = settings["env.num"], [f"{key}={settings[key]}" for key in ("env", "env.id", "env.num", "policy")]
+    words.append(f"threads={settings['threads']}")
+    cfg = configure("collect", [*words, "env.mode=auto"])
+    alone = _step_time(cfg)
+    steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
+    splits = candidates(num, wants_native(cfg.env, num))
+    with ExitStack() as stack:
+        sides = {}
+        for split in splits:
+            given = [*words, *split.words, f"collector.frames_per_batch={num * steps}", f"total_frames={10**15}"]
+            collector = _collector(configure("collect", given), stack)
+            sides[split.name] = partial(next, iter(collector))
+        report.sides = fill(sides, settings["rounds"], settings["seconds"], num * steps)
+    report.ratios = [ratio(report.sides, ALONE, split.name) for split in splits[1:]]
+    crossing = _crossing(report.sides, num)
+    report.figures = [
+        Figure(f"a step of one {settings['env.id']}, nothing around it", alone * 1e6, "us"),
+        Figure(f"a step of {num} through a worker: more than in this process", crossing * 1e6, "us"),
+    ]
+    best = best_of(splits, report.sides)
+    report.notes += [reasons(best, splits, report.sides, settings["env.id"], num, alone, crossing)]
+    report.notes += [f"use: {' '.join(best.words)}"]
+    return report
+
+
+def _collector(cfg: CollectConfig, stack: ExitStack) -> BaseCollector:
+    env = build_env(cfg.env, num=None if cfg.collector.kind == "sync" else 1)
+    stack.callback(env.close)
+    collector = build_collector(cfg, env, build_policy(cfg, env), None)
+    stack.callback(collector.shutdown)
+    return collector
+
+
+def _step_time(cfg: CollectConfig) -> float:
+    """Seconds of a bare env's step, resets included."""
+    step = bare(configured(cfg.env).make, 1)
+    steps, took = 8, 0.0
+    while took < 0.1:
+        steps *= 2
+        began = time.perf_counter()
+        step(steps)
+        took = time.perf_counter() - began
+    return took / steps
+
+
+def _crossing(sides: list[Side], num: int) -> float:
+    """Seconds that a step of all envs takes longer when a single worker steps them: nothing is shared, only handed."""
+    by = {side.name: side for side in sides}
+    here, there = by[ALONE], by[Split(APART, 1, ()).name]
+    pairs = zip(there.seconds, here.seconds, strict=True)
+    return max(0.0, statistics.median(a / there.per - b / here.per for a, b in pairs) * num)
+
+
+def best_of(splits: list[Split], sides: list[Side]) -> Split:
+    """The simplest of those that are about as fast as the fastest."""
+    by = {side.name: side.median for side in sides}
+    fastest = min(by.values())
+    return next(split for split in splits if by[split.name] <= fastest * WORTH_IT)
+
+
+def reasons(
+    best: Split, splits: list[Split], sides: list[Side], env_id: str, num: int, alone: float, crossing: float
+) -> str:
+    """Why it is the best, in two sentences."""
+    by = {side.name: side.median for side in sides}
+    whole, times = by[ALONE] * num, by[ALONE] / by[best.name]
+    facts = (
+        f"A step of {env_id} takes {shown(alone)} by itself, one of {num} of them with the policy {shown(whole)} in one"
+        f" process, and {shown(crossing)} more where it is handed to a worker."
+    )
+    if best.kind == ALONE:
+        share = whole * (1 - 1 / processes(num)[-1])
+        other = min((split for split in splits if split.kind != ALONE), key=lambda split: by[split.name])
+        small = f", and {cores()} cores could save {shown(share)} at most" if crossing >= share / 2 else ""
+        why = f"The next best, {other.name}, is {by[ALONE] / by[other.name]:.2f} x as fast{small}."
+    elif best.kind == NATIVE:
+        why = f"Its own engine steps all {num} in one call: {times:.2f} x as fast."
+    elif best.kind == COLLECTING:
+        why = (
+            f"On {cores()} cores {best.workers} workers that also act are {times:.2f} x as fast:"
+            " they are spoken to once a batch, not once a step."
+        )
+    else:
+        sharers = best.workers + (best.kind == CALLING)
+        why = f"On {cores()} cores {sharers} processes that step a share each are {times:.2f} x as fast."
+    return f"{facts} {why}"
