@@ -2,7 +2,8 @@
 
 Workers write the rows of their lanes into memory that the parent hands out and wraps in a batch, once all of them
 (`MultiSyncCollector`) or one (`MultiAsyncCollector`) has filled its share.  Seeds, noise and ids are those of one
-collector that steps all lanes.
+collector that steps all lanes.  A replay buffer is written here, where its index is: the copy of CartPole's rows takes
+less than a hundredth of the time that their steps do.
 """
 
 from __future__ import annotations

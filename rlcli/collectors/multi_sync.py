@@ -102,6 +102,11 @@ class MultiSyncCollector(MultiProcessCollector):
         """Steps of the longest share, so that all of them together hold so many frames; of a full batch, if need be."""
         return 0 if frames <= 0 else cut(self.shares, [told.lanes for told in self.crew.told], frames)
 
+    def _close(self) -> None:
+        super()._close()
+        if self.preemptive_threshold is not None:
+            self._preempted.forget_fd()
+
     def __len__(self) -> int:
         if self.preemptive_threshold is not None:
             raise TypeError("a collector that does not wait for stragglers has no length")

@@ -204,7 +204,7 @@ class CollectorWorker:
         self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
         torch.manual_seed(own % 2**63)
         self._engine: Engine | None = None
-        taken = self.env.full_action_spec
+        taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
             "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
