@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from test_changes import reseal
 from test_off_policy_runs import DQN, SAC
 from test_resume import final_state, stop_after
 from torch import nn
@@ -16,6 +18,7 @@ from rlcli.collectors import MultiAsyncCollector
 from rlcli.collectors.options import AHEAD
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
+from rlcli.errors import ConfigError
 from rlcli.jobs import resume
 from rlcli.learning.hooks import Hooks
 from rlcli.report import figures
@@ -174,6 +177,17 @@ def test_who_learns_gets_the_cores_that_busy_workers_leave(monkeypatch, words, t
     cfg = configure("train", words)
     assert choose_threads(cfg, nn.ModuleList([nn.Conv2d(1, 1, 3)])) == threads
     assert choose_threads(cfg, nn.ModuleList([nn.Linear(2, 2)])) == (threads if cfg.threads == 3 else 1)
+
+
+def test_more_cores_are_another_number_of_threads_only_where_auto_took_all_to_spare(run, monkeypatch):
+    with stop_after(2):
+        run("run.dir=cut", *IMPALA, "total_frames=512")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    reseal(Path("cut"), versions={"threads": "6", "cores": "8"})
+    with pytest.raises(ConfigError, match="threads 6 -> 62"):
+        resume("cut")
+    reseal(Path("cut"), versions={"threads": "1", "cores": "8"})
+    assert resume("cut").summary["status"] == "done"
 
 
 def test_the_header_says_how_threads_were_dealt_out(run, capsys):
