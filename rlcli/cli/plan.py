@@ -13,8 +13,8 @@ usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--json]
 
 Bytes of every key, under every way to keep the next observation; parameters, optimizer, buffer;
 what value estimation and an update hold for a moment; the process itself; whether it fits, and what
-would make it fit. Some envs are made, and one is stepped for a moment where env.mode=auto leaves it to
-the clock; nothing of the run's size is allocated.
+would make it fit. Some envs are made, and one is stepped for a moment where env.mode=auto leaves it
+to the clock; nothing of the run's size is allocated.
 
   --json   the same as one JSON object
 
