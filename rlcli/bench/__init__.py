@@ -21,7 +21,7 @@ NAMES = {
     "sample": "drawing slices and images from a buffer against other buffers, by its size",
     "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
     "weights": "new weights to two workers: published to adopted, against plain copies and peers",
-    "workers": "envs in processes against other frameworks' and against bare ones; the best split of an env's work",
+    "workers": "envs in processes against other frameworks'; the best split of an env's work",
     "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
     "start": "how long the command line takes to answer",
 }

@@ -234,7 +234,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
 def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == "values")
     if growing:
-        rows = cfg.collector.frames_per_batch * max(0.01, 1 - over / growing)
+        rows = cfg.collector.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
         if plan.verb == "train" and registry.part("sampler", cfg.sampler.kind).draws == "batch":
             rows = max(rows, cfg.sampler.batch_size)
         frames = max(1, int(rows // plan.lanes)) * plan.lanes

@@ -10,7 +10,7 @@ from rlcli.collectors.answers import EVERY, answering
 class _Lanes:
     """What a collection's watch reads of lanes."""
 
-    step_timeout = None
+    step_timeout, ends_what_hangs = None, False
 
     def __init__(self):
         self.clock, self.episodes = [0.0], [0]

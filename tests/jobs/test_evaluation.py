@@ -180,7 +180,7 @@ def test_an_error_in_an_evaluation_ends_no_run(run, monkeypatch, capsys):
             return super().step(action)
 
     monkeypatch.setitem(registry._users, "env", {"fails": Fails})
-    trained = run("run.dir=a", "env.id=fails", "run.eval_every=256", *BRIEF, "console=plain")
+    trained = run("run.dir=a", "env.id=fails", "env.mode=serial", "run.eval_every=256", *BRIEF, "console=plain")
     summary = trained.summary
     assert summary["status"] == "done" and summary["frames"] == 512
     assert "the simulator is gone" in summary["evaluation"]["error"]
