@@ -355,7 +355,7 @@ def test_a_worker_is_light(method):
         ]
         for each in alone:
             each.stdout.readline()
-        limit = private(alone[0].pid) + 3.0
+        limit = private(alone[0].pid) + 3.5
         for each in alone:
             each.communicate(b"\n")
     env = ParallelEnv(2, "CartPole-v1", start_method=method)
