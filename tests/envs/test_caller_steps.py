@@ -10,11 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gym_worlds import Breaking, LateStart, Remembering, Slow
+from gym_worlds import Breaking, LateStart, Slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_parallel import CARTPOLE, WORLDS, collected, equal, raised, rolled, serial_lanes, stepped
-from test_step_contract import STEP_FAULTS, with_part
+from test_step_contract import STEP_FAULTS
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
@@ -137,28 +137,6 @@ def test_of_two_that_raise_the_first_lane_is_named():
     env = shared(3, makers)
     assert raised(env) == raised(SerialEnv(3, makers))
     env.close()
-
-
-def test_numbers_that_shared_memory_cannot_hold_arrive_as_they_are():
-    given = (1 << 60) + 1, np.int8(3), 1 << 70
-    lanes = shared(3, [lambda each=each: GymEnv(Breaking(with_part(1, each), 2)) for each in given]).lanes
-    rows = {"observation": [np.zeros((3, 3), np.float32)] * 2}
-    lanes.restart({"observation": rows["observation"][0]}, [0, 1, 2])
-    step, _ = lanes.bind(rows)
-    step(0, np.zeros(3, np.int64))
-    step(0, np.zeros(3, np.int64))
-    assert lanes.outcome.rewards == [1.0, 1.0, 1.0, (1 << 60) + 1, 3.0, 1 << 70]
-    lanes.close()
-
-
-def test_actions_of_another_dtype_reach_the_env_as_they_do_in_one_process():
-    found = []
-    for env in (SerialEnv(2, lambda: GymEnv(Remembering())), shared(2, lambda: GymEnv(Remembering()))):
-        td = env.reset()
-        td["action"] = torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64)
-        found.append(env.step(td)["next"])
-        env.close()
-    assert equal(*found)
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])

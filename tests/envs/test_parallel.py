@@ -197,21 +197,25 @@ def test_the_tensordict_face_refuses_it_too(fault):
     assert texts[0] == texts[1]
 
 
-def test_numbers_that_shared_memory_cannot_hold_arrive_as_they_are():
-    given = (1 << 60) + 1, np.int8(3)
-    lanes = ParallelEnv(2, [lambda each=each: GymEnv(Breaking(with_part(1, each), 2)) for each in given]).lanes
-    rows = {"observation": [np.zeros((2, 3), np.float32)] * 2}
-    lanes.restart({"observation": rows["observation"][0]}, [0, 1])
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_numbers_that_shared_memory_cannot_hold_arrive_as_they_are(caller_steps):
+    given = (1 << 60) + 1, np.int8(3), 1 << 70
+    makers = [lambda each=each: GymEnv(Breaking(with_part(1, each), 2)) for each in given]
+    lanes = ParallelEnv(3, makers, workers=2 - caller_steps, caller_steps=caller_steps).lanes
+    rows = {"observation": [np.zeros((3, 3), np.float32)] * 2}
+    lanes.restart({"observation": rows["observation"][0]}, [0, 1, 2])
     step, _ = lanes.bind(rows)
-    step(0, np.zeros(2, np.int64))
-    step(0, np.zeros(2, np.int64))
-    assert lanes.outcome.rewards == [1.0, 1.0, (1 << 60) + 1, 3.0]
+    step(0, np.zeros(3, np.int64))
+    step(0, np.zeros(3, np.int64))
+    assert lanes.outcome.rewards == [1.0, 1.0, 1.0, (1 << 60) + 1, 3.0, 1 << 70]
     lanes.close()
 
 
-def test_actions_of_another_dtype_reach_the_env_as_they_do_in_one_process():
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_actions_of_another_dtype_reach_the_env_as_they_do_in_one_process(caller_steps):
     found = []
-    for env in (SerialEnv(2, lambda: GymEnv(Remembering())), ParallelEnv(2, lambda: GymEnv(Remembering()))):
+    for make in (SerialEnv, partial(ParallelEnv, workers=1, caller_steps=caller_steps)):
+        env = make(2, lambda: GymEnv(Remembering()))
         td = env.reset()
         td["action"] = torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64)
         found.append(env.step(td)["next"])
@@ -355,7 +359,7 @@ def test_a_worker_is_light(method):
         ]
         for each in alone:
             each.stdout.readline()
-        limit = private(alone[0].pid) + 3.5
+        limit = private(alone[0].pid) + 3.0
         for each in alone:
             each.communicate(b"\n")
     env = ParallelEnv(2, "CartPole-v1", start_method=method)

@@ -196,10 +196,11 @@ def test_a_mode_that_costs_more_than_it_saves_is_warned_of():
     assert any("approximates" in text for text in rlcli.plan(["recipe=ppo_compact", *QUIET]).warnings)
 
 
-def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch):
+@pytest.mark.parametrize("mode", ["serial", "parallel"])  # auto would leave it to the clock
+def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch, mode):
     monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (4 << 30, 8 << 30))
     overrides = ["recipe=ppo_pong", "memory=full", "env.num=64", "collector.frames_per_batch=32768", *QUIET]
-    overrides.append("env.mode=serial")  # not left to the clock
+    overrides.append(f"env.mode={mode}")
     planned = rlcli.plan(overrides)
     assert not planned.fits and planned.advice
     tried = [line.split(" ")[0] for line in planned.advice if "not enough" not in line]
