@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from rlcli.config.schemas import CollectConfig, EnvConfig
 from rlcli.envs.build import wants_native
 from rlcli.envs.parallel import sent
+from rlcli.errors import in_words
 from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured
 from rlcli.lanes.parallel_lanes import ParallelLanes
@@ -69,8 +70,8 @@ def _measured(env: EnvConfig) -> tuple[str, str]:
     try:
         with random_streams.kept():
             crossing = _seconds_a_crossing(env)
-    except Exception:  # of an env that cannot be sent or made elsewhere
-        return "serial", f"{before}, and a worker process could not be tried"
+    except Exception as error:  # of an env that cannot be sent or made elsewhere
+        return "serial", f"{before}, and a worker process could not be tried: {in_words(error)}"
     together = -(-env.num // shares) * step + crossing
     faster = together <= (1 - SHARE) * alone and alone - together >= WORTH
     return (

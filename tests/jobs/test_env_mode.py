@@ -127,6 +127,17 @@ def test_an_env_that_fails_or_hangs_is_left_to_the_run(monkeypatch):
     assert mode == "serial" and "longer than 0.2 s" in line and time.monotonic() - began < 20
 
 
+def test_a_worker_that_cannot_be_tried_says_why(monkeypatch):
+    def cannot(cfg):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: 0.01)
+    monkeypatch.setattr(env_mode, "_seconds_a_crossing", cannot)
+    monkeypatch.setattr(env_mode, "cores", lambda: 2)
+    mode, why = env_mode._measured(configure("train", ["env.id=Acrobot-v1", "env.num=4"]).env)
+    assert (mode, why.partition("tried: ")[2]) == ("serial", "OSError: no more processes")
+
+
 def test_trying_draws_nothing_from_the_global_streams():
     torch.manual_seed(0), np.random.seed(0)
     expected = torch.rand(1), np.random.rand()
