@@ -187,7 +187,7 @@ class GymLanes(ReplayableLanes):
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
                     break
-        except (EnvError, KeyboardInterrupt):
+        except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:
             place = named(self, 0, None, f"step {taken} of a first try", seed=seed)
@@ -210,7 +210,7 @@ class GymLanes(ReplayableLanes):
                 self.last[lane], _, terminated, truncated, _ = _whole_step(env.step, sent[lane])
                 if terminated or truncated:
                     return False
-        except (EnvError, KeyboardInterrupt):
+        except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:
             place = named(self, lane, None, f"step {taken} of a replay", seed=seed)

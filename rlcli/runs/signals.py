@@ -79,7 +79,8 @@ class StopSignals:
     def at_once(self, fix: str) -> Iterator[None]:
         """While the parts of a run are made, which can take minutes: a signal ends that, since nothing is to be saved.
 
-        One that comes while a module is imported, or that code of the user's swallows, is looked at after it.
+        One that comes while a module is imported, or that code of the user's swallows, is looked at after it; what else
+        such code makes of it is that signal still.
 
         Parameters
         ----------
@@ -94,8 +95,17 @@ class StopSignals:
         self._at_once = fix
         try:
             yield
+        except StoppedSafely:
+            raise
+        except Exception as error:
+            if self.requested:
+                raise self._stopped() from error
+            raise
         finally:
             self._at_once = None
+
+    def _stopped(self) -> StoppedSafely:
+        return StoppedSafely(f"stopped by {self.reason} before it began; nothing was lost", fix=self._at_once)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -108,7 +118,7 @@ class StopSignals:
         if first:
             self._ask(number)
         if self._at_once is not None and not _inside_import(frame):
-            raise StoppedSafely(f"stopped by {self.reason} before it began; nothing was lost", fix=self._at_once)
+            raise self._stopped()
         if first and self._notice:
             with contextlib.suppress(OSError):  # the terminal may be what went away
                 os.write(2, self._line().encode())

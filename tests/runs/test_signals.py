@@ -12,8 +12,12 @@ import sys
 import termios
 import threading
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
+from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import EnvError, StoppedSafely
 from rlcli.runs.signals import BeforeTheRun, StopSignals
 
 ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -44,6 +48,43 @@ def test_sigterm_may_be_repeated_and_does_not_count_as_a_ctrl_c(capfd):
         signal.raise_signal(signal.SIGINT)
         assert stop.reason == "SIGTERM"
     assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("make", [OSError, EnvError])
+def test_what_other_code_makes_of_a_stop_before_a_run_is_that_stop(make):
+    with pytest.raises(StoppedSafely, match=r"stopped by Ctrl-C before it began.*type this"), StopSignals("") as stop:
+        with pytest.raises(make, match="of its own"), stop.at_once("type this"):
+            raise make("of its own")  # nobody asked for a stop
+        with stop.at_once("type this"):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except StoppedSafely as error:
+                raise make("another") from error
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_stop_in_a_first_try_or_a_replay_of_an_env_is_no_fault_of_the_env(replayed):
+    class Interrupted(gym.Wrapper):
+        left = 10**6
+
+        def step(self, action):
+            Interrupted.left -= 1
+            if Interrupted.left == 0:
+                signal.raise_signal(signal.SIGINT)
+            return self.env.step(action)
+
+    lanes = SerialEnv(1, lambda: GymEnv("CartPole-v1", wrappers=[Interrupted])).lanes
+    lanes.seed(0)
+    with pytest.raises(StoppedSafely), StopSignals("") as stop, stop.at_once("again"):
+        Interrupted.left = 3
+        if replayed:
+            rows = {"observation": [np.zeros((1, 4), np.float32)] * 2}
+            lanes.restart({"observation": rows["observation"][0]}, [0])
+            lanes.history += [np.zeros(1, np.int64)] * 5
+            lanes.replay({0: 5})
+        else:
+            lanes.is_replayable()
+    assert Interrupted.left == 0
 
 
 def test_the_handlers_before_are_put_back():
