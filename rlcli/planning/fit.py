@@ -164,21 +164,27 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
     """What each part that could be smaller saves."""
-    over, lines = place.need - place.free, []
+    over = place.need - place.free
+    lines: list[tuple[int, str]] = []  # what each saves, and how
+    little: list[tuple[int, str]] = []
     for ways in _ways(cfg, plan, place, over):
         for change in ways:
             if not _is_allowed(cfg, change):
                 continue
             needs = _needs(cfg, change, again)
             saved = place.need - needs.get(place.name, 0)
-            if saved > over * WORTH and not _crowds(plan, place, needs):
-                lines.append((saved < over, f"{_spelt(change)} saves {size(saved)}"))
+            if saved <= 0 or _crowds(plan, place, needs):
+                continue
+            worth = saved > over * WORTH
+            (lines if worth else little).append((saved, f"{_spelt(change)} saves {size(saved)}"))
+            if worth:
                 break
+    lines = lines or sorted(little)[-1:]
     short = f", not enough alone: {size(over)} too much"
-    return [line + short * lacks for lacks, line in sorted(lines, key=lambda each: each[0])]
+    return [line + short * (saved < over) for saved, line in sorted(lines, key=lambda each: each[0] < over)]
 
 
-WORTH = 0.05  # of what is too much: less is not worth a line
+WORTH = 0.05  # of what is too much: less is not worth a line where another saves more
 
 
 def _ways(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:

@@ -660,6 +660,22 @@ def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words
         assert saved_by(line) > 3 << 30
 
 
+def test_where_nothing_saves_much_the_most_is_said():
+    words = ["recipe=ppo_full", "collector.frames_per_batch=100_000", *QUIET]
+    planned = rlcli.plan(words)
+    ram = next(each for each in planned.places if each.name == "RAM")
+    far = dataclasses.replace(planned, places=[dataclasses.replace(ram, need=ram.need + (1 << 40), free=ram.need)])
+
+    def again(cfg):
+        rows = cfg.collector.frames_per_batch
+        return dataclasses.replace(
+            far, places=[dataclasses.replace(far.places[0], need=far.places[0].need + rows - 100_000)]
+        )
+
+    (line,) = advice_for(configure("train", words), far, again)
+    assert line.startswith("collector.frames_per_batch=") and line.endswith("not enough alone: 1.0 TiB too much")
+
+
 @pytest.mark.parametrize(
     ("free", "verb", "words", "keys"),
     [
