@@ -19,10 +19,12 @@ from typing import Any
 from rlcli.errors import EnvError
 from rlcli.lanes.contract import place_of
 from rlcli.lanes.lanes import Lanes
+from rlcli.processes import fork_server
 
 SAY_AFTER = 60.0  # seconds without a limit
 LAST_RESORT = 10.0  # seconds that what hangs has to react in
-EVERY = 1.0  # seconds between two looks
+_IN_WORKER = 0.5  # the same in a worker, which has nothing to lose that its parent has not
+EVERY = 0.5  # seconds between two looks
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
 
@@ -81,14 +83,15 @@ class answering:  # used as `with answering(lanes):`
             return
         limit, waited = None if lanes.ends_what_hangs else lanes.step_timeout, now - self.since
         if limit is not None and self.ends and waited >= limit:
-            if self.asked is not None and now - self.asked > LAST_RESORT:
-                _say(f"{self._sentence(waited)}; it does not react, so the process ends here; resume goes on")
+            if self.asked is not None and now - self.asked > (_IN_WORKER if fork_server.in_worker else LAST_RESORT):
+                say(f"{self._sentence(waited)}; it does not react, so this process ends")
                 os._exit(EnvError.exit_code)
             self.asked = self.asked or now
             signal.pthread_kill(self.thread, signal.SIGALRM)
         elif not self.said and waited >= (SAY_AFTER if limit is None else limit):
             self.said = True
-            _say(f"{self._sentence(waited)}; waiting for it (env.step_timeout=SECONDS would end the run)")
+            ends = "nothing here can end it" if limit is not None else "env.step_timeout=SECONDS would end it"
+            say(f"{self._sentence(waited)}; waiting for it ({ends})")
 
     def _can_end(self) -> bool:
         return self.thread == threading.main_thread().ident
@@ -150,6 +153,7 @@ _watch = _Watch()
 os.register_at_fork(after_in_child=_watch.__init__)  # type: ignore[misc]  # a child has no other threads
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line on standard error, from any thread."""
     with contextlib.suppress(OSError):
         os.write(2, f"rlcli: {text}\n".encode())

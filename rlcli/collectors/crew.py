@@ -17,19 +17,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlcli.collectors.answers import say
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.told import Told
-from rlcli.collectors.worker import TARGET, Part, Sent
-from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words, one_of
+from rlcli.collectors.worker import TARGET, Part, Sent, signs_of
+from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, RlcliError, in_words, one_of
 from rlcli.keys import Key, show
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import packed
 from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.files import room_for
+from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
 from rlcli.processes.restarts import POLICIES, Restarts
 from rlcli.processes.worker import Worker
 
 CALL = 1
+_FILES = 6  # that a worker takes of its parent, with its first batches
 _OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 
 
@@ -131,12 +135,17 @@ class CollectorCrew:
         self._batches = 0
         self._restarts = Restarts()
         self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
+        self.about: list[dict[str, Any]] = []
+        room_for(_FILES * len(sent))
+        self._signs = Region(signs_of(len(sent)))
+        weakref.finalize(self, os.close, self._signs.fd)
+        self._delivered = [0] * len(sent)  # the steps of each worker's run up to the last one that was delivered
         started: list[Worker] = []
         try:
             for _ in sent:
                 started.append(self._worker())
         finally:
-            self.crew = Crew(started)
+            self.crew = Crew(started, goes_on=on_error == "restart")
         try:
             sizes = self.each("make", [(each,) for each in sent])
             counts = [int(np.prod(size, dtype=int)) for size in sizes]
@@ -146,8 +155,12 @@ class CollectorCrew:
                 Told(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
             ]  # fmt: skip
-            self.about = self.each("build", [self._built(index) for index in range(len(sent))])
+            built = [packed(("build", self._built(index), {})) for index in range(len(sent))]
+            self.about = self._ordered(built, self._signs.fd)
             self.name = self.about[0]["name"]
+            places, limits = map(self._place, range(len(sent))), [about["step_timeout"] for about in self.about]
+            self._pulse = Pulse(self._signs.arrays["beats"], [*places], limits, say)
+            self.crew.watch = self._pulse.too_long
         except BaseException:
             self.close()
             raise
@@ -189,9 +202,21 @@ class CollectorCrew:
         """The same method of every worker's collector, or an attribute of it."""
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
-    def _ordered(self, bodies: Sequence[bytes], fd: int | None = None) -> list[Any]:
+    def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
+        """What the workers answer to these orders; where one is lost, what its successor does.
+
+        Where one raises, that is raised here; or that one is replaced too.
+        """
         try:
-            return self.crew.order(CALL, bodies, fd=fd)
+            found = self.crew.order(CALL, bodies, fd=fd)
+            while self.crew.failed:
+                index, cause = min(self.crew.failed.items())
+                if not (replaces or isinstance(cause, Lost)):
+                    self.crew.failed.clear()
+                    raise cause
+                self._replace(index, cause)
+                (found[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
+            return found
         except Lost as lost:
             raise self._refusal(lost) from None
 
@@ -205,7 +230,8 @@ class CollectorCrew:
             The workers' envs do not show the same.
         """
         if self._columns is None:
-            self._columns = self._alike(self.all("look", random_frames))
+            look = packed(("look", (random_frames,), {}))
+            self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))
         lanes = self.lanes if only is None else self.told[only].lanes
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
         self._batches += 1
@@ -227,11 +253,17 @@ class CollectorCrew:
 
     def begin(self, index: int, order: Order) -> None:
         """Have a worker write a batch, behind those that it is writing."""
+        if not self._orders[index]:
+            self._delivered[index] = self._steps(index)
         self._orders[index].append(order)
         try:
             self._give(index, order)
         except Lost as lost:
             self._replace(index, lost)
+
+    def _steps(self, index: int) -> int:
+        """How many a worker's lanes have taken in all; of one that ended, until then."""
+        return int(self._signs.arrays["clock"][index])
 
     def begun(self, index: int) -> int:
         """How many orders of a worker have not come out of `next`."""
@@ -276,6 +308,7 @@ class CollectorCrew:
             order, told = self._orders[index].popleft(), self.told[index]
             told.episodes, told.next_id, told.version = part.episodes, part.next_id, part.version
             told.frames += part.lanes * part.steps
+            self._delivered[index] += part.steps
             return index, order, part
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
@@ -339,9 +372,17 @@ class CollectorCrew:
         self.all("set_hooks", hooks)
 
     # ---- workers that fail ---------------------------------------------------------------------------------------
-    def _replace(self, index: int, cause: Exception) -> None:
+    def _replace(self, index: int, cause: BaseException | None) -> None:
         """A new process for these lanes, with new episodes in them; its open orders are carried out anew."""
-        if self.on_error == "raise":
+        while cause is not None:
+            self._begin_anew(index, cause)
+            cause = self._succeed(index)
+
+    def _begin_anew(self, index: int, cause: BaseException) -> None:
+        """A new process, in which nothing was made yet."""
+        if isinstance(cause, _OURS):
+            raise cause
+        if self.on_error == "raise" or not self.crew.close.alive:
             assert isinstance(cause, Lost)
             for begun in self._orders:
                 begun.clear()
@@ -355,25 +396,42 @@ class CollectorCrew:
         except EnvError:
             self._orders[index].clear()
             raise
-        told, orders = self.told[index], self._orders[index]
-        told.restarts, told.cause = told.restarts + 1, said
-        told.lost_frames += orders[0].steps * told.lanes if orders else 0
         self.crew.replace(index, self._worker())
         self._posted[index] = dict(self._newest)
+        if index < len(self.told):
+            told = self.told[index]
+            told.restarts, told.cause = told.restarts + 1, said
+            if self._orders[index]:
+                told.lost_frames += (self._steps(index) - self._delivered[index]) * told.lanes
+            self._delivered[index] = self._steps(index)
+        if self.about:
+            self._pulse.another(index)
+
+    def _succeed(self, index: int) -> BaseException | None:
+        """Have a new worker go on where the one before it was; what came between, if something did."""
         try:
             for body, fd in self._beginning(index):
                 self.crew.order(CALL, body, only=[index], fd=fd)
-            for order in orders:
+                if index in self.crew.failed:
+                    return self.crew.failed[index]
+            self._delivered[index] = self._steps(index)
+            for order in self._orders[index]:
                 self._give(index, order)
         except Lost as lost:
-            self._replace(lost.index, lost)
+            return lost
+        return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
-        """The orders that make a worker the successor of one."""
+        """The orders that make a worker the successor of one, as far as that had come."""
+        if not self.told:
+            return
         told = self.told[index]
         yield packed(("make", (self.sent[index],), {})), None
-        yield packed(("build", self._built(index), {})), None
-        yield packed(("look", (0,), {})), None
+        if not self.about:
+            return
+        yield packed(("build", self._built(index), {})), self._signs.fd
+        if self._columns is not None:
+            yield packed(("look", (0,), {})), None
         for name, args in self._kept.items():
             yield packed(("call", (name, *args), {})), None
         begun = [number + 1 for number in told.episodes]
@@ -381,7 +439,9 @@ class CollectorCrew:
         for receiver in self._follows.values():
             yield receiver()
 
-    def _refusal(self, lost: Lost) -> EnvError:
+    def _refusal(self, lost: Lost) -> RlcliError:
+        if not self.crew.close.alive:
+            return ArgumentError("the collector was shut down while it collected", fix="Make a new one.")
         killed = "SIGKILL" in lost.how
         return EnvError(
             f"a collector's worker {lost.how}", where=self._place(lost.index),

@@ -24,7 +24,7 @@ class Told:
         How many publications its last batch was behind when it was delivered, and the most that one was; None where
         nothing is published while a batch is collected.
     restarts, lost_frames : int
-        How often it was replaced, and how many frames at most were lost by it.
+        How often it was replaced, and how many frames were lost by it.
     cause : str
         Why, the last time.
     """

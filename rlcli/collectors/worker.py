@@ -34,12 +34,18 @@ from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.crew import serve
 from rlcli.processes.line import Line
+from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
 from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.sender import Handle
 
 STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
 TARGET = "rlcli.collectors.worker:work"
+
+
+def signs_of(workers: int) -> Schema:
+    """What workers show their parent at any time: the steps that they have taken, and that they run."""
+    return {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,15 @@ class CollectorWorker:
         return tuple(self.env.batch_size)
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
-        """Make the collector, of these lanes of the run; what the parent has to know of it."""
+        """Make the collector, of these lanes of the run; what the parent has to know of it.
+
+        The descriptor that follows is of the memory for `signs_of` all workers.
+        """
+        region = Region(signs_of(stride), self.channel.receive_fd())
+        region.forget_fd()
+        clock, beats = (region.arrays[name][first_id : first_id + 1] for name in ("clock", "beats"))
+        clock[0] = 0
+        beat(beats)
         stepping = dataclasses.replace(
             self.stepping, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
@@ -202,12 +216,14 @@ class CollectorWorker:
         np.random.seed(own % 2**32)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
+        self.collector.lanes.clock = clock.data  # type: ignore[assignment]
         torch.manual_seed(own % 2**63)
         self._engine: Engine | None = None
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
             "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
+            "step_timeout": self.collector.lanes.step_timeout,
             "actions": "; ".join(f"{show(unravel(key))} {spec}" for key, spec in taken.items(True, True)),
         }  # fmt: skip
 

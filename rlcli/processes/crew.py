@@ -9,7 +9,8 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class Crew:
         Ended by `close`, when nobody refers to the crew any more, and when this process ends.
     goes_on : bool
         What becomes of the other workers where one is lost, or what it was to do raises: they carry out their orders,
-        the failure stands in `failed` and the worker's answer is None, until it is replaced; else it is raised.
+        the failure stands in `failed` and the worker's answer is None, until it is replaced; else it is raised, as it
+        always is of an order that `begin` gave.
 
     Attributes
     ----------
@@ -67,12 +69,15 @@ class Crew:
         To each worker.
     patience : float or None
         Seconds that workers may take to answer; who takes longer is killed, and lost.
+    watch : callable, optional
+        Asked about workers that are waited for, about twice a second each: why one is to be killed, and is lost; or "".
     failed : dict of int to BaseException
         What became of workers that were not replaced: `Lost`, or, where the crew goes on, what one raised.
     """
 
     awaited = -1
     patience: float | None = None
+    watch: Callable[[int], str] | None = None
 
     def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
         self.workers, self.goes_on = list(workers), goes_on
@@ -84,6 +89,7 @@ class Crew:
         self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
         self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
         self._served = -1  # whose answer `first` gave last
+        self._looked = 0.0
         for worker in self.workers:
             worker.channel.give_up_after(_LOOK)
         self.close = weakref.finalize(self, _end, self.workers, os.getpid())
@@ -138,8 +144,9 @@ class Crew:
             if index in self.failed:
                 continue
             self.awaited = index
+            body = bodies if isinstance(bodies, bytes) else bodies[place]
             try:
-                self.lines[index].send(kind, turn, bodies if isinstance(bodies, bytes) else bodies[place])
+                self.lines[index].send(kind, turn, body, meanwhile=partial(self._look_at, index))
                 if fd is not None:
                     self.workers[index].channel.send_fd(fd)
             except (Closed, RlcliError) as error:
@@ -182,12 +189,13 @@ class Crew:
         """
         self._check()
         turn, self.awaited = self._next_turn(), index
-        try:
-            self.workers[index].channel.send(kind, turn, body)
-            if fd is not None:
-                self.workers[index].channel.send_fd(fd)
-        except Closed:
-            self._lose(index)
+        if index not in self.failed:
+            try:
+                self.workers[index].channel.send(kind, turn, body, meanwhile=partial(self._look_at, index))
+                if fd is not None:
+                    self.workers[index].channel.send_fd(fd)
+            except Closed:
+                self._lose(index)
         self._begun[index].append(turn)
 
     def waiting(self, index: int) -> int:
@@ -222,6 +230,11 @@ class Crew:
             poll.register(fd, select.POLLIN)
         while True:
             ready = [fd for fd, _ in poll.poll(1000 * _LOOK)]
+            self._look_again(index for fd, index in asked.items() if fd not in ready)
+            for index in asked.values():
+                if index in self.failed:
+                    self.awaited = index
+                    raise self.failed[index]
             for fd in sorted(ready, key=lambda fd: (asked[fd] - self._served - 1) % len(self.workers)):
                 self.awaited = index = asked[fd]
                 try:
@@ -230,11 +243,11 @@ class Crew:
                     continue
                 except Closed:
                     self._lose(index)
+                    continue
                 if self._begun[index] and of == self._begun[index][0]:
                     self._begun[index].popleft()
                     self._served = index
                     return index, how, body
-            self._look()
 
     def replace(self, index: int, worker: Worker) -> None:
         """Put another worker in the place of one, which is killed if it runs; what it was to answer is passed over.
@@ -251,9 +264,12 @@ class Crew:
         self._early = deque(each for each in self._early if each[0] != index)
         self.failed.pop(index, None)
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if not self.close.alive:
-            raise Lost(0, "has ended: the env was closed")
+            raise Lost(max(self.awaited, 0), "has ended: the env was closed")
+
+    def _check(self) -> None:
+        self._check_open()
         if self.failed and not self.goes_on:
             lost: Any = next(iter(self.failed.values()))
             raise Lost(lost.index, lost.how)  # that it was late was said when it was lost
@@ -270,7 +286,7 @@ class Crew:
             try:
                 kind, of, body = line.receive()
             except BlockingIOError:
-                self._look()
+                self._look_again(range(len(self.workers)))
                 # counted look by look: a time in which this process itself was stopped is not the worker's
                 now = time.monotonic()
                 waited, then = waited + min(now - then, _LOOK), now
@@ -288,11 +304,22 @@ class Crew:
                 self._early.append((index, kind, body))
         return ANSWER, NOTHING
 
-    def _look(self) -> None:
-        """Whether all are alive, whoever else holds their ends of the channels open."""
-        for index, worker in enumerate(self.workers):
-            if index not in self.failed and worker.exit_code() is not None:
-                self._lose(index)
+    def _look_again(self, waited_for: Iterable[int]) -> None:
+        """Look at these workers once in a while."""
+        if time.monotonic() - self._looked >= _LOOK:
+            self._looked = time.monotonic()
+            for index in waited_for:
+                self._look_at(index)
+
+    def _look_at(self, index: int) -> None:
+        """Whether a worker is alive, whoever else holds its end of the channel open, and is to stay so."""
+        if index in self.failed:
+            return
+        if self.workers[index].exit_code() is not None:
+            self._lose(index)
+        elif self.watch is not None and (why := self.watch(index)):
+            self.workers[index].kill()
+            self._lose(index, why)
 
     def _fail(self, error: Closed | RlcliError) -> None:
         if isinstance(error, Closed):
@@ -303,8 +330,8 @@ class Crew:
             raise error
 
     def _lose(self, index: int, how: str = "", late: float | None = None) -> None:
-        lost = Lost(index, how or self.workers[index].how_it_ended(), late)
-        self.failed[index] = lost
+        self._check_open()  # a thread that closes the crew ends the workers under one that waits for them
+        lost = self.failed.setdefault(index, Lost(index, how or self.workers[index].how_it_ended(), late))
         if not self.goes_on:
             self.awaited = index
             raise lost from None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -85,19 +86,21 @@ class Line:
         """What `let_spin` said."""
         return self._cells is not None and bool(self._parents[_SPINS])
 
-    def send(self, kind: int, turn: int, body: bytes = NOTHING) -> None:
-        """Send one frame; turns grow by one.
+    def send(
+        self, kind: int, turn: int, body: bytes = NOTHING, *, meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        """Send one frame; turns grow by one. `meanwhile` is called while a body waits for room: see `Channel.send`.
 
         Raises
         ------
         Closed
         """
         if self._cells is None:
-            self.channel.send(kind, turn, body)
+            self.channel.send(kind, turn, body, meanwhile=meanwhile)
             return
         mine, theirs = self._cells
         if body:
-            self.channel.send(kind, turn, body)
+            self.channel.send(kind, turn, body, meanwhile=meanwhile)
             kind |= _FRAME
         mine[_WORD] = turn << _KINDS + 1 | kind
         if theirs[_SLEEPS]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.errors import ResourceError
+from rlcli.processes.files import room_for
 
 Fields = Mapping[Any, tuple[tuple[int, ...], np.dtype]]  # by any hashable name
 _LINE = 64  # bytes; every array begins a cache line
@@ -48,6 +49,7 @@ class Region:
             places[name] = size
             size += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
         size = max(size, _LINE)
+        room_for(2)  # the mapping has a descriptor of its own
         self.fd = _new(size) if fd is None else fd
         memory = mmap.mmap(self.fd, size)
         self.arrays = {

@@ -23,9 +23,11 @@ from collections.abc import Sequence
 
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.processes.channel import Channel, packed
+from rlcli.processes.files import room_for
 from rlcli.processes.fork_server import HEAD, MADE, STATUS, die_with, ignore_terminal, live, surroundings
 
 METHODS = ("forkserver", "spawn", "fork")
+_FILES = 4  # that a worker takes of its parent while it is made
 UNKNOWN = 255  # the status of a worker whose fork server was killed with it
 
 
@@ -50,6 +52,7 @@ class Worker:
     def __init__(self, target: str, *, start_method: str = "forkserver", preload: Sequence[str] = ()) -> None:
         if start_method not in METHODS:
             raise ArgumentError(f"unknown start_method '{start_method}'", fix=f"Use one of {', '.join(METHODS)}.")
+        room_for(_FILES)
         mine, theirs = socket.socketpair()
         self.channel = Channel(mine)
         self._exit: int | None = None
@@ -124,13 +127,14 @@ def end(workers: Sequence[Worker], grace: float, owner: int) -> None:
     if os.getpid() != owner:
         return
     for worker in workers:
-        worker.channel.close()
+        worker.channel.end_both()  # and a thread that waits for an answer has none
     deadline = time.monotonic() + grace
     for worker in workers:
         if worker.exit_code(max(0.0, deadline - time.monotonic())) is None:
             worker.kill()
     for worker in workers:
         worker.exit_code(1.0)
+        worker.channel.close()
 
 
 # ---- by a fork of this process ---------------------------------------------------------------------------------------

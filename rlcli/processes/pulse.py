@@ -1,0 +1,77 @@
+"""Whether worker processes run at all: each counts up a number in shared memory, some times a second.
+
+One that was stopped does not, nor one with code that keeps Python's lock. What hangs otherwise can be interrupted in
+its own process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+BEAT = np.dtype(np.int64)
+SAY_AFTER = 60.0  # seconds without a limit
+_EVERY = 0.1  # seconds
+_LOOK = 0.5  # seconds between two looks that count: in a longer time, the parent itself may have been stopped
+
+
+class Pulse:
+    """What the parent of such processes sees, which looks about twice a second.
+
+    Parameters
+    ----------
+    beats : array
+        The numbers, one a process.
+    names : sequence of str
+        What the processes are called.
+    limits : sequence of float or None
+        Seconds that each may stand still; where there is no limit, it is said after a while.
+    say : callable
+        Takes the sentence.
+    """
+
+    def __init__(
+        self, beats: np.ndarray, names: Sequence[str], limits: Sequence[float | None], say: Callable[[str], object]
+    ) -> None:
+        self._beats, self._names, self._limits, self._say = beats, names, limits, say
+        self._last = beats.tolist()
+        self._then = [time.monotonic()] * len(beats)
+        self._quiet: list[float | None] = [None] * len(beats)  # seconds; None until it has begun
+
+    def another(self, index: int) -> None:
+        """A new process has this number; it stands still until it is heard of first."""
+        self._quiet[index] = None
+
+    def too_long(self, index: int) -> str:
+        """What is to be said of a process that has stood still for longer than it may; else nothing."""
+        now, beat, limit, before = time.monotonic(), int(self._beats[index]), self._limits[index], self._quiet[index]
+        passed = min(now - self._then[index], _LOOK)
+        self._then[index] = now
+        if beat != self._last[index]:
+            self._last[index], self._quiet[index] = beat, 0.0
+            return ""
+        if before is None:
+            return ""
+        self._quiet[index] = quiet = before + passed
+        if limit is not None and quiet >= max(limit, _LOOK):
+            return f"was ended, since it stood still for {limit:g} s"
+        if limit is None and before < SAY_AFTER <= quiet:
+            self._say(
+                f"worker {self._names[index]} stands still for {quiet:.0f} s: it was stopped, or code in it keeps "
+                "Python's lock; waiting for it (env.step_timeout=SECONDS would end it)"
+            )
+        return ""
+
+
+def beat(cell: np.ndarray) -> None:
+    """Count `cell[0]` up as long as this process runs."""
+
+    def run() -> None:
+        while True:
+            cell[0] += 1
+            time.sleep(_EVERY)
+
+    threading.Thread(target=run, name="rlcli pulse", daemon=True).start()
