@@ -203,13 +203,16 @@ class ForkServer:
 
 
 def main(control: int) -> None:
-    """Its program."""
+    """Its program; what was preloaded is not taken down at its end, where some of it would have things to say."""
     ignore_terminal()
     server = ForkServer(socket.socket(fileno=control))
     try:
         server.run()
+    except BaseException:
+        traceback.print_exc()
     finally:
         server.end()
+        os._exit(0)
 
 
 def _preload(name: str) -> None:

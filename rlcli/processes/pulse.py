@@ -19,7 +19,7 @@ _LOOK = 0.5  # seconds between two looks that count: in a longer time, the paren
 
 
 class Pulse:
-    """What the parent of such processes sees, which looks about twice a second.
+    """What the parent of such processes, which have begun, sees; it looks about twice a second.
 
     Parameters
     ----------
@@ -39,10 +39,10 @@ class Pulse:
         self._beats, self._names, self._limits, self._say = beats, names, limits, say
         self._last = beats.tolist()
         self._then = [time.monotonic()] * len(beats)
-        self._quiet: list[float | None] = [None] * len(beats)  # seconds; None until it has begun
+        self._quiet: list[float | None] = [0.0] * len(beats)  # seconds; None: it has not begun
 
     def another(self, index: int) -> None:
-        """A new process has this number; it stands still until it is heard of first."""
+        """A new process has this number, and may take its time to begin."""
         self._quiet[index] = None
 
     def too_long(self, index: int) -> str:
