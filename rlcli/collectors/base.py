@@ -135,6 +135,7 @@ class BaseCollector:
     """
 
     lag: int | None = None
+    _at_exit: float | None = None  # seconds that a thread's batch has to be whole in when the interpreter ends
     frames_per_batch: int = Counted()  # type: ignore[assignment]
     total_frames: int = Counted()  # type: ignore[assignment]
     init_random_frames: int = Counted()  # type: ignore[assignment]
@@ -410,7 +411,9 @@ class BaseCollector:
         self._part()
         self._stop.clear()
         self._thread = threading.Thread(target=self._work, name="rlcli-collector", daemon=True)
-        atexit.register(self._end_thread)  # one that still ran while the interpreter ends would abort the process
+        atexit.register(
+            self._end_thread, self._at_exit
+        )  # one that still ran while the interpreter ends would abort the process
         self._thread.start()
 
     @contextlib.contextmanager
@@ -498,7 +501,8 @@ class BaseCollector:
         Raises
         ------
         ResourceError
-            The batch was not whole after `timeout` seconds: the thread ends with it, and nothing was closed yet.
+            The batch was not whole after `timeout` seconds: the thread ends with it, and nothing was closed yet. Where
+            worker processes collect, they are ended instead, and the batch is lost.
         """
         self._end_thread(timeout)
         if self._thread is not None:  # the thread's own call
@@ -519,12 +523,16 @@ class BaseCollector:
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise ResourceError(
-                f"the collector is still in its batch after {timeout:g} s",
-                why="envs are not closed under a step",
-                fix="Call async_shutdown() again, with more time or without a limit.",
-            )
+            self._end_batch(timeout)
         self._thread = None
+
+    def _end_batch(self, waited: float | None) -> None:
+        """Have a thread end in the middle of its batch, where that can be."""
+        raise ResourceError(
+            f"the collector is still in its batch after {waited:g} s",
+            why="envs are not closed under a step",
+            fix="Call async_shutdown() again, with more time or without a limit.",
+        )
 
     def shutdown(self) -> None:
         """Close the envs, after the current batch of a thread; iterating afterwards is an error."""

@@ -79,6 +79,10 @@ class Order(NamedTuple):
     timed: bool
 
 
+class ShutDown(ArgumentError):
+    """Somebody else ended the workers under a batch."""
+
+
 class CollectorCrew:
     """See the top of this file.
 
@@ -441,7 +445,7 @@ class CollectorCrew:
 
     def _refusal(self, lost: Lost) -> RlcliError:
         if not self.crew.close.alive:
-            return ArgumentError("the collector was shut down while it collected", fix="Make a new one.")
+            return ShutDown("the collector was shut down while it collected", fix="Make a new one.")
         killed = "SIGKILL" in lost.how
         return EnvError(
             f"a collector's worker {lost.how}", where=self._place(lost.index),

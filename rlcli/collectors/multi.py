@@ -21,7 +21,7 @@ from torch import nn
 from rlcli.collectors.base import BaseCollector, Collected, Shares
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
-from rlcli.collectors.crew import CollectorCrew, SharedBatch
+from rlcli.collectors.crew import CollectorCrew, SharedBatch, ShutDown
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.each_worker import (
     CountedEach,
@@ -90,6 +90,7 @@ class MultiProcessCollector(BaseCollector):
     """
 
     frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
+    _at_exit = 10.0
 
     def __init__(
         self,
@@ -414,6 +415,12 @@ class MultiProcessCollector(BaseCollector):
         super()._finish()
         if self.trajectories is not None and self.trajectories.deliver_leftovers:
             self.crew.call("reset")  # what was open is delivered: should collecting go on, it goes on with new ones
+
+    def _end_batch(self, waited: float | None) -> None:
+        self.crew.close()
+        self._thread.join()  # type: ignore[union-attr]
+        if isinstance(self._failure, ShutDown):
+            self._failure = None
 
     def _close(self) -> None:
         super()._close()

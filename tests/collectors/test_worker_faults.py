@@ -298,15 +298,19 @@ def test_another_thread_may_shut_it_down(kind, on_error, tmp_path):
 
 def test_a_thread_that_waits_for_a_worker_that_was_stopped_ends_with_its_collector(tmp_path):
     places, buffer = folders(tmp_path), ReplayBuffer(storage=LazyTensorStorage(1_000_000))
-    c = made(MultiAsyncCollector, places, replay_buffer=buffer)
+    c = made(MultiAsyncCollector, places, frames_per_batch=4000, replay_buffer=buffer)
     c.start()
     until = time.monotonic() + LONG
-    while c.frames < 80 and time.monotonic() < until:
+    while c.frames < 8000 and time.monotonic() < until:
         time.sleep(0.01)
     for worker in c.processes.workers:
         os.kill(worker.pid, signal.SIGSTOP)
+    time.sleep(0.2)
+    frames = c.frames
+    began = time.monotonic()
     c.async_shutdown(timeout=1.0)
-    assert ended(c) and len(buffer) == c.frames
+    assert time.monotonic() - began > 0.9 and ended(c)
+    assert len(buffer) == c.frames == frames
     c.async_shutdown(timeout=1.0)
 
 
