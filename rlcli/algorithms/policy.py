@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, overload
 
 import torch
@@ -15,6 +14,7 @@ from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.processes.cores import cores
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
 
@@ -100,10 +100,10 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
     rows = getattr(getattr(cfg, "sampler", None), "batch_size", cfg.env.num)
     largest = max((p.numel() for p in policy.parameters() if p.ndim > 1), default=0)
     convolves = any(isinstance(m, torch.nn.Conv2d) for m in policy.modules())
-    return cores_to_spare(cfg, os.cpu_count() or 1) if convolves or largest * rows > WORTH_A_THREAD else 1
+    return cores_to_spare(cfg, cores()) if convolves or largest * rows > WORTH_A_THREAD else 1
 
 
-def cores_to_spare(cfg: CollectConfig, cores: int) -> int:
+def cores_to_spare(cfg: CollectConfig, there: int) -> int:
     """Cores for who learns: those that workers leave which collect meanwhile, and one at least."""
     busy = len(shares(cfg)) if cfg.collector.kind in ("multi_async", "async") else 0
-    return max(1, cores - busy)
+    return max(1, there - busy)

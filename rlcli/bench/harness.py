@@ -20,6 +20,7 @@ from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
 from rlcli.config.run_files import write_whole
 from rlcli.errors import ResourceError
+from rlcli.processes.cores import cores
 from rlcli.report.figures import Table
 
 
@@ -185,7 +186,7 @@ def machine() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return versions() | {
         "cpu": _processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "gpu": gpu,
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,

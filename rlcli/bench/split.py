@@ -20,7 +20,7 @@ from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs.build import build_env, wants_native
 from rlcli.lanes.make import configured
-from rlcli.processes.line import cores
+from rlcli.processes.cores import cores
 
 WORTH_IT = 1.05  # times as fast: what a less simple split must be
 ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"

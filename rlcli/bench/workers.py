@@ -23,7 +23,7 @@ from rlcli.errors import NumericsError
 from rlcli.lanes.make import GymRecipe
 from rlcli.lanes.parallel_lanes import dealt
 from rlcli.modules import build_actor_critic
-from rlcli.processes.line import cores
+from rlcli.processes.cores import cores
 
 CARTPOLE = "CartPole-v1"
 SERIAL, COLLECTOR = "rlcli serial", "rlcli collector"

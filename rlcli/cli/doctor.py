@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -14,6 +13,7 @@ from rlcli import __version__
 from rlcli.cli.flags import read
 from rlcli.config.installed import EXTRAS, install
 from rlcli.errors import ConfigError
+from rlcli.processes.cores import cores
 from rlcli.runs.provenance import ALWAYS, LISTED
 
 
@@ -62,10 +62,9 @@ def _machine() -> Iterator[str]:
     import psutil
 
     gib = 2**30
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory()
     yield f"  {'system':<24} {platform.platform()}"
-    yield f"  {'cores':<24} {usable} usable, {psutil.cpu_count(logical=False) or '?'} physical"
+    yield f"  {'cores':<24} {cores()} usable, {psutil.cpu_count(logical=False) or '?'} physical"
     yield f"  {'memory':<24} {memory.available / gib:.1f} GiB free of {memory.total / gib:.1f}"
     yield f"  {'disk here':<24} {shutil.disk_usage('.').free / gib:.1f} GiB free"
     if Path("/dev/shm").is_dir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
 from rlcli.lanes.parallel_lanes import dealt
 from rlcli.modules import ActorCritic
+from rlcli.processes.cores import cores
 
 EXPLORATION = {
     "random": InteractionType.RANDOM,
@@ -95,8 +95,7 @@ def shares(cfg: CollectConfig) -> list[range]:
     elif isinstance(c.num_workers, int):
         count = c.num_workers
     else:  # who learns while others collect needs a core as well
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = max(1, min(cores - (c.kind == "multi_async"), cfg.env.num))
+        count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
     return dealt(cfg.env.num, count)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import difflib
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,6 +15,7 @@ from typing import Any
 
 from rlcli.collectors.options import Counted, Delivery, Stepping, counted, whole
 from rlcli.errors import ArgumentError
+from rlcli.processes.cores import cores
 
 _PARENTS = ("update_at_each_batch", "reuse_batch", "first_lane", "all_lanes", "traj_pool", "seed")
 _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
@@ -57,10 +57,9 @@ def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
 
 def warn_of_cores(workers: int) -> None:
     """Say so where workers have to take turns."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers > cores:
+    if workers > (there := cores()):
         warnings.warn(
-            f"{workers} workers take turns on {cores} core{'s' * (cores > 1)}, which can serve {cores}: give fewer "
+            f"{workers} workers take turns on {there} core{'s' * (there > 1)}, which can serve {there}: give fewer "
             "workers more envs each",
             stacklevel=4,
         )

@@ -1,5 +1,7 @@
 """What `env.mode=auto` comes to for a new run: envs one by one, by an engine of theirs, or in processes.
 
+And `collector.num_workers=auto`, which follows from the cores.
+
 An engine is chosen by the env's id and the number of envs, so one configuration always gives one run. Between one by
 one and processes the clock decides: both give the same frames. What it chose is written into the run's configuration,
 so that a resumed run does not ask again.
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig, EnvConfig
 from rlcli.envs.build import wants_native
 from rlcli.envs.parallel import sent
@@ -24,7 +27,7 @@ from rlcli.errors import in_words
 from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured
 from rlcli.lanes.parallel_lanes import ParallelLanes
-from rlcli.processes.line import cores
+from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
 
 MOMENT, STEPS = 0.3, 64  # seconds and steps that a try takes at most
@@ -38,6 +41,9 @@ C = TypeVar("C", bound=CollectConfig)
 
 def settled(cfg: C) -> tuple[C, list[str]]:
     """The configuration with what `auto` came to, and a line that says why; as it is where nothing was left open."""
+    if (workers := len(shares(cfg))) and cfg.collector.num_workers == "auto" and cfg.collector.kind != "async":
+        counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, num_workers=workers))
+        return counted, []
     env = cfg.env
     if env.mode != "auto" or env.workers or cfg.collector.kind != "sync" or env.kind == "envpool":
         return cfg, []
@@ -51,8 +57,8 @@ def settled(cfg: C) -> tuple[C, list[str]]:
 
 
 def _measured(env: EnvConfig) -> tuple[str, str]:
-    shares = min(env.num, cores())
-    if shares == 1:
+    dealt = min(env.num, cores())
+    if dealt == 1:
         return "serial", "since there is one env" if env.num == 1 else "since there is one core"
     try:
         with random_streams.kept(), _in_time():
@@ -65,18 +71,18 @@ def _measured(env: EnvConfig) -> tuple[str, str]:
         return "serial", "since a first try of the env failed"
     alone = env.num * step
     before = f"since a step takes {_said(step)}"
-    if alone - -(-env.num // shares) * step < WORTH:
+    if alone - -(-env.num // dealt) * step < WORTH:
         return "serial", f"{before}: too little for processes"
     try:
         with random_streams.kept():
             crossing = _seconds_a_crossing(env)
     except Exception as error:  # of an env that cannot be sent or made elsewhere
         return "serial", f"{before}, and a worker process could not be tried: {in_words(error)}"
-    together = -(-env.num // shares) * step + crossing
+    together = -(-env.num // dealt) * step + crossing
     faster = together <= (1 - SHARE) * alone and alone - together >= WORTH
     return (
         "parallel" if faster else "serial",
-        f"{before}, an order to a process {_said(crossing)}: {env.num} envs on {shares} cores "
+        f"{before}, an order to a process {_said(crossing)}: {env.num} envs on {dealt} cores "
         f"{_said(together)} in place of {_said(alone)}",
     )
 

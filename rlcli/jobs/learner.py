@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from rlcli.learning.evaluation import (
 )
 from rlcli.learning.hooks import Hooks
 from rlcli.planning.foresee import Learning, expected
+from rlcli.processes.cores import cores
 from rlcli.report.peaks import ProcessPeak
 from rlcli.report.reporter import Watched
 from rlcli.runs import random_streams
@@ -181,7 +181,7 @@ class Learner:
             return said
         each = "1 in a worker" if count == 1 else f"1 in each of {count} workers"
         meanwhile = "in turn" if self.cfg.collector.kind == "multi_sync" else "at the same time"
-        return f"{said} to learn with, {each}, {meanwhile}; {os.cpu_count()} cores"
+        return f"{said} to learn with, {each}, {meanwhile}; {cores()} cores"
 
     def evaluation(self) -> Played | None:
         """Play episodes with the present weights, most likely actions, rewards as the env gives them.

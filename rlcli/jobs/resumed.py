@@ -26,6 +26,7 @@ from rlcli.config.validate import validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.trained_run import TrainingRun, check_imports
+from rlcli.processes.cores import cores
 from rlcli.runs.checkpoint import gone_before, newest
 from rlcli.runs.folder import Run, note_resume, open_run, resume_command
 from rlcli.runs.provenance import decides_bits, surroundings
@@ -338,8 +339,8 @@ def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
     """Threads that `auto` would choose now, from what it chose then: one, or all cores to spare."""
     if isinstance(cfg.threads, int):
         return cfg.threads
-    then, cores = int(versions["threads"]), int(versions["cores"])
-    return cores_to_spare(cfg, os.cpu_count() or 1) if then == cores_to_spare(cfg, cores) > 1 else then
+    then, there = int(versions["threads"]), int(versions["cores"])
+    return cores_to_spare(cfg, cores()) if then == cores_to_spare(cfg, there) > 1 else then
 
 
 def _holds(records: Iterable[Mapping[str, Any]], key: str, pair: Pair) -> bool:

@@ -26,8 +26,8 @@ from rlcli.lanes.lanes import NONE
 from rlcli.lanes.replay import ReplayableLanes
 from rlcli.lanes.shard import CALL, CUT, RESET, STEP, TARGET, TERMINATED, Shard, described, fields
 from rlcli.processes.channel import NOTHING, packed
+from rlcli.processes.cores import cores
 from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.line import cores
 from rlcli.processes.region import Region
 from rlcli.processes.restarts import POLICIES, Restarts
 from rlcli.processes.worker import Worker

@@ -23,6 +23,7 @@ import numpy as np
 
 from rlcli.processes import fork_server
 from rlcli.processes.channel import NOTHING, Channel
+from rlcli.processes.cores import cores
 
 CELLS = 16  # of eight bytes each, in two cache lines: the parent writes into one, the worker into the other
 CELL = np.dtype(np.int64)
@@ -36,11 +37,6 @@ _WAKE = 0  # a kind that no order and no answer has
 # what one core writes, the others see in that order; elsewhere everything goes by the channel
 _IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 _let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def may_spin(processes: int) -> bool:

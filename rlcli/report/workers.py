@@ -24,7 +24,7 @@ class Worker(Protocol):
     lag : int or None
         Publications that its last batch was behind; None where there is no such thing.
     restarts, lost_frames : int
-        How often it was replaced, and how many frames at most that has lost.
+        How often it was replaced, and how many frames that has lost.
     cause : str
         Why, the last time.
     """
@@ -82,7 +82,8 @@ class Workers:
             restarts, lost = self._told[index] if index < len(self._told) else (0, 0)
             if more := worker.restarts - restarts:
                 frames = worker.lost_frames - lost
-                yield f"{worker.cause}: it was replaced, and at most {figures.count(frames)} frames are lost", more
+                are = "is" if frames == 1 else "are"
+                yield f"{worker.cause}: it was replaced, and {_counted(frames, 'frame')} {are} lost", more
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
 
 
@@ -122,7 +123,7 @@ def in_words(workers: Sequence[Mapping]) -> str:
     said += [f"batches at most {_counted(max(lags), 'publication')} behind"] if lags else []
     if restarts := sum(worker["restarts"] for worker in workers):
         lost = sum(worker["lost_frames"] for worker in workers)
-        said.append(f"replaced {_counted(restarts, 'time')}, which lost at most {_counted(lost, 'frame')}")
+        said.append(f"replaced {_counted(restarts, 'time')}, which lost {_counted(lost, 'frame')}")
     return "; ".join(said)
 
 

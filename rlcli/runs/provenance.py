@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from rlcli.processes.cores import cores
+
 ALWAYS = ("rlcli", "torch", "tensordict", "numpy", "gymnasium", "numba", "llvmlite")  # every run computes with these
 # module -> the distributions that bring it; they matter to a run that has loaded the module
 IF_LOADED = {
@@ -76,7 +78,7 @@ def surroundings(
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": " and ".join(kinds),
         "threads": str(threads),
-        "cores": str(os.cpu_count() or 1),
+        "cores": str(cores()),
     }
     if "cuda" in kinds and torch.cuda.is_available():
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}

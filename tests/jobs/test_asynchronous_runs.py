@@ -173,7 +173,7 @@ def test_an_actor_critic_of_many_workers_goes_on_after_a_resume(run):
     ],
 )
 def test_who_learns_gets_the_cores_that_busy_workers_leave(monkeypatch, words, threads):
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     cfg = configure("train", words)
     assert choose_threads(cfg, nn.ModuleList([nn.Conv2d(1, 1, 3)])) == threads
     assert choose_threads(cfg, nn.ModuleList([nn.Linear(2, 2)])) == (threads if cfg.threads == 3 else 1)
@@ -182,7 +182,7 @@ def test_who_learns_gets_the_cores_that_busy_workers_leave(monkeypatch, words, t
 def test_more_cores_are_another_number_of_threads_only_where_auto_took_all_to_spare(run, monkeypatch):
     with stop_after(2):
         run("run.dir=cut", *IMPALA, "total_frames=512")
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     reseal(Path("cut"), versions={"threads": "6", "cores": "8"})
     with pytest.raises(ConfigError, match="threads 6 -> 62"):
         resume("cut")
@@ -192,5 +192,5 @@ def test_more_cores_are_another_number_of_threads_only_where_auto_took_all_to_sp
 
 def test_the_header_says_how_threads_were_dealt_out(run, capsys):
     run("run.dir=a", *IMPALA, "total_frames=256")
-    cores = os.cpu_count()
+    cores = len(os.sched_getaffinity(0))
     assert f"threads 1 (auto) to learn with, 1 in each of 2 workers, at the same time; {cores} cores" in said(capsys)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -190,3 +191,12 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
 def test_what_does_not_go_together_is_refused(words, sentence):
     with pytest.raises(ConfigError, match=sentence):
         configure("train", words)
+
+
+def test_workers_are_counted_once_and_a_resume_on_other_cores_goes_on_with_as_many(short_run, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    short_run("collector=multi_sync", "collector.num_workers=auto", "env.num=4", "run.dir=auto")
+    assert json.loads(Path("auto/config.json").read_text())["collector"]["num_workers"] == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    more = resume("auto", ["total_frames=5120"])
+    assert more.summary["frames"] == 5120 and len(more.summary["workers"]) == 3

@@ -415,8 +415,8 @@ def test_a_worker_that_was_replaced_is_warned_of_once(tmp_path):
         reporter.batch(batch, workers=told)
         reporter.batch(batch, workers=told)
         summary = reporter.close("done", workers=[asdict(each) | {"largest_lag": 2} for each in told])
-    said = "worker 1 was killed: it was replaced, and at most 40 frames are lost"
+    said = "worker 1 was killed: it was replaced, and 40 frames are lost"
     assert stream.getvalue().count(f"warning: {said}\n") == 1 and "worker 1 was stopped" not in stream.getvalue()
     assert [(each["text"], each["count"]) for each in summary["warnings"]] == [(said, 2)]
-    closing = "2, of 100 frames each; batches at most 2 publications behind; replaced 3 times, which lost at most 47"
+    closing = "2, of 100 frames each; batches at most 2 publications behind; replaced 3 times, which lost 47"
     assert f"workers     {closing} frames" in " ".join(stream.getvalue().split("\n")).replace("  ", "  ")
