@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +32,7 @@ COLLECT, STORE = "collect", "store"
 
 
 Shares: TypeAlias = tuple[tuple[range, int], ...]
+NO_GAPS: Mapping[int, bool] = MappingProxyType({})
 
 
 class Collected(NamedTuple):
@@ -42,6 +44,7 @@ class Collected(NamedTuple):
     seconds: Seconds | None
     lanes: range | None = None
     shares: Shares | None = None
+    gaps: Mapping[int, bool] = NO_GAPS
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ class Delivered:
         Which of the collector's envs the rows are of; None: of all.
     shares : tuple of (range, int), optional
         Where some of these envs took fewer steps than others: which took how many; what follows them is no row.
+    gaps : mapping from lane to bool
+        Envs whose rows do not go on where they were: whether they begin a new episode (a worker was replaced, say), or
+        are in the middle of one since the rows before were lost.
     """
 
     raw: TensorDictBase
@@ -74,6 +80,7 @@ class Delivered:
     seconds: Seconds | None
     lanes: range | None = None
     shares: Shares | None = None
+    gaps: Mapping[int, bool] = field(default_factory=dict)
 
     @property
     def frames(self) -> int:

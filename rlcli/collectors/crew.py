@@ -80,7 +80,7 @@ class Order(NamedTuple):
 
 
 class ShutDown(ArgumentError):
-    """Somebody else ended the workers under a batch."""
+    """The workers were ended, perhaps by another thread under a batch."""
 
 
 class CollectorCrew:
@@ -306,6 +306,7 @@ class CollectorCrew:
                 error.add_note(f"In worker {self._place(index)}.")
                 if self.on_error == "raise" or isinstance(error, _OURS):
                     self._orders[index].popleft()
+                    self.told[index].begins = False
                     raise
                 self._replace(index, error)
                 continue
@@ -313,6 +314,7 @@ class CollectorCrew:
             told.episodes, told.next_id, told.version = part.episodes, part.next_id, part.version
             told.frames += part.lanes * part.steps
             self._delivered[index] += part.steps
+            part, told.begins = dataclasses.replace(part, begins=told.begins), None
             return index, order, part
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
@@ -345,7 +347,13 @@ class CollectorCrew:
         """Pass over what is being written, or was written for nobody; the next batches begin with new episodes."""
         if any(self._orders):
             self.settle()
+        self.reset()
+
+    def reset(self) -> None:
+        """Have all workers begin new episodes with their next batches."""
         self.call("reset")
+        for told in self.told:
+            told.begins = True
 
     def learn(self) -> None:
         """What whoever replaces a worker has to begin with, after somebody changed it."""
@@ -404,7 +412,7 @@ class CollectorCrew:
         self._posted[index] = dict(self._newest)
         if index < len(self.told):
             told = self.told[index]
-            told.restarts, told.cause = told.restarts + 1, said
+            told.restarts, told.cause, told.begins = told.restarts + 1, said, True
             if self._orders[index]:
                 told.lost_frames += (self._steps(index) - self._delivered[index]) * told.lanes
             self._delivered[index] = self._steps(index)
@@ -445,7 +453,7 @@ class CollectorCrew:
 
     def _refusal(self, lost: Lost) -> RlcliError:
         if not self.crew.close.alive:
-            return ShutDown("the collector was shut down while it collected", fix="Make a new one.")
+            return ShutDown("the collector was shut down", fix="Make a new one.")
         killed = "SIGKILL" in lost.how
         return EnvError(
             f"a collector's worker {lost.how}", where=self._place(lost.index),

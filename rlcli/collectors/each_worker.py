@@ -65,9 +65,16 @@ def warn_of_cores(workers: int) -> None:
         )
 
 
-def check_actions(about: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse workers whose envs take different actions, which may look alike in a batch."""
+def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse workers whose envs take different actions, or are single and batched: both may look alike in a batch."""
     first = about[0]["actions"]
+    for index, said in enumerate(about):
+        if said["batched"] != about[0]["batched"]:
+            single, several = sorted((0, index), key=lambda worker: about[worker]["batched"])
+            raise ArgumentError(
+                "some workers have a single env, and some a batch of envs", where=f"workers {single} and {several}",
+                why="their batches have different shapes", fix="SerialEnv(1, ...) is a batch of one.",
+            )  # fmt: skip
     for index, said in enumerate(about):
         if said["actions"] != first:
             raise ArgumentError(

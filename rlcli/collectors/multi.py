@@ -18,14 +18,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.collectors.base import BaseCollector, Collected, Shares
+from rlcli.collectors.base import NO_GAPS, BaseCollector, Collected, Shares
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.crew import CollectorCrew, SharedBatch, ShutDown
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.each_worker import (
     CountedEach,
-    check_actions,
+    check_alike,
     divided,
     makers_of,
     of_worker,
@@ -47,7 +47,7 @@ from rlcli.keys import COLLECTOR_MASK, Key
 from rlcli.processes.crew import Crew
 from rlcli.transforms import NextObservationDelta
 
-_COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause")  # of a worker, in a checkpoint
+_COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint
 
 
 class MultiProcessCollector(BaseCollector):
@@ -133,7 +133,7 @@ class MultiProcessCollector(BaseCollector):
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
         try:
-            check_actions(self.crew.about)
+            check_alike(self.crew.about)
             self._schema: BatchSchema = self.crew.about[0]["schema"]
             self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None
@@ -173,6 +173,8 @@ class MultiProcessCollector(BaseCollector):
         *,
         batched: bool = True,
         shares: Shares | None = None,
+        lanes: range | None = None,
+        gaps: Mapping[int, bool] = NO_GAPS,
     ) -> Collected:
         """The batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
@@ -187,7 +189,14 @@ class MultiProcessCollector(BaseCollector):
             batch = move(batch, self.storing)
             sync_function(self.storing)()
         self.frames += sum(part.lanes * part.steps for part in parts)
-        return Collected(batch, filled.reward, filled.done, filled.seconds, shares=shares)
+        found, lane = dict(gaps), 0 if lanes is None else lanes.start
+        for part in parts:
+            if part.begins is not None:
+                found |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
+            lane += part.lanes
+        if self.trajectories is not None:
+            self.trajectories.interrupt(found)
+        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found)
 
     # ---- whose rows are whose ------------------------------------------------------------------------------------
     @property
@@ -205,6 +214,7 @@ class MultiProcessCollector(BaseCollector):
 
     def _check_buffer(self, delivery: Delivery) -> None:
         """Refuse a buffer that these workers' rows do not fit."""
+        self._storage_dims = delivery.storage_dims()
         if self._has_members and len(self.replay_buffer.buffers) != self._count:
             raise ArgumentError(
                 "each worker writes its own member of an ensemble",
@@ -237,10 +247,10 @@ class MultiProcessCollector(BaseCollector):
                 yield index, rows
 
     def _for_buffer(self, parts: Iterable[tuple[int, TensorDictBase]]) -> Iterator[TensorDictBase]:
+        dims = self._storage_dims
         for index, rows in parts:
             self._member = index  # whose piece is stored next
-            buffer = self.replay_buffer[index] if self._has_members else self.replay_buffer
-            yield rows[0] if not self.batched and buffer.storage.ndim == 1 else rows
+            yield rows[0] if not self.batched and dims[index if self._has_members else 0] == 1 else rows
 
     def _store(self, piece: TensorDictBase) -> None:
         member = {}
@@ -258,6 +268,7 @@ class MultiProcessCollector(BaseCollector):
         return self._schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
+        self._refuse_background()
         return self.crew.call("rows", lanes, steps)[0]
 
     @property
@@ -340,13 +351,14 @@ class MultiProcessCollector(BaseCollector):
     def reset(self) -> None:
         """Begin the next batch with new episodes in all lanes."""
         self._refuse_background()
-        self.crew.call("reset")
+        self.crew.reset()
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed envs and exploration; see `Collector.set_seed`."""
         self._refuse_background()
         self.seed = counted("seed", seed)
         self.crew.call("set_seed", self.seed, episode_seeds=episode_seeds)
+        self.crew.reset()
         return self.seed + 1
 
     def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
@@ -364,6 +376,7 @@ class MultiProcessCollector(BaseCollector):
 
     def limit_episodes(self, steps: int) -> bool:
         """See `Collector.limit_episodes`."""
+        self._refuse_background()
         return all(self.crew.keep("limit_episodes", steps))
 
     def remember_episodes(self, longest: int) -> bool:
@@ -414,7 +427,7 @@ class MultiProcessCollector(BaseCollector):
     def _finish(self) -> None:
         super()._finish()
         if self.trajectories is not None and self.trajectories.deliver_leftovers:
-            self.crew.call("reset")  # what was open is delivered: should collecting go on, it goes on with new ones
+            self.crew.reset()  # what was open is delivered: should collecting go on, it goes on with new ones
 
     def _end_batch(self, waited: float | None) -> None:
         self.crew.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import AHEAD, next_steps, steps_of, whole
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.worker import Part
-from rlcli.errors import ArgumentError, one_of
+from rlcli.errors import ArgumentError, in_words, one_of
 
 ON_LAG = ("report", "block", "drop")
 
@@ -75,6 +76,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._ready: deque[tuple[int, Part]] = deque()  # batches that a checkpoint waited for, with their rows
         self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
         self._arrived: dict[int, tuple[int, Order, Part]] = {}  # those that came before their turn
+        self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, index: int, frames: int) -> int:
         """Steps of a worker's next batch, when so many frames are there or asked for."""
@@ -107,6 +109,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         while True:
             index, order, part = self._next(timed)
             frames, told = part.lanes * part.steps, self.crew.told[index]
+            lanes = range(told.first_lane, told.first_lane + told.lanes)
             self.lag = told.lag = lag = self.policy_version - part.version
             told.largest_lag = max(lag, told.largest_lag or 0)
             late = self.max_lag is not None and lag > self.max_lag
@@ -114,13 +117,16 @@ class MultiAsyncCollector(MultiProcessCollector):
             found = None
             if late and self.on_lag == "drop":
                 self.dropped_frames += frames
+                ended = {lane for t, lane in part.places if t == part.steps - 1}
+                self._gaps |= {lane: lane - lanes.start in ended for lane in lanes}
             else:
                 memory = {} if order is None else order.batch.columns.data
-                found = self._collected([part], memory, batched=self.batched)
+                gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
+                found = self._collected([part], memory, batched=self.batched, lanes=lanes, gaps=gaps)
             if order is not None:
                 self.pools[index].give_back(order.batch)
             if found is not None:
-                return found._replace(lanes=range(told.first_lane, told.first_lane + told.lanes))
+                return found
 
     def _next(self, timed: bool) -> tuple[int, Order | None, Part]:
         if self._ready:
@@ -167,16 +173,43 @@ class MultiAsyncCollector(MultiProcessCollector):
         found = super().figures()
         return found | {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
 
+    # ---- between two batches -------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Begin the next batches with new episodes in all lanes; what workers have collected meanwhile is lost."""
+        self._pass_over()
+        super().reset()
+
+    def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
+        """Seed envs and exploration of the batches that come next; see `reset`."""
+        self._pass_over()
+        return super().set_seed(seed, episode_seeds=episode_seeds)
+
+    def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
+        self._pass_over()
+        super().begin_anew(frames, taken, episodes)
+
+    def _pass_over(self) -> None:
+        """Forget what workers write, or wrote and nobody has."""
+        try:
+            self._settle()
+        except Exception as error:
+            warnings.warn(f"a batch that was passed over had failed: {in_words(error)}", stacklevel=4)
+            self._settle()
+        self._ready.clear()
+        self._gaps.clear()
+
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
-        return super().state_dict() | {"ready": [[index, _plain(part)] for index, part in self._ready]}
+        ready = [[index, _plain(part)] for index, part in self._ready]
+        return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         self._settle()
         lost = super().load_state_dict(state, replay=replay)
         self._ready = deque((int(index), _part(part, self.schema)) for index, part in state["ready"])
+        self._gaps = {int(lane): bool(begins) for lane, begins in state["gaps"].items()}
         return lost
 
     def _settle(self) -> None:
@@ -196,7 +229,7 @@ class MultiAsyncCollector(MultiProcessCollector):
 
 
 _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw_reward", "done", "version", "episodes",
-          "next_id")  # fmt: skip
+          "next_id", "outside", "begins")  # fmt: skip
 
 
 def _plain(part: Part) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rlcli.collectors.base import Collected
 from rlcli.collectors.crew import Order
 from rlcli.collectors.each_worker import cut
 from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.options import Delivery, next_steps, steps_of, whole
+from rlcli.collectors.options import next_steps, steps_of, whole
 from rlcli.collectors.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
@@ -56,11 +56,6 @@ class MultiSyncCollector(MultiProcessCollector):
             raise ArgumentError(f"unknown cat_results {cat_results!r}", fix='Use "stack", 0 or -1.')
         self.cat_results = cat_results
         self.preemptive_threshold = _share(preemptive_threshold)
-        if self.preemptive_threshold is not None and options.get("split_trajs"):
-            raise ArgumentError(
-                "split_trajs=True pads trajectories, and preemptive_threshold what workers did not take",
-                fix="Use trajs_per_batch for whole trajectories, or give one of them.",
-            )  # fmt: skip
         super().__init__(create_env_fn, policy, **options)
         lanes = {told.lanes for told in self.crew.told}
         if len(lanes) > 1 and cat_results != 0:
@@ -70,6 +65,11 @@ class MultiSyncCollector(MultiProcessCollector):
                 why=f"they have {', '.join(str(told.lanes) for told in self.crew.told)}", fix="Use cat_results=0.",
             )  # fmt: skip
         self.pool = self._pool()
+        try:
+            self._check_even()
+        except ArgumentError:
+            self.crew.close()
+            raise
         self._whole = True  # the last batch: no worker has taken steps that nobody got
         if self.preemptive_threshold is not None:
             self._preempted = Region(STOP)
@@ -118,6 +118,8 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         self._before_batch()
+        if steps < 1:
+            raise ArgumentError("a batch has at least one step", why=f"got {steps}")
         if not self._whole:
             self.crew.give_up()
         self._whole = False  # until all parts of the batch are there
@@ -125,7 +127,8 @@ class MultiSyncCollector(MultiProcessCollector):
         of = [steps] * self.num_workers
         if isinstance(self.frames_per_batch, list):
             of = [min(steps, share) for share in self.shares]
-        random_steps = min(steps, steps_of(self._random_frames(), self.envs))
+        random_frames = self._random_frames()
+        random_steps = cut(of, [told.lanes for told in self.crew.told], random_frames) if random_frames else 0
         if self.preemptive_threshold is not None:
             self._preempted.arrays["stop"][0] = False
         for index, told in enumerate(self.crew.told):
@@ -145,16 +148,23 @@ class MultiSyncCollector(MultiProcessCollector):
             self._preempted.arrays["stop"][0] = came >= self.preemptive_threshold * self.num_workers
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
+        self._check_even()  # shares can be changed between two batches
+        if self.split_trajs and COLLECTOR_MASK in batch.keys(True):
+            return super().pieces(self._rows_of(batch), lanes)
         if self.split_trajs or self._several:
             return super().pieces(batch, lanes)
         return [self._in_order(batch)]
+
+    def _rows_of(self, batch: TensorDictBase, dim: int = -1) -> TensorDictBase:
+        """What is not masked of a batch ``[B * P, T]``, end to end: of lanes, or (1) of workers along time."""
+        parts = [rows if dim == 1 else rows.reshape(-1) for _, rows in self._by_worker(batch, range(self.envs))]
+        return _timed(torch.cat(parts, -1))  # type: ignore[arg-type]
 
     def _in_order(self, batch: TensorDictBase) -> TensorDictBase:
         """A batch ``[B * P, T]`` as `cat_results` says."""
         workers, steps = len(self.crew), batch.shape[1]
         if COLLECTOR_MASK in batch.keys(True) and (self.cat_results == -1 or not (self.batched or self.cat_results)):
-            rows = [rows if self.batched else rows.reshape(-1) for _, rows in self._by_worker(batch, range(self.envs))]
-            return _timed(torch.cat(rows, -1))  # type: ignore[arg-type]
+            return self._rows_of(batch, 1 if self.batched else -1)
         if self.cat_results == ("stack" if not self.batched else 0):
             return batch
         if not self.batched:
@@ -165,14 +175,23 @@ class MultiSyncCollector(MultiProcessCollector):
                 found = found.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
         return _timed(found)
 
-    def _check_buffer(self, delivery: Delivery) -> None:
-        super()._check_buffer(delivery)
-        dims = max(delivery.storage_dims())
-        if self.preemptive_threshold is not None and not self._has_members and dims > 1:
+    def _check_even(self) -> None:
+        """Shares of different lengths make no rectangle of lanes and steps."""
+        if max(self._storage_dims) > 1 and not self._has_members and self.uneven:
             raise ArgumentError(
-                f"a storage with ndim={dims} takes as many steps of all envs, and preempted workers took fewer",
+                f"a storage with ndim={max(self._storage_dims)} takes as many steps of all envs",
+                why="some workers may take fewer than others",
                 fix="Use ndim=1, or a ReplayBufferEnsemble with a member for each worker.",
             )  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
+        lost = super().load_state_dict(state, replay=replay)
+        self._whole = True
+        return lost
+
+    def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
+        super().begin_anew(frames, taken, episodes)
+        self._whole = True
 
 
 def _timed(batch: Any) -> TensorDictBase:

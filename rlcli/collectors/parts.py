@@ -80,7 +80,8 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
             columns[key] = _stacked([_column(part, memory, key, at) for part, at in _placed(parts)], steps)
         else:
             whole = memory[key]
-            columns[key] = whole if whole.shape[1] == steps else np.ascontiguousarray(whole[:, :steps])
+            # of a part a copy, in any case: it must not look like memory that nobody holds
+            columns[key] = whole if whole.shape[1] == steps else whole[:, :steps].copy()
         for part, at in _placed(parts):
             columns[key][at : at + part.lanes, part.steps :] = -1 if key == TRAJ_IDS else 0
     late = {key: torch.cat([_longer(part.late[key], steps) for part in parts]) for key in first.late}

@@ -27,6 +27,9 @@ class Told:
         How often it was replaced, and how many frames were lost by it.
     cause : str
         Why, the last time.
+    begins : bool or None
+        Whether its next rows do not go on where its last ones ended: with new episodes, or (False) in the middle of
+        episodes, since rows in between were lost. None: they go on.
     """
 
     lanes: int
@@ -40,3 +43,4 @@ class Told:
     restarts: int = 0
     lost_frames: int = 0
     cause: str = ""
+    begins: bool | None = None

@@ -13,7 +13,7 @@ Where next observations are lazy (`exact`), a piece keeps only those whose bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
 
 FORMATS = ("padded", "cat")
+Gaps = Mapping[int, bool]  # lane -> whether what comes next begins a trajectory; else it goes on with one, unseen
 
 
 class CompleteTrajectories:
@@ -51,7 +52,8 @@ class CompleteTrajectories:
     group : int
         That the last delivery is of.
     dropped_frames : int
-        Frames of trajectories that a reset from outside cut short and that were not delivered.
+        Frames of trajectories that were cut short and not delivered: by a reset from outside, or because rows before or
+        after them were lost.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class CompleteTrajectories:
         self._group_of = {lane: group for group, lanes in enumerate(groups or ()) for lane in lanes}
         self._open: dict[int, list[Piece]] = {}  # by lane; each piece longer than the next
         self._whole: dict[int, list[Piece]] = {}  # by group
+        self._headless: set[int] = set()  # lanes whose trajectory began with rows that were lost
         self._last = False  # whether no batch will follow
 
     @property
@@ -90,13 +93,26 @@ class CompleteTrajectories:
         for row, lane in enumerate(lanes or range(cutter.count)):
             if lane in self._open and int(self._open[lane][-1].rows[TRAJ_IDS][-1]) != first[row]:
                 self._cut_short(lane)
-            start = 0
-            for end in done[row].nonzero().squeeze(-1).tolist():
+            start, ends = 0, done[row].nonzero().squeeze(-1).tolist()
+            if lane in self._headless:
+                start = ends.pop(0) + 1 if ends else cutter.steps
+                self.dropped_frames += start
+                self._headless -= {lane} if start < cutter.steps or done[row, -1] else set()
+            for end in ends:
                 self._hold(lane, cutter.cut(row, start, end + 1))
                 self._keep(lane, self._close(lane))
                 start = end + 1
             if start < cutter.steps:
                 self._hold(lane, cutter.cut(row, start, cutter.steps))
+
+    def interrupt(self, gaps: Gaps) -> None:
+        """Rows were lost before those that come next of these lanes."""
+        for lane, begins in gaps.items():
+            if lane in self._open:
+                self._cut_short(lane)
+            self._headless -= {lane}
+            if not begins:
+                self._headless.add(lane)
 
     def finish(self) -> None:
         """No batch follows: if leftovers are to be delivered, `ready` gives all that is held."""
@@ -153,6 +169,7 @@ class CompleteTrajectories:
             "whole": {group: [piece.state_dict() for piece in pieces] for group, pieces in self._whole.items()},
             "last": self._last,
             "dropped_frames": self.dropped_frames,
+            "headless": sorted(self._headless),
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
@@ -162,6 +179,7 @@ class CompleteTrajectories:
             for name in ("open", "whole")
         )
         self._last, self.dropped_frames = bool(state["last"]), int(state["dropped_frames"])
+        self._headless = {int(lane) for lane in state["headless"]}
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------

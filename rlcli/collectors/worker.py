@@ -29,6 +29,7 @@ from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import PASS, BatchSchema
 from rlcli.collectors.wiring import make_env
+from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import Channel, unpacked
@@ -95,6 +96,8 @@ class Part:
         The id that the worker's next trajectory would get.
     outside : dict
         Observations outside their bounds since the last part, as `Bounds.figures` gives them.
+    begins : bool or None
+        The parent's to say: see `Told.begins`.
     """
 
     lanes: int
@@ -113,6 +116,7 @@ class Part:
     episodes: list[int]
     next_id: int
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    begins: bool | None = None
 
 
 def columns_of(engine: Engine) -> Schema:
@@ -124,6 +128,11 @@ def columns_of(engine: Engine) -> Schema:
             if engine.schema.delivers(under_next(entry.key)):
                 kinds[under_next(entry.key)] = (entry.shape, entry.dtype)  # type: ignore[assignment]
     return kinds
+
+
+def _written(x: Any) -> int:
+    """How often a tensor was written to."""
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
 
 
 def work(channel: Channel) -> None:
@@ -279,8 +288,8 @@ class CollectorWorker:
             self.share(slot, *new)
         memory = self.slots.use(slot)
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
-        apart = self._in_place(filled.columns, memory, filled.shape[1])
-        late = filled.late | self._shown(filled)
+        filled = self._shown(filled)
+        apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
         wanted = filled.schema.successors
         return Part(
             *filled.shape, tuple(filled.columns), apart, late,
@@ -307,15 +316,31 @@ class CollectorWorker:
                 place[:, :steps] = column
         return apart
 
-    def _shown(self, filled: Filled) -> dict[Key, Tensor]:
-        """Keys that the hook adds to the batch."""
+    def _shown(self, filled: Filled) -> Filled:
+        """With what the hook makes of the batch: it may add keys, and write other values."""
         if self.post_hook is None:
-            return {}
+            return filled
+        raw, done = (None if x is None else x.copy() for x in (filled.reward, filled.done))
         batch: TensorDictBase = assemble(filled, batched=self.collector.batched)
-        before = set(batch.keys(True, True))
+        before = {key: (x, _written(x)) for key, x in batch.items(True, True)}
         called("post_collect_hook", self.post_hook, batch)
+        for key, (was, written) in before.items():
+            now, own = batch.get(key, None), unravel(key) in (filled.columns.keys() | filled.late.keys())
+            if now is was and (own or _written(was) == written):
+                continue
+            if not own or now is None or (now.shape, now.dtype) != (was.shape, was.dtype):
+                raise ArgumentError(
+                    f"a post_collect_hook in a worker may not {'change' if now is was else 'replace'} {show(key)}",
+                    why="it is in shared memory of one shape and dtype"
+                    if own
+                    else "it is made where batches are delivered",
+                    fix="A hook may add keys and write other values; postproc is called where batches are delivered.",
+                )
+            if now is not was:
+                was.copy_(now)
         added = {unravel(key): batch[key] for key in batch.keys(True, True) if key not in before}
-        return {key: x if self.collector.batched else x.unsqueeze(0) for key, x in added.items()}
+        late = {key: x if self.collector.batched else x.unsqueeze(0) for key, x in added.items()}
+        return dataclasses.replace(filled, late=filled.late | late, raw_reward=raw, done=done)
 
     def set_hooks(self, hooks: bytes) -> None:
         """What is called from now on, before each batch and with each."""

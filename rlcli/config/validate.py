@@ -115,9 +115,6 @@ def _check_preemption(cfg: Any) -> Iterator[Problem]:
         return
     if cfg.collector.num_workers == 1:
         yield Problem("collector.preemptive_threshold has no meaning for one worker", "use two at least")
-    if cfg.collector.split_trajs:
-        yield Problem("collector.split_trajs pads trajectories, and preemption what workers did not take",
-                      "use collector.trajs_per_batch, or give one of them")  # fmt: skip
     if cfg.storage.ndim > 1:
         yield Problem(f"storage.ndim={cfg.storage.ndim} takes as many steps of all envs, preempted workers take fewer",
                       "use storage.ndim=1")  # fmt: skip

@@ -127,6 +127,7 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
             with clock("write"):
                 for batch in delivered.pieces:
                     writer.append(batch)
+            reporter.tally.episodes.interrupt(delivered.gaps)
             reporter.batch(delivered.raw, reward=delivered.reward, done=delivered.done, workers=collector.workers)
             reporter.out_of_bounds(collector.out_of_bounds())
             if writer.waited >= COMMIT_EVERY:

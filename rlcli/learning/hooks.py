@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -152,6 +152,10 @@ class Hooks:
         return self.evaluation is not None and self.evaluation.due(frames)
 
     def _remember(self, delivered: Delivered, copy: bool = True) -> None:
+        if delivered.gaps and self.reporter is not None:
+            self._count(self._unreported())
+            self.unreported = []
+            self.reporter.tally.episodes.interrupt(delivered.gaps)
         reward, done = delivered.reward, delivered.done
         if reward is not None and done is not None:  # their memory is written again
             for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
@@ -162,6 +166,18 @@ class Hooks:
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         """Its frames, rewards and ends, and what the value stage counted, as a reporter takes them."""
         assert self.reporter is not None
+        parts = self._unreported()
+        self._count(parts[:-1])
+        frames = collector.frames - self.reporter.tally.frames
+        return {"frames": frames, "valued": self.valued, **(parts[-1] if parts else {})}
+
+    def _count(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        assert self.reporter is not None
+        for part in parts:
+            self.reporter.tally.count(0, valued=None, **part)
+
+    def _unreported(self) -> list[dict[str, Any]]:
+        """Rewards and ends since the last report, of all lanes or of some."""
         of: dict[range | None, list[tuple[np.ndarray, np.ndarray]]] = {}
         for reward, done, lanes in self.unreported:
             of.setdefault(lanes, []).append((reward, done))
@@ -169,10 +185,7 @@ class Hooks:
         for lanes, rows in of.items():
             reward, done = (np.concatenate(x, 1) for x in zip(*rows, strict=True))
             parts.append({"reward": reward, "done": done, "lanes": lanes})
-        for part in parts[:-1]:
-            self.reporter.tally.count(0, valued=None, **part)
-        frames = collector.frames - self.reporter.tally.frames
-        return {"frames": frames, "valued": self.valued, **(parts[-1] if parts else {})}
+        return parts
 
 
 # ---- ledger lines -----------------------------------------------------------------------------------------------

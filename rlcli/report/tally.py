@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 WINDOW = 100  # episodes
+_UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not seen
 
 
 class EpisodeStats:
@@ -83,10 +84,11 @@ class EpisodeStats:
         sums[heads] += self._open_return[here]
         lengths[heads] += self._open_length[here]
 
-        ended = done.ravel()[last]
+        ends = done.ravel()[last]
+        ended = ends & (lengths > 0)  # of one whose beginning is unknown nothing is counted
         tails = np.flatnonzero((last + 1) % steps == 0)
-        self._open_return[here] = np.where(ended[tails], 0.0, sums[tails])
-        self._open_length[here] = np.where(ended[tails], 0, lengths[tails])
+        self._open_return[here] = np.where(ends[tails], 0.0, sums[tails])
+        self._open_length[here] = np.where(ends[tails], 0, lengths[tails])
 
         order = np.argsort(last[ended] % steps, kind="stable")
         sums, lengths = sums[ended][order], lengths[ended][order]
@@ -98,6 +100,13 @@ class EpisodeStats:
         where = slice(None) if lanes is None else list(lanes)
         self._open_return[where] = 0.0
         self._open_length[where] = 0
+
+    def interrupt(self, gaps: Mapping[int, bool]) -> None:
+        """Rows were lost before those that come next of these lanes, which begin an episode or are in one already."""
+        for lane, begins in gaps.items():
+            if lane < len(self._open_return):
+                self._open_return[lane] = 0.0
+                self._open_length[lane] = 0 if begins else _UNKNOWN
 
     @property
     def mean_return(self) -> float | None:

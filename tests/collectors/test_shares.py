@@ -152,7 +152,6 @@ def test_nobody_is_preempted_where_all_are_waited_for(files):
     [
         (MultiSyncCollector, {"preemptive_threshold": 1.5}, "a share of the workers, from 0 to 1: got 1.5"),
         (MultiSyncCollector, {"preemptive_threshold": True}, "a share of the workers"),
-        (MultiSyncCollector, {"preemptive_threshold": 0.5, "split_trajs": True}, r"split_trajs=True pads"),
         (MultiAsyncCollector, {"preemptive_threshold": 0.5}, "do not wait for each other are not preempted"),
         (MultiSyncCollector, {"frames_per_batch": [20]}, "frames_per_batch has 1 entries, for 2 workers"),
         (MultiSyncCollector, {"frames_per_batch": [20, 0]}, "frames_per_batch must be at least 1: got 0"),
@@ -169,6 +168,13 @@ def test_a_storage_with_time_as_a_dimension_is_refused_where_lanes_get_different
     rb = ReplayBuffer(storage=LazyTensorStorage(500, ndim=2))
     with pytest.raises(ArgumentError, match="storage with ndim=2 takes as many steps of all envs"):
         MultiSyncCollector(makers(files), None, preemptive_threshold=0.5, replay_buffer=rb)
+    with pytest.raises(ArgumentError, match="storage with ndim=2 takes as many steps of all envs"):
+        MultiSyncCollector(makers(files), None, frames_per_batch=[20, 10], replay_buffer=rb)
+    with MultiSyncCollector(makers(files), None, frames_per_batch=20, cat_results=0, replay_buffer=rb) as c:
+        c.next()
+        c.frames_per_batch = [16, 8]
+        with pytest.raises(ArgumentError, match="storage with ndim=2 takes as many steps of all envs"):
+            c.next()
 
 
 # ---- shares of their own ---------------------------------------------------------------------------------------------

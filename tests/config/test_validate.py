@@ -56,10 +56,6 @@ def test_the_defaults_have_no_problem():
             ("preemptive_threshold has no meaning for one worker", "two at least"),
         ),
         (
-            {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "collector__split_trajs": True},
-            ("split_trajs pads trajectories", "trajs_per_batch"),
-        ),
-        (
             {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "storage__ndim": 2},
             ("storage.ndim=2 takes as many steps of all envs", "storage.ndim=1"),
         ),
