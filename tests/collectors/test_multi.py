@@ -324,6 +324,24 @@ def test_further_models_are_kept_in_step_where_an_env_uses_them():
             c.update_policy_weights_(model_id="other")
 
 
+def test_models_that_workers_cannot_follow_are_refused_and_harm_nobody():
+    model = nn.Linear(1, 1)
+    with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, on_worker_error="restart") as c:
+        for name, used, sentence in [
+            ("policy", None, "the name 'policy' is the collector's own policy"),
+            ("judge", "env.nope", r"no model is at 'env.nope': .*nope"),
+            ("judge", None, "no model is at 'judge'"),
+            ("judge", "env", "no model is at 'env': it is a Judged"),
+            ("judge", nn.Linear(1, 1), "used in workers, each of which has its own: got a Linear.*'env.reward_model'"),
+            ("judge", 5, "used in workers, each of which has its own: got a int"),
+        ]:
+            with pytest.raises(ArgumentError, match=sentence):
+                c.register_model(name, model, used)
+        c.next()
+        os.kill(victim(c), signal.SIGKILL)
+        assert c.next().numel() == 8 and c.restarts[1][0] == 1
+
+
 class Judged(GymEnv):
     """An env whose reward is a model's."""
 
