@@ -399,8 +399,8 @@ class MultiProcessCollector(BaseCollector):
         self._refuse_background()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
-        of = [numbers[told.first_lane : told.first_lane + told.lanes] for told in self.crew.told]
-        self.crew.each("call", [("begin_anew", frames, used, each) for each in of])
+        of = [(told.frames, used, numbers[told.first_lane : told.first_lane + told.lanes]) for told in self.crew.told]
+        self.crew.each("call", [("begin_anew", *each) for each in of])
         self.crew.learn()
 
     def _finish(self) -> None:

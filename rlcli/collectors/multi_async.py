@@ -176,11 +176,14 @@ class MultiAsyncCollector(MultiProcessCollector):
     def state_dict(self) -> dict[str, Any]:
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
-        return super().state_dict() | {"ready": [[index, _plain(part)] for index, part in self._ready]}
+        ready = [[index, _plain(part)] for index, part in self._ready]
+        late = {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
+        return super().state_dict() | {"ready": ready} | late
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         self._settle()
         lost = super().load_state_dict(state, replay=replay)
+        self.late_batches, self.dropped_frames = int(state["late_batches"]), int(state["dropped_frames"])
         self._ready = deque((int(index), _part(part, self.schema)) for index, part in state["ready"])
         return lost
 

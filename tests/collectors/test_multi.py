@@ -324,6 +324,15 @@ def test_further_models_are_kept_in_step_where_an_env_uses_them():
             c.update_policy_weights_(model_id="other")
 
 
+def test_workers_keep_counts_of_their_own_where_a_run_begins_anew():
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=20) as c:
+        c.next(), c.begin_anew(1000), c.next()
+        state = c.state_dict()
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=20) as c:
+        c.load_state_dict(state)
+        assert c.frames == 1020 and [worker.frames for worker in c.workers] == [20, 20]
+
+
 def test_models_that_workers_cannot_follow_are_refused_and_harm_nobody():
     model = nn.Linear(1, 1)
     with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, on_worker_error="restart") as c:
