@@ -202,6 +202,11 @@ class BaseCollector:
         return ()
 
     @property
+    def lanes_in_batch(self) -> list[int]:
+        """How many envs a batch is of, whose whole steps it holds: all of them, or those of either of the workers."""
+        return [self.envs]
+
+    @property
     def frames_in_batch(self) -> int:
         """Frames of a full batch after rounding to whole steps of its envs."""
         raise NotImplementedError

@@ -77,9 +77,13 @@ class MultiAsyncCollector(MultiProcessCollector):
         )  # fmt: skip
 
     @property
+    def lanes_in_batch(self) -> list[int]:
+        return [told.lanes for told in self.crew.told]
+
+    @property
     def frames_in_batch(self) -> int:
         """Of the largest that a worker gives."""
-        own, lanes = self.frames_per_batch, [told.lanes for told in self.crew.told]
+        own, lanes = self.frames_per_batch, self.lanes_in_batch
         frames = own if isinstance(own, list) else [own] * len(lanes)
         return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
@@ -87,7 +91,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         return max(self._steps(index, self.frames) for index in range(len(self.crew)))
 
     def __len__(self) -> int:
-        if isinstance(self.frames_per_batch, list) or len({told.lanes for told in self.crew.told}) > 1:
+        if isinstance(self.frames_per_batch, list) or len({*self.lanes_in_batch}) > 1:
             raise TypeError("a collector whose workers give batches of different sizes has no length")
         return super().__len__()
 
