@@ -103,6 +103,13 @@ def called(name: str, function: Callable, *given: Any) -> Any:
         ) from error  # fmt: skip
 
 
+_NO_ATTRIBUTES = (  # options that the engine is made for; an attribute of that name would be without effect
+    "keep_keys", "compact_obs", "delta_dtype", "on_overflow", "max_frames_per_traj", "reset_when_done",
+    "exploration_type", "reuse_batch", "track_traj_ids", "track_policy_version", "no_cuda_sync", "episode_seeds",
+    "trajs_per_batch", "traj_format", "deliver_leftovers",
+)  # fmt: skip
+
+
 class BaseCollector:
     """Iterate it for batches; `deliver` one, with what there is to know of it; or give it a buffer and `start()` it.
 
@@ -137,6 +144,7 @@ class BaseCollector:
     """
 
     lag: int | None = None
+    _no_attributes: tuple[str, ...] = _NO_ATTRIBUTES
     _at_exit: float | None = None  # seconds that a thread's batch has to be whole in when the interpreter ends
     frames_per_batch: int = Counted()  # type: ignore[assignment]
     total_frames: int = Counted()  # type: ignore[assignment]
@@ -163,6 +171,11 @@ class BaseCollector:
         self._failure: BaseException | None = None
         self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._no_attributes:
+            raise ArgumentError(f"{name} of a {type(self).__name__} cannot be set anew", fix="Make a new collector.")
+        super().__setattr__(name, value)
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         """The next raw batch, of so many steps of each env."""

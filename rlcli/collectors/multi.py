@@ -92,6 +92,7 @@ class MultiProcessCollector(BaseCollector):
     frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
     _at_exit = 10.0
     _calls_hooks = False
+    _no_attributes = (*BaseCollector._no_attributes, "reset_at_each_iter", "set_truncated")  # workers have them
 
     def __init__(
         self,

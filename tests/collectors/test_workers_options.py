@@ -170,6 +170,22 @@ def test_hooks_may_be_assigned(kind, makers):
             c.next()
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_options_that_cannot_be_set_anew_are_refused_as_attributes(kind, makers):
+    live = kind is Collector
+    with kind(makers[0] if live else makers, None, frames_per_batch=20) as c:
+        for name in ("keep_keys", "exploration_type", "max_frames_per_traj", "trajs_per_batch"):
+            with pytest.raises(ArgumentError, match=f"{name} of a {kind.__name__} cannot be set anew"):
+                setattr(c, name, None)
+        for name in ("reset_at_each_iter", "set_truncated"):
+            if not live:
+                with pytest.raises(ArgumentError, match=f"{name} of a {kind.__name__} cannot be set anew"):
+                    setattr(c, name, True)
+            else:
+                setattr(c, name, True)
+        assert c.next()["next", "truncated"].reshape(-1)[-1].item() == live
+
+
 def note_process(batch):
     batch["process"] = torch.full(batch.shape, os.getpid())
 
