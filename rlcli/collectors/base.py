@@ -16,7 +16,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors.finish import Seconds
-from rlcli.collectors.options import Counted, Delivery, Stepping
+from rlcli.collectors.options import Counted, Delivery, Stepping, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import Source
 from rlcli.data.splitting import split_trajectories
@@ -110,6 +110,13 @@ def called(name: str, function: Callable, *given: Any) -> Any:
         ) from error  # fmt: skip
 
 
+_NO_ATTRIBUTES = (  # options that the engine is made for; an attribute of that name would be without effect
+    "keep_keys", "compact_obs", "delta_dtype", "on_overflow", "max_frames_per_traj", "reset_when_done",
+    "exploration_type", "reuse_batch", "track_traj_ids", "track_policy_version", "no_cuda_sync", "episode_seeds",
+    "trajs_per_batch", "traj_format", "deliver_leftovers",
+)  # fmt: skip
+
+
 class BaseCollector:
     """Iterate it for batches; `deliver` one, with what there is to know of it; or give it a buffer and `start()` it.
 
@@ -130,6 +137,8 @@ class BaseCollector:
         See `Collector`; each may be changed between two batches.
     postproc : callable, optional
         Piece -> piece, before it is delivered; None where it changed the piece in place.
+    pre_collect_hook, post_collect_hook : callable, optional
+        Called before each batch, and with each.
     replay_buffer : optional
         Where deliveries are written; None hands them to the caller.
     split_trajs : bool
@@ -142,13 +151,14 @@ class BaseCollector:
     """
 
     lag: int | None = None
+    _no_attributes: tuple[str, ...] = _NO_ATTRIBUTES
     _at_exit: float | None = None  # seconds that a thread's batch has to be whole in when the interpreter ends
     frames_per_batch: int = Counted()  # type: ignore[assignment]
     total_frames: int = Counted()  # type: ignore[assignment]
     init_random_frames: int = Counted()  # type: ignore[assignment]
     frames: int
+    _calls_hooks = True  # in this process
     _stepping: Stepping
-    postproc: Callable[[TensorDictBase], TensorDictBase | None] | None
     replay_buffer: Any
     split_trajs: bool
     trajectories: CompleteTrajectories | None
@@ -156,7 +166,7 @@ class BaseCollector:
     def __init__(self, delivery: Delivery, trajectories: CompleteTrajectories | None) -> None:
         self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
         self.replay_buffer, self.extend_buffer = delivery.replay_buffer, delivery.extend_buffer
-        self.pre_collect_hook, self.post_collect_hook = delivery.pre_collect_hook, delivery.post_collect_hook
+        self._hooks = delivery.pre_collect_hook, delivery.post_collect_hook
         self.frames = self.batches = 0
         self.closed = False
         self._thread: threading.Thread | None = None
@@ -168,6 +178,11 @@ class BaseCollector:
         self._failure: BaseException | None = None
         self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._no_attributes:
+            raise ArgumentError(f"{name} of a {type(self).__name__} cannot be set anew", fix="Make a new collector.")
+        super().__setattr__(name, value)
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         """The next raw batch, of so many steps of each env."""
@@ -205,6 +220,11 @@ class BaseCollector:
     def workers(self) -> Sequence[Told]:
         """What is known of each process that collects; none where this one does."""
         return ()
+
+    @property
+    def lanes_in_batch(self) -> list[int]:
+        """How many envs a batch is of, whose whole steps it holds: all of them, or those of either of the workers."""
+        return [self.envs]
 
     @property
     def frames_in_batch(self) -> int:
@@ -324,7 +344,7 @@ class BaseCollector:
         with stage(COLLECT):
             found = self._collect(steps, timed)
             self.batches += 1
-            if self.postproc is not None or self.post_collect_hook is not None:  # either may write into the batch
+            if self.postproc is not None or self._hook is not None:  # either may write into the batch
                 reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
                 found = found._replace(reward=reward, done=done)
             ready = map(self._processed, self.pieces(found.batch, found.lanes))
@@ -388,8 +408,8 @@ class BaseCollector:
         if self.postproc is not None:
             changed = called("postproc", self.postproc, piece)
             piece = piece if changed is None else changed
-        if self.post_collect_hook is not None:
-            called("post_collect_hook", self.post_collect_hook, piece)
+        if self._hook is not None:
+            called("post_collect_hook", self._hook, piece)
         return piece
 
     def _store(self, piece: TensorDictBase) -> None:
@@ -399,13 +419,49 @@ class BaseCollector:
             for t in range(piece.shape[-1]):
                 self.replay_buffer.add(piece[..., t])
 
+    # ---- what is called --------------------------------------------------------------------------------------------
+    @property
+    def postproc(self) -> Callable[[TensorDictBase], TensorDictBase | None] | None:
+        """See the top of the class."""
+        return self._postproc
+
+    @postproc.setter
+    def postproc(self, value: Callable[[TensorDictBase], TensorDictBase | None] | None) -> None:
+        self._postproc = function("postproc", value)
+
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """Called before each batch."""
+        return self._hooks[0]
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        self._set_hooks(function("pre_collect_hook", hook), self._hooks[1])
+
+    @property
+    def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
+        """Called with each batch."""
+        return self._hooks[1]
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        self._set_hooks(self._hooks[0], function("post_collect_hook", hook))
+
     def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        """Call `hook` before each batch from now on."""
+        """Call `hook` before each batch from now on; where workers collect, in each of them."""
         self.pre_collect_hook = hook
 
     def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        """Call `hook` with each batch from now on."""
+        """Call `hook` with each batch from now on; where workers collect, in each of them."""
         self.post_collect_hook = hook
+
+    def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
+        self._hooks = before, after
+
+    @property
+    def _hook(self) -> Callable[[TensorDictBase], Any] | None:
+        """What this process calls with each piece."""
+        return self._hooks[1] if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------
     def start(self) -> None:

@@ -529,26 +529,46 @@ class Collector(BaseCollector):
         """How often the policy's weights were published; rows tell by which version their action was chosen."""
         return self._weights.version
 
-    def register_model(self, name: str, module: nn.Module, used: nn.Module | None = None) -> None:
+    def register_model(self, name: str, module: nn.Module, used: nn.Module | str | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` copies `module`'s weights into `used` as well.
 
         Parameters
         ----------
         name : str
             Of the model; registering it again replaces it.
-        module, used : nn.Module
-            What is trained, and the copy that an env, a transform or a hook works with; without one, they use
-            `module` itself, nothing needs copying, and in the background they read it while it is trained.
+        module : nn.Module
+            What is trained.
+        used : nn.Module or str, optional
+            The copy that an env, a transform or a hook works with, or its place from here on, "env.reward_model";
+            without one, they use `module` itself, nothing needs copying, and in the background they read it while it
+            is trained.
         """
-        self._weights.register(name, module, used)
+        self._weights.register(name, module, self.model(used) if isinstance(used, str) else used)
 
     def model(self, path: str) -> nn.Module:
         """The module that acts as the policy, "policy"; a registered model's; or another from here on: "env.reward".
 
         Where the policy is no module, there is nothing to keep in step: an empty one.
+
+        Raises
+        ------
+        ArgumentError
+            There is nothing, or no module.
         """
-        found = self._weights.acts(path) if self._weights.knows(path) else operator.attrgetter(path)(self)
-        return found if isinstance(found, nn.Module) else nn.Module()
+        if self._weights.knows(path):
+            found = self._weights.acts(path)
+            return found if isinstance(found, nn.Module) else nn.Module()
+        try:
+            found = operator.attrgetter(path)(self)
+        except AttributeError as error:
+            found, why = None, in_words(error)
+        else:
+            why = f"it is a {type(found).__name__}"
+        if not isinstance(found, nn.Module):
+            raise ArgumentError(
+                f"no model is at '{path}'", why=why, fix="Give its place from the collector on: 'env.reward_model'."
+            )
+        return found
 
     def follow(self, model_id: str, receiver: Receiver) -> None:
         """Take the weights of a model over from another process, where those of a publication would be."""

@@ -362,9 +362,9 @@ class CollectorCrew:
 
     def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
         """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
-        self._follows[model_id] = receiver
         body, fd = receiver()
         self._ordered([body] * len(self.sent), fd)
+        self._follows[model_id] = receiver
 
     def post(self, model_id: str, message: bytes) -> None:
         """Send the workers a version of a model with their next orders."""

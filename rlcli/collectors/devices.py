@@ -119,6 +119,12 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one == other or one.type == other.type == "cpu"
 
 
+def not_both(device: Any, devices: Any) -> None:
+    """Refuse devices that are given in both ways."""
+    if device is not None and devices is not None:
+        raise ArgumentError("device and devices are two names for one thing", fix="Give one of them.")
+
+
 def one_device(device: Device, devices: Any) -> Device:
     """`device`, or the one that a list of `devices` names: a single process acts on one.
 
@@ -127,10 +133,9 @@ def one_device(device: Device, devices: Any) -> Device:
     ArgumentError
         Both are given, the list is empty, or it names several devices.
     """
+    not_both(device, devices)
     if devices is None:
         return device
-    if device is not None:
-        raise ArgumentError("device and devices are two names for one thing", fix="Give one of them.")
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
     if not listed:
         raise ArgumentError("devices is empty", fix="Leave it out, or name a device.")

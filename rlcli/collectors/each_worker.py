@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from rlcli.collectors.options import Counted, Delivery, Stepping, counted, whole
+from rlcli.collectors.devices import not_both
+from rlcli.collectors.options import Counted, Delivery, Stepping, counted
 from rlcli.errors import ArgumentError
 from rlcli.processes.cores import cores
 
+_OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing, which any kind may be given
+    "cat_results": (("stack",), "a batch is one worker's, and put together with no other's", "MultiSyncCollector"),
+    "preemptive_threshold": (
+        (None, 1), "workers that do not wait for each other are not preempted", "MultiSyncCollector"
+    ),
+    "max_lag": ((None,), "workers that wait for each other are never behind", "MultiAsyncCollector"),
+    "on_lag": (("report",), "workers that wait for each other are never behind", "MultiAsyncCollector"),
+}  # fmt: skip
 _PARENTS = ("update_at_each_batch", "reuse_batch", "first_lane", "all_lanes", "traj_pool", "seed")
 _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 _EACH = ("create_env_fn", "create_env_kwargs", "policy_factory", "device", "devices", "policy_device", "env_device",
@@ -49,10 +59,7 @@ def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
                 f"create_env_fn has {len(makers)} entries, one for each worker", why=f"num_workers is {num_workers}"
             )
         return makers
-    count = whole("num_workers", 1 if num_workers is None else num_workers)
-    if count < 1:
-        raise ArgumentError("num_workers must be at least 1", why=f"got {count}")
-    return [create_env_fn] * count
+    return [create_env_fn] * counted("num_workers", 1 if num_workers is None else num_workers)
 
 
 def warn_of_cores(workers: int) -> None:
@@ -83,22 +90,46 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
             )  # fmt: skip
 
 
-def divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], Delivery, tuple]:
-    """Options of each worker's `Stepping`, the parent's `Delivery`, and the pair of hooks."""
+def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Delivery]:
+    """Options of each worker's `Stepping`, and the parent's `Delivery`.
+
+    Parameters
+    ----------
+    options : mapping
+        What the constructor of `kind` has no parameter for.
+    kind : type
+        Of the collector.
+
+    Raises
+    ------
+    ArgumentError
+        An option that such a collector does not have.
+    """
     of_stepping, of_delivery = ({field.name for field in fields(part)} for part in (Stepping, Delivery))
-    for name in options:
-        if name not in of_stepping | of_delivery | _WITHOUT_EFFECT or name in ("create_env_fn", "traj_pool"):
-            near = difflib.get_close_matches(name, of_stepping | of_delivery, n=1)
+    known = (of_stepping | of_delivery | _WITHOUT_EFFECT) - {"traj_pool"}
+    for name, value in options.items():
+        if name in _OF_ONE_KIND:
+            without_effect, why, other = _OF_ONE_KIND[name]
+            if value not in without_effect:
+                raise ArgumentError(f"a {kind.__name__} has no {name}", why=why, fix=f"Leave it out, or use {other}.")
+        elif name == "traj_pool":
+            raise ArgumentError(
+                f"a {kind.__name__} has no option 'traj_pool'", why="each worker counts its own trajectories",
+                fix="Leave it out.",
+            )  # fmt: skip
+        elif name not in known:
+            own = [each for part in kind.__mro__ for each in inspect.signature(part).parameters.values()]
+            near = difflib.get_close_matches(name, known.union(p.name for p in own if p.kind is p.KEYWORD_ONLY), n=1)
             raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
     stepping = {name: value for name, value in options.items() if name in of_stepping and name not in _PARENTS}
     delivery = {name: value for name, value in options.items() if name in of_delivery}
-    hooks = delivery.pop("pre_collect_hook", None), delivery.pop("post_collect_hook", None)
-    return stepping, Delivery(**delivery), hooks
+    return stepping, Delivery(**delivery)
 
 
 def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -> Stepping:
     """The options of one worker."""
     own = dict(stepping)
+    not_both(own.get("device"), own.get("devices"))
     for name in _EACH:
         value = own.get(name)
         if isinstance(value, list | tuple):

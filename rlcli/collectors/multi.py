@@ -91,6 +91,8 @@ class MultiProcessCollector(BaseCollector):
 
     frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
     _at_exit = 10.0
+    _calls_hooks = False
+    _no_attributes = (*BaseCollector._no_attributes, "reset_at_each_iter", "set_truncated")  # workers have them
 
     def __init__(
         self,
@@ -112,10 +114,9 @@ class MultiProcessCollector(BaseCollector):
         options |= {"policy": policy, "frames_per_batch": frames_per_batch, "total_frames": total_frames,
                     "init_random_frames": init_random_frames}  # fmt: skip
         makers = makers_of(create_env_fn, num_workers)
-        stepping, delivery, hooks = divided(options)
+        stepping, delivery = divided(options, type(self))
         each = [of_worker(stepping, index, len(makers), maker) for index, maker in enumerate(makers)]
         super().__init__(delivery, delivery.trajectories(each[0]))
-        self._hooks = hooks
         self._stepping, self._count = each[0], len(makers)
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
@@ -126,9 +127,9 @@ class MultiProcessCollector(BaseCollector):
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body = sent("hooks", hooks)
+        body, threads = sent("hooks", self._hooks), counted("num_threads", num_threads)
         self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, num_threads, _quiet(filter_warnings_subprocess)) for one in each],
+            [Sent(one.pickled(), body, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or ("forkserver" if sys.platform == "linux" else "spawn"), seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
@@ -342,7 +343,7 @@ class MultiProcessCollector(BaseCollector):
         Parameters
         ----------
         used : str, optional
-            Where a worker's collector has its own: `env.reward_model`, say; by default it is called `name`.
+            Where a worker's collector has its own: "env.reward_model", say; by default at `name`.
         """
         self._refuse_background()
         self._weights.register(name, module, used or name)
@@ -361,18 +362,10 @@ class MultiProcessCollector(BaseCollector):
         self.crew.reset()
         return self.seed + 1
 
-    def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        """Have the workers call `hook` before each of their batches from now on."""
-        self._set_hooks((hook, self._hooks[1]))
-
-    def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        """Have the workers call `hook` with each of their batches from now on."""
-        self._set_hooks((self._hooks[0], hook))
-
-    def _set_hooks(self, hooks: tuple) -> None:
+    def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
         self._refuse_background()
-        self.crew.set_hooks(sent("hooks", hooks))
-        self._hooks = hooks
+        self.crew.set_hooks(sent("hooks", (before, after)))
+        super()._set_hooks(before, after)
 
     def limit_episodes(self, steps: int) -> bool:
         """See `Collector.limit_episodes`."""
@@ -420,8 +413,8 @@ class MultiProcessCollector(BaseCollector):
         self._refuse_background()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
-        of = [numbers[told.first_lane : told.first_lane + told.lanes] for told in self.crew.told]
-        self.crew.each("call", [("begin_anew", frames, used, each) for each in of])
+        of = [(told.frames, used, numbers[told.first_lane : told.first_lane + told.lanes]) for told in self.crew.told]
+        self.crew.each("call", [("begin_anew", *each) for each in of])
         self.crew.learn()
 
     def _finish(self) -> None:

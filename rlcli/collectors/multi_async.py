@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from rlcli.collectors.base import Collected
+from rlcli.collectors.base import Collected, Delivered, Stage, no_stage
 from rlcli.collectors.crew import Order
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
-from rlcli.collectors.options import AHEAD, next_steps, steps_of, whole
+from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.worker import Part
 from rlcli.errors import ArgumentError, in_words, one_of
@@ -58,16 +58,9 @@ class MultiAsyncCollector(MultiProcessCollector):
         **options: Any,
     ) -> None:
         one_of("on_lag", on_lag, ON_LAG)
-        self.max_lag = None if max_lag is None else whole("max_lag", max_lag)
-        if self.max_lag is not None and self.max_lag < 0:
-            raise ArgumentError("max_lag must be at least 0", why=f"got {max_lag}")
+        self.max_lag = None if max_lag is None else counted("max_lag", max_lag)
         if self.max_lag is None and on_lag != "report":
             raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")
-        if "preemptive_threshold" in options:
-            raise ArgumentError(
-                "workers that do not wait for each other are not preempted", why="got preemptive_threshold",
-                fix="Leave it out, or use MultiSyncCollector.",
-            )  # fmt: skip
         self.on_lag = on_lag
         self.lag: int = 0
         self.late_batches = self.dropped_frames = 0
@@ -86,9 +79,13 @@ class MultiAsyncCollector(MultiProcessCollector):
         )  # fmt: skip
 
     @property
+    def lanes_in_batch(self) -> list[int]:
+        return [told.lanes for told in self.crew.told]
+
+    @property
     def frames_in_batch(self) -> int:
         """Of the largest that a worker gives."""
-        own, lanes = self.frames_per_batch, [told.lanes for told in self.crew.told]
+        own, lanes = self.frames_per_batch, self.lanes_in_batch
         frames = own if isinstance(own, list) else [own] * len(lanes)
         return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
@@ -96,13 +93,25 @@ class MultiAsyncCollector(MultiProcessCollector):
         return max(self._steps(index, self.frames) for index in range(len(self.crew)))
 
     def __len__(self) -> int:
-        if isinstance(self.frames_per_batch, list) or len({told.lanes for told in self.crew.told}) > 1:
+        if isinstance(self.frames_per_batch, list) or len({*self.lanes_in_batch}) > 1:
             raise TypeError("a collector whose workers give batches of different sizes has no length")
         return super().__len__()
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
-        """The next raw batch, of whichever worker has one first; it is as long as it was asked for before."""
+        """The next raw batch, of whichever worker has one first: it is as long as it was asked for before.
+
+        Raises
+        ------
+        ArgumentError
+            `steps` are given.
+        """
+        _refuse_steps(steps)
         return self._collect(0, False).batch
+
+    def deliver(self, steps: int | None = None, *, timed: bool = False, stage: Stage = no_stage) -> Delivered:
+        """See `BaseCollector.deliver`; `steps` are refused, as in `rollout`."""
+        _refuse_steps(steps)
+        return super().deliver(timed=timed, stage=stage)
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         self._before_batch()
@@ -203,11 +212,13 @@ class MultiAsyncCollector(MultiProcessCollector):
         """Between two batches: what workers are writing is waited for, and saved with the rest."""
         self._settle()
         ready = [[index, _plain(part)] for index, part in self._ready]
-        return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)}
+        late = {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
+        return super().state_dict() | {"ready": ready, "gaps": dict(self._gaps)} | late
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         self._settle()
         lost = super().load_state_dict(state, replay=replay)
+        self.late_batches, self.dropped_frames = int(state["late_batches"]), int(state["dropped_frames"])
         self._ready = deque((int(index), _part(part, self.schema)) for index, part in state["ready"])
         self._gaps = {int(lane): bool(begins) for lane, begins in state["gaps"].items()}
         return lost
@@ -226,6 +237,14 @@ class MultiAsyncCollector(MultiProcessCollector):
             self.pools[index].give_back(order.batch)
         self._arrived.clear()
         self._queue.clear()
+
+
+def _refuse_steps(steps: int | None) -> None:
+    if steps is not None:
+        raise ArgumentError(
+            "an asynchronous worker was asked for its next batch before", why=f"got steps={steps!r}",
+            fix="Leave steps out; frames_per_batch may be set anew, for the batches that are asked for from then on.",
+        )  # fmt: skip
 
 
 _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw_reward", "done", "version", "episodes",

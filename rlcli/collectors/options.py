@@ -41,7 +41,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def counted(name: str, value: Any) -> int:
-    """The number of an option of `Stepping`'s that counts something: whole, and large enough.
+    """The number of an option that counts something: whole, and large enough.
 
     Raises
     ------
@@ -52,10 +52,25 @@ def counted(name: str, value: Any) -> int:
         raise ArgumentError(
             "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end."
         )
-    least = {"frames_per_batch": 1, "init_random_frames": 0, "seed": 0}.get(name)
-    if least is not None and number < least:
+    if (least := _LEAST.get(name)) is not None and number < least:
         raise ArgumentError(f"{name} must be at least {least}", why=f"got {number}")
     return number
+
+
+_LEAST = {"frames_per_batch": 1, "init_random_frames": 0, "seed": 0, "num_workers": 1, "num_threads": 1, "max_lag": 0}
+
+
+def function(name: str, value: Any) -> Any:
+    """What is to be called, or None.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be called.
+    """
+    if value is not None and not callable(value):
+        raise ArgumentError(f"{name} must be a function", why=f"got {value!r}", fix="Leave it out, or give one.")
+    return value
 
 
 def _interaction(value: Any) -> InteractionType | None:
@@ -145,6 +160,7 @@ class Stepping:
                 )
             object.__setattr__(self, "keep_keys", keys)
         object.__setattr__(self, "exploration_type", _interaction(self.exploration_type))
+        function("policy_factory", self.policy_factory)
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
         self.next_obs_mode()
@@ -265,6 +281,8 @@ class Delivery:
     def __post_init__(self) -> None:
         if self.trajs_per_batch is not None:
             object.__setattr__(self, "trajs_per_batch", whole("trajs_per_batch", self.trajs_per_batch))
+        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+            function(name, getattr(self, name))
         buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
         if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
             raise ArgumentError(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from rlcli.collectors.crew import CollectorCrew
-from rlcli.collectors.weights import POLICY, Source
+from rlcli.collectors.weights import POLICY, Source, check_model
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
@@ -33,17 +33,22 @@ class PublishedWeights:
 
     def __init__(self, crew: CollectorCrew, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
         self.crew, self.version = crew, 0
-        self._schemes = dict(schemes or {})
+        self._schemes = _schemes(schemes)
         self._senders: dict[str, WeightSender] = {}
         self._has_weights = isinstance(policy, nn.Module)
-        self.register(POLICY, policy if self._has_weights else nn.Module(), POLICY)
+        self._follow(POLICY, policy if self._has_weights else nn.Module(), POLICY)
 
     def register(self, name: str, model: nn.Module, used: str) -> None:
         """Publish the weights of `model` too, for what a worker's collector has at `used`."""
-        if not isinstance(model, nn.Module):
+        check_model(name, model)
+        if not isinstance(used, str):
             raise ArgumentError(
-                f"the model '{name}' has no weights to keep in step", why=f"it is a {type(model).__name__}"
-            )
+                f"the model '{name}' is used in workers, each of which has its own", why=f"got a {type(used).__name__}",
+                fix="Give its place from the collector on: 'env.reward_model'.",
+            )  # fmt: skip
+        self._follow(name, model, used)
+
+    def _follow(self, name: str, model: nn.Module, used: str) -> None:
         scheme = self._schemes.get(name) or SharedMemWeightSyncScheme()
         sender = scheme.create_sender(name, model)
 
@@ -93,3 +98,19 @@ class PublishedWeights:
         """Publish no more."""
         for sender in self._senders.values():
             sender.close()
+
+
+def _schemes(given: Any) -> dict[str, WeightSyncScheme]:
+    """What there is for models by their names.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    given = {} if given is None else given
+    if not isinstance(given, Mapping) or not all(isinstance(scheme, WeightSyncScheme) for scheme in given.values()):
+        raise ArgumentError(
+            "weight_sync_schemes has a WeightSyncScheme for each model that it names", why=f"got {given!r}",
+            fix="Give {'policy': SharedMemWeightSyncScheme()}, or leave it out.",
+        )  # fmt: skip
+    return dict(given)

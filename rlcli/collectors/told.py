@@ -17,7 +17,8 @@ class Told:
         Of each lane, the one that its last part ended in.
     next_id : int
     frames : int
-        Delivered.
+        That it has written whole batches of: beside those that are delivered, those that wait for it, and those of
+        late batches that were passed over. A run counts what is delivered.
     version : int
         Of the weights that acted last.
     lag, largest_lag : int or None

@@ -98,13 +98,7 @@ class FollowedWeights:
 
     def register(self, name: str, trained: nn.Module, used: nn.Module | None) -> None:
         """Add a pair, or replace it; see `Collector.register_model`."""
-        if name == POLICY:
-            raise ArgumentError(f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
-        for module in (trained, used):
-            if not isinstance(module, nn.Module | None):
-                raise ArgumentError(
-                    f"the model '{name}' has no weights to keep in step", why=f"it is a {type(module).__name__}"
-                )
+        check_model(name, trained, trained if used is None else used)
         with self._lock:
             self._pairs[name] = (trained, trained if used is None else used)
             if self._newest is not None:  # what waits was made for another
@@ -234,6 +228,22 @@ class FollowedWeights:
         for first, version in self._since:
             column[:, first:] = version
         return column
+
+
+def check_model(name: str, *modules: Any) -> None:
+    """Refuse a further model that is none, or is called as the policy is.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if name == POLICY:
+        raise ArgumentError(f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise ArgumentError(
+                f"the model '{name}' has no weights to keep in step", why=f"it is a {type(module).__name__}"
+            )
 
 
 def _kind(policy: Any) -> str:

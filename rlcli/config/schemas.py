@@ -148,7 +148,9 @@ class CollectorConfig:
         "share of the workers after which the others end their batch where they are; null: all are waited for",
         ge=0, le=1,
     )  # fmt: skip
-    frames_per_batch: int = option(2048, "frames in one batch over all envs, rounded up to whole steps", ge=1)
+    frames_per_batch: int = option(
+        2048, "frames in one batch, over all envs or (multi_async) those of one worker, rounded up to whole steps", ge=1
+    )
     max_frames_per_traj: int | None = option(None, "truncate trajectories at this length", ge=1)
     init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
     reset_at_each_iter: bool = option(False, "reset every env when a batch begins")

@@ -104,8 +104,8 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
     if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
         yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
     if not isinstance(cfg, Config) and c.kind != "multi_sync":
-        yield Problem(f"rlcli collect writes batches of all envs, and collector={c.kind} gives one worker's at a time",
-                      "use collector=multi_sync")  # fmt: skip
+        yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
+                      "workers would have begun others", "use collector=multi_sync")  # fmt: skip
 
 
 def _check_preemption(cfg: Any) -> Iterator[Problem]:

@@ -41,6 +41,9 @@ _TERMS = {
     "boundary": "rows at the end of an episode or of a batch: the next row is not their successor",
     "approximated": "rows whose successor's value was unknown and taken from the row itself",
     "dropped": "rows that `value.shifted_budget` had no room for",
+    "frames collected": "of a worker, also those that were passed over or that nobody has asked for; "
+    "the frames of the run are those that it was given",
+    "frames passed over": "neither learned from nor among the frames of the run",
     "saved": "bytes that rows take less than rows that are stored whole",
     "value estimates": "what estimating values held for a moment, at its largest",
     "planned": "what `rlcli plan` predicted for the line above",
@@ -120,7 +123,8 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
     if ratio := learning.get("replay_ratio"):
         yield "updates", f"{figures.count(learning['updates'])}, {figures.number(ratio)} for each frame (replay ratio)"
     if summary.get("workers"):
-        yield "workers", workers.in_words(summary["workers"])
+        late = summary.get("late_batches", 0), summary.get("dropped_frames", 0)
+        yield "workers", workers.in_words(summary["workers"], *late)
     yield "time", _time(summary["throughput"])
     yield "memory", _memory(summary["memory"])
 
@@ -190,6 +194,8 @@ def _tables(summary: Mapping) -> Iterator[tuple[str, Table]]:
     yield "Throughput", _throughput_table(summary["throughput"])
     if summary.get("workers"):
         yield "Workers", _workers_table(summary["workers"])
+    if summary.get("late_batches"):
+        yield "Late batches", _late_table(summary)
     yield "Memory", _memory_table(summary["memory"])
     if summary.get("delta"):
         yield "Differences", _delta_table(summary["delta"])
@@ -244,13 +250,21 @@ def _throughput_table(spent: Mapping) -> Table:
 
 def _workers_table(those: Sequence[Mapping]) -> Table:
     """The processes that collected."""
-    table = Table(["worker", "envs", "frames", "largest lag", "restarts", "lost frames"])
+    table = Table(["worker", "envs", "frames collected", "largest lag", "restarts", "lost frames"])
     for number, worker in enumerate(those):
         first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1
         lag = figures.NOTHING if worker["largest_lag"] is None else figures.count(worker["largest_lag"])
         counts = (figures.count(worker[name]) for name in ("restarts", "lost_frames"))
         envs = str(first) if first == last else f"{first} to {last}"
         table.add(str(number), envs, figures.count(worker["frames"]), lag, *counts)
+    return table
+
+
+def _late_table(summary: Mapping) -> Table:
+    """What came too late."""
+    table = Table(["batches", "count", "frames passed over"])
+    row = (summary[name] for name in ("late_batches", "dropped_frames"))
+    table.add("further behind than `weights.max_lag`", *map(figures.count, row))
     return table
 
 

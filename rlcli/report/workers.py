@@ -20,7 +20,7 @@ class Worker(Protocol):
     Attributes
     ----------
     frames : int
-        Collected so far.
+        Collected so far, those of batches that are passed over among them.
     lag : int or None
         Publications that its last batch was behind; None where there is no such thing.
     restarts, lost_frames : int
@@ -114,18 +114,27 @@ def cells(rows: Sequence[WorkerRow], room: int) -> list[str]:
     return found + ([f"restarts {replaced}"] if replaced else [])
 
 
-def in_words(workers: Sequence[Mapping]) -> str:
-    """The workers of a summary, in one line."""
+def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str:
+    """The workers of a summary, in one line.
+
+    Parameters
+    ----------
+    late, dropped : int
+        Batches that were further behind than `weights.max_lag`, and the frames of those that were passed over.
+    """
     frames = [worker["frames"] for worker in workers]
     each = figures.count(min(frames)) + (f" to {figures.count(max(frames))}" if len(set(frames)) > 1 else "")
     said = [f"{len(workers)}, of {each} frames each" if len(workers) > 1 else f"1, of {each} frames"]
     lags = [worker["largest_lag"] for worker in workers if worker["largest_lag"] is not None]
     said += [f"batches at most {_counted(max(lags), 'publication')} behind"] if lags else []
+    if late:
+        over = f" and passed over, {_counted(dropped, 'frame')} that are not the run's" if dropped else ""
+        said.append(f"{_counted(late, 'batch', 'batches')} further behind than weights.max_lag{over}")
     if restarts := sum(worker["restarts"] for worker in workers):
         lost = sum(worker["lost_frames"] for worker in workers)
         said.append(f"replaced {_counted(restarts, 'time')}, which lost {_counted(lost, 'frame')}")
     return "; ".join(said)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{figures.count(number)} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, what: str, more: str | None = None) -> str:
+    return f"{figures.count(number)} {what if number == 1 else more or what + 's'}"

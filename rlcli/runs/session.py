@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from rlcli.collectors.options import steps_of
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
 from rlcli.config.run_files import METRICS
@@ -111,13 +112,17 @@ def reporter_of(
 
 def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool) -> list[str]:
     """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
-    envs, asked, frames = collector.envs, cfg.collector.frames_per_batch, collector.frames_in_batch
-    total = -(-cfg.total_frames // envs) * envs
-    lines = []
-    if frames != asked:
-        lines.append(f"frames_per_batch {asked} rounded up to {frames}: whole steps of {envs} envs")
-    if total != cfg.total_frames:
-        lines.append(f"total_frames {cfg.total_frames} rounded up to {total}: whole steps of {envs} envs")
+    asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
+    lines = [
+        f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}: whole steps of {envs} envs"
+        for envs in lanes
+        if asked % envs
+    ]
+    if len(lanes) > 1:
+        lines.append(f"total_frames {total} exceeded by {lanes[-1] - 1} at most: whole steps of a worker's envs")
+    elif total % lanes[0]:
+        rounded = steps_of(total, lanes[0]) * lanes[0]
+        lines.append(f"total_frames {total} rounded up to {rounded}: whole steps of {lanes[0]} envs")
     if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
         lines.append(f"{cfg.env.id} as the emulator gives it; env=atari skips, shrinks and stacks frames")
     return lines if replayable else [*lines, REPLAY_NOTICE]

@@ -126,6 +126,17 @@ def test_registered_models_follow_with_the_policy_or_alone(copies):
     assert torch.equal(pairs["world"][1].weight, other.weight)
 
 
+def test_a_model_may_be_registered_by_its_place():
+    model, used = nn.Linear(2, 2), nn.Linear(2, 2)
+    made = collector(None)
+    made.env.judge = used
+    made.register_model("judge", model, "env.judge")
+    made.update_policy_weights_()
+    assert torch.equal(model.weight, used.weight)
+    made.register_model("again", model, "judge")
+    assert made.model("again") is used
+
+
 def test_a_model_that_is_used_itself_needs_no_copy_and_strangers_are_refused():
     made, model = collector(None), nn.Linear(2, 2)
     made.register_model("critic", model)
@@ -135,6 +146,9 @@ def test_a_model_that_is_used_itself_needs_no_copy_and_strangers_are_refused():
     for call, words in [
         (lambda: made.register_model("policy", model), "own policy"),
         (lambda: made.register_model("critic", 3), "int"),
+        (lambda: made.register_model("critic", model, 3), "int"),
+        (lambda: made.register_model("critic", model, "env"), "no model is at 'env': it is a"),
+        (lambda: made.register_model("critic", model, "env.nope"), "no model is at 'env.nope': .*nope"),
         (lambda: made.update_policy_weights_(model_id="criticc"), "policy, critic"),
     ]:
         with pytest.raises(ArgumentError, match=words):

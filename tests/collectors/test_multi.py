@@ -324,6 +324,33 @@ def test_further_models_are_kept_in_step_where_an_env_uses_them():
             c.update_policy_weights_(model_id="other")
 
 
+def test_workers_keep_counts_of_their_own_where_a_run_begins_anew():
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=20) as c:
+        c.next(), c.begin_anew(1000), c.next()
+        state = c.state_dict()
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=20) as c:
+        c.load_state_dict(state)
+        assert c.frames == 1020 and [worker.frames for worker in c.workers] == [20, 20]
+
+
+def test_models_that_workers_cannot_follow_are_refused_and_harm_nobody():
+    model = nn.Linear(1, 1)
+    with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, on_worker_error="restart") as c:
+        for name, used, sentence in [
+            ("policy", None, "the name 'policy' is the collector's own policy"),
+            ("judge", "env.nope", r"no model is at 'env.nope': .*nope"),
+            ("judge", None, "no model is at 'judge'"),
+            ("judge", "env", "no model is at 'env': it is a Judged"),
+            ("judge", nn.Linear(1, 1), "used in workers, each of which has its own: got a Linear.*'env.reward_model'"),
+            ("judge", 5, "used in workers, each of which has its own: got a int"),
+        ]:
+            with pytest.raises(ArgumentError, match=sentence):
+                c.register_model(name, model, used)
+        c.next()
+        os.kill(victim(c), signal.SIGKILL)
+        assert c.next().numel() == 8 and c.restarts[1][0] == 1
+
+
 class Judged(GymEnv):
     """An env whose reward is a model's."""
 

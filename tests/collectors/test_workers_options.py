@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import rlcli
-from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from rlcli.collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError
@@ -134,6 +134,60 @@ def test_workers_are_silent_unless_they_are_asked_not_to_be(makers, monkeypatch)
     assert noise(filter_warnings_subprocess=False) == [1]
     monkeypatch.setattr(rlcli, "filter_warnings_subprocess", False)
     assert noise() == [1]
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("name", ["postproc", "pre_collect_hook", "post_collect_hook"])
+def test_what_is_to_be_called_is_looked_at_when_it_is_given(kind, name, makers):
+    env = makers[0] if kind is Collector else makers
+    refused = pytest.raises(ArgumentError, match=f"{name} must be a function: got 5")
+    with refused:
+        kind(env, None, **{name: 5})
+    with kind(env, None, frames_per_batch=20) as c:
+        with refused:
+            setattr(c, name, 5)
+        if name != "postproc":
+            with refused:
+                getattr(c, f"set_{name}")(5)
+        assert getattr(c, name) is None and c.next().numel() == 20
+
+
+def test_a_policy_factory_is_looked_at_when_it_is_given(makers):
+    with pytest.raises(ArgumentError, match="policy_factory must be a function: got 5"):
+        Collector(makers[0], policy_factory=5)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_hooks_may_be_assigned(kind, makers):
+    """In workers, each of them calls its own."""
+    with kind(makers[0] if kind is Collector else makers, None, frames_per_batch=20) as c:
+        c.post_collect_hook = note_process
+        assert c.post_collect_hook is note_process
+        seen = c.next()["process"].unique().tolist()
+        assert seen == [os.getpid()] if kind is Collector else len(seen) == 2 and os.getpid() not in seen
+        c.pre_collect_hook = failing
+        with pytest.raises(LookupError, match="of the hook"):
+            c.next()
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_options_that_cannot_be_set_anew_are_refused_as_attributes(kind, makers):
+    live = kind is Collector
+    with kind(makers[0] if live else makers, None, frames_per_batch=20) as c:
+        for name in ("keep_keys", "exploration_type", "max_frames_per_traj", "trajs_per_batch"):
+            with pytest.raises(ArgumentError, match=f"{name} of a {kind.__name__} cannot be set anew"):
+                setattr(c, name, None)
+        for name in ("reset_at_each_iter", "set_truncated"):
+            if not live:
+                with pytest.raises(ArgumentError, match=f"{name} of a {kind.__name__} cannot be set anew"):
+                    setattr(c, name, True)
+            else:
+                setattr(c, name, True)
+        assert c.next()["next", "truncated"].reshape(-1)[-1].item() == live
+
+
+def note_process(batch):
+    batch["process"] = torch.full(batch.shape, os.getpid())
 
 
 # ---- pauses, figures, lengths, resets --------------------------------------------------------------------------------
@@ -260,12 +314,53 @@ def acting(n):
         ({"trajs_per_batch": 2, "track_traj_ids": False}, "trajs_per_batch needs track_traj_ids=True"),
         ({"create_env_fn": []}, "create_env_fn has 0 entries, one for each worker"),
         ({"num_workers": 0, "create_env_fn": partial(acting, 2)}, "num_workers must be at least 1: got 0"),
+        ({"num_threads": 0}, "num_threads must be at least 1: got 0"),
+        ({"num_threads": "a"}, "num_threads must be a whole number: got 'a'"),
+        ({"num_threads": None}, "num_threads must be a whole number: got None"),
+        ({"weight_sync_schemes": "shared"}, "weight_sync_schemes has a WeightSyncScheme for each.*got 'shared'"),
+        ({"weight_sync_schemes": {"policy": 5}}, "weight_sync_schemes has a WeightSyncScheme for each.*'policy': 5"),
+        ({"policy_factory": [Shown, 5]}, "policy_factory must be a function: got 5"),
+        ({"device": "cpu", "devices": ["cpu", "cpu"]}, "device and devices are two names for one thing"),
+        ({"traj_pool": object()}, "no option 'traj_pool': each worker counts its own trajectories"),
+        ({"num_worker": 2}, "no option 'num_worker'. Did you mean num_workers"),
+        ({"traj_pol": 2}, "no option 'traj_pol'(?!.*traj_pool)"),
     ],
 )  # fmt: skip
 def test_what_workers_cannot_use_is_said_in_a_sentence(kind, change, sentence, makers):
     with pytest.raises(ArgumentError, match=sentence) as caught:
         kind(**{"create_env_fn": makers, "policy": None} | change)
     assert "\n" not in str(caught.value)
+
+
+def test_options_of_one_kind_that_ask_for_nothing_are_taken_by_all(makers):
+    """So that `sync=` alone can be changed."""
+    options = {"frames_per_batch": 20, "cat_results": "stack", "preemptive_threshold": None, "max_lag": None}
+    for sync in (True, False):
+        with MultiCollector(makers, None, sync=sync, on_lag="report", **options) as c:
+            assert c.next().numel() == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "sentence"),
+    [
+        (MultiSyncCollector, {"max_lag": 2}, "has no max_lag: workers that wait.*or use MultiAsyncCollector"),
+        (MultiSyncCollector, {"on_lag": "drop"}, "has no on_lag: workers that wait.*or use MultiAsyncCollector"),
+        (MultiAsyncCollector, {"cat_results": 0}, "has no cat_results: a batch is one.*or use MultiSyncCollector"),
+        (MultiSyncCollector, {"cat_result": 0}, "no option 'cat_result'. Did you mean cat_results"),
+        (MultiAsyncCollector, {"max_lg": 2}, "no option 'max_lg'. Did you mean max_lag"),
+    ],
+)
+def test_what_the_other_kind_is_asked_for_is_said(kind, option, sentence, makers):
+    with pytest.raises(ArgumentError, match=sentence):
+        kind(makers, None, **option)
+
+
+def test_asynchronous_batches_are_as_long_as_they_were_asked_for(makers):
+    with MultiAsyncCollector(makers, None, frames_per_batch=20) as c:
+        for ask in (c.deliver, c.rollout):
+            with pytest.raises(ArgumentError, match="was asked for its next batch before: got steps=5"):
+                ask(5)
+        assert c.deliver().raw.shape == c.rollout().shape == (20,)
 
 
 def failing_env():

@@ -32,6 +32,12 @@ def test_the_defaults_have_no_problem():
     assert texts(from_dict("collect", {"policy": {"kind": "random"}})) == []
 
 
+@pytest.mark.parametrize("kind", ["async", "multi_async"])
+def test_what_is_collected_can_be_collected_again(kind):
+    (text,) = texts(from_dict("collect", {"policy": {"kind": "random"}, "collector": {"kind": kind}}))
+    assert "takes the steps of a batch again when it is resumed" in text and f"collector={kind}" in text
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -123,6 +123,42 @@ def test_lag_is_in_the_log_on_the_console_and_in_the_summary(run, capsys):
     assert "| 1 | 2 to 3 |" in (made.path / "report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("envs", "frames", "said_of_it"),
+    [
+        (9, 505, ["frames_per_batch 63 rounded up to 64: whole steps of 4 envs",
+                  "frames_per_batch 63 rounded up to 65: whole steps of 5 envs",
+                  "total_frames 505 exceeded by 4 at most: whole steps of a worker's envs"]),
+        (8, 506, ["frames_per_batch 63 rounded up to 64: whole steps of 4 envs",
+                  "total_frames 506 rounded up to 508: whole steps of 4 envs"]),
+    ],
+)  # fmt: skip
+def test_rounding_is_said_of_the_envs_whose_steps_make_a_batch(envs, frames, said_of_it, run, capsys):
+    small = ["collector.frames_per_batch=63", "sampler.batch_size=32"]
+    made = run("run.dir=a", *IMPALA, *small, f"env.num={envs}", f"total_frames={frames}")
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(sentence in out for sentence in said_of_it) and out.count("whole steps of") == len(said_of_it)
+    assert frames <= made.summary["frames"] <= frames + 4 and (envs == 9 or made.summary["frames"] == 508)
+
+
+def test_batches_that_come_too_late_are_said_in_both_reports_and_counted_on_after_a_resume(run, capsys):
+    drop = [*IMPALA, "weights.max_lag=0", "weights.on_lag=drop", "run.checkpoint_every=512"]
+    with stop_after(16):
+        run("run.dir=a", *drop)
+    before = open_run("a").summary
+    assert before["late_batches"] > 0
+    capsys.readouterr()
+    made = resume("a")
+    late, dropped = (made.summary[name] for name in ("late_batches", "dropped_frames"))
+    assert late >= before["late_batches"] and dropped >= before["dropped_frames"] > 0
+    assert sum(worker["frames"] for worker in made.summary["workers"]) >= made.summary["frames"] + dropped
+    closing = f"{late:,} batches further behind than weights.max_lag and passed over, {dropped:,} frames"
+    assert closing in " ".join(capsys.readouterr().out.split())
+    report = (made.path / "report.md").read_text()
+    assert f"| further behind than `weights.max_lag` | {late:,} | {dropped:,} |" in report
+    assert "- frames passed over: neither learned from" in report and "- frames collected: of a worker" in report
+
+
 def test_old_batches_that_nothing_weighs_are_warned_of(run, capsys):
     run("run.dir=a", *IMPALA, "total_frames=512", "value=gae")
     assert "are of earlier weights, and neither loss=a2c nor value=gae weighs" in said(capsys)
