@@ -30,6 +30,7 @@ SERIAL, COLLECTOR = "rlcli serial", "rlcli collector"
 GYMNASIUM, SB3, TORCHRL, MULTI_SYNC = "gymnasium async", "SB3 subproc", "torchrl parallel", "torchrl 2 collectors"
 BARS = {GYMNASIUM: ">= 10", SB3: ">= 10", TORCHRL: ">= 40"}
 Ours = Collector | MultiSyncCollector
+AS_IN_A_RUN: dict[str, Any] = {"next_obs": "exact", "seed": 0, "track_traj_ids": False}  # each frame is stored once
 HELD = 100  # microseconds: the env cost that has a bar
 
 
@@ -156,12 +157,11 @@ class _Comparison:
         return ParallelEnv(self.num, self.make, workers=workers, caller_steps=caller_steps)
 
     def _collector(self, env: Any, policy: Any, steps: int) -> Collector:
-        return Collector(env, policy, frames_per_batch=self.num * steps, seed=0, track_traj_ids=False)
+        return Collector(env, policy, frames_per_batch=self.num * steps, **AS_IN_A_RUN)
 
     def _in_workers(self, policy: Any, steps: int, workers: int | None = None) -> MultiSyncCollector:
         makers = [partial(SerialEnv, len(part), self.make) for part in dealt(self.num, workers or self.most)]
-        frames = self.num * steps
-        return MultiSyncCollector(makers, policy, frames_per_batch=frames, cat_results=0, seed=0, track_traj_ids=False)
+        return MultiSyncCollector(makers, policy, frames_per_batch=self.num * steps, cat_results=0, **AS_IN_A_RUN)
 
     def _rollouts(self, stack: ExitStack, collectors: dict[str, Ours]) -> dict[str, Any]:
         """Their ways to collect a batch, once all of them are seen to give the frames of the first."""

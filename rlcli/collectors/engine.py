@@ -285,6 +285,7 @@ class Engine:
         seconds = Seconds() if timed else None
         started = time.perf_counter()
         step, reset = batch.step, batch.reset
+        self.lanes.resets_follow = self.reset_when_done
         if seconds is not None:
             batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
             batch.reset = _timed(reset, seconds, "env")  # type: ignore[method-assign]
@@ -305,6 +306,7 @@ class Engine:
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             batch.step, batch.reset = step, reset  # type: ignore[method-assign]
+            self.lanes.resets_follow = False
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
         if seconds is not None:

@@ -92,6 +92,12 @@ class Episodes:
         assert self._run_seed is not None
         return episode_seed(self._run_seed, self.first_lane + lane, episode, self._total)
 
+    def next_seed(self, lane: int) -> int | None:
+        """What the lane's next reset is to be given; None goes on with the env's own stream."""
+        if self.pending_seeds[lane] or (self._every_episode and self.seeded):
+            return self.seed_of(lane, self.episodes[lane] + 1)
+        return None
+
     def seed_used(self, lane: int, episode: int) -> int | None:
         """The seed of an episode, or the last one its lane was given before; None where there was none."""
         return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]

@@ -71,6 +71,7 @@ class GymLanes(ReplayableLanes):
         )  # fmt: skip
         self.inner = [env for env, _ in stripped]
         self.last: list = [None] * self.n  # each lane's last observation, as the env gave it
+        self.ahead: dict[int, tuple[int | None, Any]] = {}  # see `begin_ahead`: seed, and what came of it
         self._steppers = [env.step for env in self.inner]
         self._orders = [part for env in envs for part in _stripped(env) if type(part) is OrderEnforcing]
 
@@ -82,7 +83,7 @@ class GymLanes(ReplayableLanes):
         lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
         try:
             for lane, seed in zip(lanes, seeds, strict=True):
-                self.last[lane], _ = _whole(self.inner[lane].reset(seed=seed), RESET)
+                self.last[lane], _ = _whole(self._first(lane, seed), RESET)
                 write(t, lane, self.last[lane])
                 begun += 1
             for wrapper in self._orders:  # stepped around, it would not let the env be rendered
@@ -95,6 +96,29 @@ class GymLanes(ReplayableLanes):
         finally:
             if begun < len(lanes):
                 self.not_begun(lanes[begun:], seeds[begun:])
+
+    def _first(self, lane: int, seed: int | None) -> Any:
+        """What a lane's reset gives, or raises: now, or when it was called ahead with this seed."""
+        given, result = self.ahead.pop(lane, (None, None))
+        if result is None or given != seed:
+            return self.inner[lane].reset(seed=seed)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def begin_ahead(self, reset: Callable, lanes: Sequence[int]) -> None:
+        """Reset lanes before that is asked for, by a `reset` that `bind` gave, until one raises.
+
+        Asked for with the same seed, their next resets call no env: they give, or raise, what came now.
+        """
+        for lane in lanes:
+            seed = self.next_seed(lane)
+            try:
+                reset(0, [lane])
+            except Exception as error:
+                self.ahead[lane] = seed, error
+                return
+            self.ahead[lane] = seed, (self.last[lane], {})
 
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
@@ -178,6 +202,7 @@ class GymLanes(ReplayableLanes):
     def _trace(self, drawn: Sequence[np.ndarray]) -> list[str]:
         """What the first seeded episode of lane 0 shows and pays under these actions; the env is left as it is then."""
         send, env, seed = self.actions.sender(), self.inner[0], self.seed_of(0, 0)
+        self.ahead.pop(0, None)
         sent, taken = None, 0
         try:
             seen = [self._fingerprint(_whole(env.reset(seed=seed), RESET)[0])]
@@ -203,6 +228,7 @@ class GymLanes(ReplayableLanes):
     def _replay_lane(self, lane: int, steps: int) -> bool:
         """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""
         env, seed, taken = self.inner[lane], self.seed_of(lane, self.episodes[lane]), 0
+        self.ahead.pop(lane, None)
         try:
             self.last[lane], _ = _whole(env.reset(seed=seed), RESET)
             for sent in self.history[len(self.history) - steps :]:

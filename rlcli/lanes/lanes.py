@@ -83,6 +83,9 @@ class Lanes(Episodes):
         Whether steps are taken on tensordicts, by code that may keep what it is given and draw from torch's stream.
     acting : object
         What chose the action of this step, where the env is handed all that it wrote, not the action alone.
+    resets_follow : bool
+        Whether who steps the lanes now resets those that finish before the next step: then they may be reset within
+        the step. What is shown, and what a reset gives or raises, stays the same.
     ends_what_hangs : bool
         Whether who steps the lanes looks at `step_timeout` by itself.
     held : set of keys
@@ -94,6 +97,7 @@ class Lanes(Episodes):
     resets_running_lanes = True
     rewards: list[float] | None = None
     checks_bounds = False
+    resets_follow = False
     ends_what_hangs = False
     on_tensordicts = False
     acting: Any = None

@@ -6,6 +6,9 @@ order is a number in shared memory (`rlcli.processes.line`). The episode book is
 at a reset, this one decides. So all that is stepped, refused and saved is what one process would give; only lanes after
 one that raised have gone one step further.
 
+Where a reset is sure to follow the end of an episode (`resets_follow`), a shard calls it within the order to step, and
+keeps what came of it until it is asked for: a step that ends episodes costs no second order.
+
 A worker that is lost may be replaced. Where its lanes stood is lost with it: the step that it did not answer is
 truncated, with no reward and with the observation before it as the one after it, and new episodes begin.
 """
@@ -24,7 +27,20 @@ from rlcli.keys import Key
 from rlcli.lanes.contract import broken, named, place_of
 from rlcli.lanes.lanes import NONE
 from rlcli.lanes.replay import ReplayableLanes
-from rlcli.lanes.shard import CALL, CUT, RESET, STEP, TARGET, TERMINATED, Shard, described, fields
+from rlcli.lanes.shard import (
+    AHEAD,
+    CALL,
+    CUT,
+    RESET,
+    STEP,
+    STEP_ON,
+    TARGET,
+    TERMINATED,
+    Shard,
+    described,
+    fields,
+    numbered,
+)
 from rlcli.processes.channel import NOTHING, packed
 from rlcli.processes.cores import cores
 from rlcli.processes.crew import Crew, Lost
@@ -128,7 +144,8 @@ class ParallelLanes(ReplayableLanes):
             raise
         self._shared = {key: arrays["row", key][self._apart :] for key in self.schema}
         self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]
-        self._chosen, self._book = arrays["chosen"], arrays["book"]
+        self._chosen, self._book, self._seeds = arrays["chosen"], arrays["book"], arrays["seeds"]
+        self._firsts = {key: arrays["first", key] for key in self.schema}
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
         self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
@@ -325,6 +342,23 @@ class ParallelLanes(ReplayableLanes):
             if self.crew.goes_on:
                 self._last[key][theirs] = shown
 
+    def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
+        """Whether all of these lanes were reset ahead, as they are to be now: then their episodes have begun.
+
+        `row` pairs up where the first observations are to be seen with where they are.
+        """
+        for lane in lanes:
+            if not self._flags[lane] & AHEAD or self._seeds[lane] != numbered(self.next_seed(lane)):
+                return False
+        self.begin_episodes(lanes)
+        if self.crew.goes_on:
+            row = [*row, *((self._last[key], first) for key, first in self._firsts.items())]
+        for lane in lanes:
+            self._flags[lane] = 0
+            for shown, first in row:
+                shown[lane] = first[lane]
+        return True
+
     def _unready(self, lanes: Sequence[int]) -> list[int]:
         """Lanes beside these that are in no episode, and whose worker begins some now."""
         parts = [self.parts[index] for index in self._fallen]
@@ -340,6 +374,7 @@ class ParallelLanes(ReplayableLanes):
     # ---- the loop ------------------------------------------------------------------------------------------------
     def bind(self, rows) -> tuple[Callable, Callable]:
         columns = [(rows[key], shared) for key, shared in self._shared.items()]
+        firsts = [(rows[key], first) for key, first in self._firsts.items()]
         clock, send, lanes, own, crew, apart = self.clock, self.actions.sender(), self, self.own, self.crew, self._apart
         # the caller's lanes are the first: what their loop writes at `row[lane]` lies in the rows of all
         own_step: Any
@@ -349,11 +384,13 @@ class ParallelLanes(ReplayableLanes):
         def step(t: int, actions) -> Sequence[int]:
             clock[0] += 1
             lanes.history.append(send(actions))
+            ahead = lanes.resets_follow and lanes.step_timeout is None  # steps and resets have that time each
             try:
                 crew.patience = lanes.step_timeout
                 crew.settle()
-                crew.send(STEP, lanes._hand_over(actions), only=lanes._standing() if lanes._fallen else None)
-                mine = own.step(own_step, t, actions[:apart]) if own is not None else None
+                bodies = lanes._hand_over(actions)
+                crew.send(STEP_ON if ahead else STEP, bodies, only=lanes._standing() if lanes._fallen else None)
+                mine = own.step(own_step, t, actions[:apart], ahead) if own is not None else None
                 others = crew.answers()
             except Lost as lost:
                 lanes._refuse(lost)
@@ -375,7 +412,8 @@ class ParallelLanes(ReplayableLanes):
             return done
 
         def reset(t: int, done: Sequence[int]) -> None:
-            lanes._reset_into({key: column[t + 1] for key, column in rows.items()}, done, own_reset, t)
+            if not lanes._take_over([(column[t + 1], first) for column, first in firsts], done):
+                lanes._reset_into({key: column[t + 1] for key, column in rows.items()}, done, own_reset, t)
 
         return step, reset
 

@@ -21,25 +21,29 @@ from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
 
 TARGET = f"{__name__}:work"
-STEP, RESET, CALL = 1, 2, 3  # orders
+STEP, RESET, CALL, STEP_ON = 1, 2, 3, 4  # orders; the last: a step, and resets of the lanes that it finishes
 _OF_WORKER = ("build", "share")  # methods of the worker's own; all other calls are of its lanes' methods
-TERMINATED, CUT = 1, 2  # bits of the flags
+TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
+NO_SEED, RAISED = -1, -2  # in the place of a seed
 _WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
 _TRIM = 256  # steps between two times that the actions are forgotten: the parent keeps them
 HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, unless its env imports it
 
 
 def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tuple[int, ...], np.dtype]]:
-    """What lies in the shared memory of `n` lanes: one row of each observation, and what a step takes and gives."""
+    """What lies in the shared memory of `n` lanes: of each observation a row and one of first observations, and what a
+    step takes and gives.
+    """
     bits = np.dtype(np.uint8)
     rows: dict[Any, tuple[tuple[int, ...], np.dtype]] = {
-        ("row", key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items()
+        (name, key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items() for name in ("row", "first")
     }
     return rows | {
         "actions": ((n, *actions.shape), actions.dtype),
         "rewards": ((n,), np.dtype(np.float64)),
         "flags": ((n,), bits),
         "chosen": ((n,), bits),
+        "seeds": ((n,), np.dtype(np.int64)),  # given to resets ahead
         "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
         "cells": ((workers, CELLS), CELL),  # of the lines
     }
@@ -75,17 +79,28 @@ class Shard:
         mine = {name: array[first : first + self.lanes.n] for name, array in arrays.items() if name != "cells"}
         self.actions, self.rewards = mine["actions"], mine["rewards"]
         self.flags, self.chosen, self.book = mine["flags"], mine["chosen"], mine["book"]
+        self.seeds = mine["seeds"]
+        _, self._reset_ahead = self.lanes.bind({key: [mine["first", key]] * 2 for key in self.lanes.schema})
         return mine
 
-    def step(self, step: Callable, t: int, actions: np.ndarray) -> dict[int, Any] | None:
-        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane."""
+    def step(self, step: Callable, t: int, actions: np.ndarray, ahead: bool) -> dict[int, Any] | None:
+        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane.
+
+        With `ahead` the lanes that finish are reset as well; what they show then goes beside the row.
+        """
         lanes, outcome = self.lanes, self.lanes.outcome
         outcome.rewards.clear()
         outcome.ends.clear()
         self.flags[:] = 0
+        lanes.ahead.clear()
         step(t, actions)
         for _, lane, terminated, cut in outcome.ends:
             self.flags[lane] = TERMINATED * terminated | CUT * cut
+        if ahead and outcome.ends:
+            lanes.begin_ahead(self._reset_ahead, [lane for _, lane, _, _ in outcome.ends])
+            for lane, (seed, result) in lanes.ahead.items():
+                self.flags[lane] |= AHEAD
+                self.seeds[lane] = RAISED if isinstance(result, BaseException) else numbered(seed)
         self._steps += 1
         if self._steps % _TRIM == 0:
             lanes.trim_history()
@@ -107,6 +122,9 @@ class Shard:
     def reset(self, reset: Callable, t: int) -> None:
         """Begin the parent's next episodes, whatever orders an interrupted parent did not give to all its workers."""
         chosen = np.flatnonzero(self.chosen).tolist()
+        for lane in list(self.lanes.ahead):
+            if not self.flags[lane] & AHEAD:  # that episode was asked for, now it is another
+                del self.lanes.ahead[lane]
         self.lanes.clock[0] = int(self.book[0, 1])
         for lane in chosen:
             self.lanes.episodes[lane] = int(self.book[lane, 0]) - 1
@@ -116,6 +134,11 @@ class Shard:
             reset(t, chosen)
         finally:
             self.book[:, 2] = waiting
+
+
+def numbered(seed: int | None) -> int:
+    """A seed, or that there is none, as a whole number."""
+    return NO_SEED if seed is None else seed
 
 
 # ---- in a worker ----------------------------------------------------------------------------------------------------
@@ -138,8 +161,8 @@ class ShardWorker:
 
     def carry_out(self, kind: int, body: bytes) -> Any:
         """One order of the parent's."""
-        if kind == STEP:
-            return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions)
+        if kind in (STEP, STEP_ON):
+            return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)

@@ -86,6 +86,7 @@ class Crew:
         self.user, self.has_lines = threading.get_ident(), False  # the thread that gives orders
         self._turn = 0
         self._asked: Sequence[int] = ()
+        self._settled = True  # whether all that `send` asked for has been answered
         self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
         self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
         self._served = -1  # whose answer `first` gave last
@@ -138,7 +139,7 @@ class Crew:
         if self.user != (user := threading.get_ident()):
             self.user = user
             _share_cores()
-        turn = self._next_turn()
+        turn, self._settled = self._next_turn(), False
         chosen = range(len(self.workers)) if only is None else only
         for place, index in enumerate(chosen):
             if index in self.failed:
@@ -164,6 +165,7 @@ class Crew:
                 else:
                     failed = failed or body
             found.append(body)
+        self._settled = True
         if failed is not None:
             raise _error(failed)
         return [unpacked(body) for body in found]
@@ -174,9 +176,12 @@ class Crew:
         Memory that orders are about must not be written before.
         """
         self._check()
+        if self._settled:
+            return
         for index, line in enumerate(self.lines):
             if (turn := line.owed()) and index not in self.failed:
                 self.wait(index, turn)
+        self._settled = True
 
     def begin(self, index: int, kind: int, body: bytes = NOTHING, *, fd: int | None = None) -> None:
         """Give one worker an order, behind those that it has; `first` gives its answer, among others'.

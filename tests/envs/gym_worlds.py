@@ -159,3 +159,44 @@ class Falling(gym.Env):
             pass
         self.t += 1
         return np.array([self.seed, self.t], np.float64), 1.0, self.t >= self.length, False, {}
+
+
+class Wandering(gym.Env):
+    """Shows its lane's resets and draws so far, and a random number; episodes last 1 to `most` steps, by chance."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, most: int = 3, fails_at: int | None = None) -> None:
+        self.most, self.fails_at = most, fails_at
+        self.resets = self.draws = 0
+
+    def shown(self) -> np.ndarray:
+        self.draws += 1
+        return np.array([self.resets, self.draws, self.np_random.random()])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        if self.resets == self.fails_at:
+            raise OSError("the door is stuck")
+        self.left = int(self.np_random.integers(1, self.most + 1))
+        return self.shown(), {}
+
+    def step(self, action):
+        self.left -= 1
+        over = self.left == 0
+        return self.shown(), float(action), over and self.draws % 2 == 0, over and self.draws % 2 == 1, {}
+
+
+class Seeded(Wandering):
+    """Shows what follows from its seed alone."""
+
+    def shown(self) -> np.ndarray:
+        shown = super().shown()
+        self.draws = self.draws % 2
+        return shown * [0, 0, 1]
+
+    def reset(self, *, seed=None, options=None):
+        self.draws = 0
+        return super().reset(seed=seed, options=options)

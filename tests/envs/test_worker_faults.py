@@ -93,26 +93,28 @@ def hit(pid: int, fault: str) -> None:
         os.kill(pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
 
 
-def through(count: int, seed: int) -> None:
+def through(count: int, seed: int, resets_follow: bool) -> None:
     """So many faults of each kind, at random times; every row in between is as it has to be."""
     rng = random.Random(seed)
     print("seed", seed)
-    env = falling(on_worker_error="restart", step_timeout=60.0)
+    patience, faults = (None, [each for each in FAULTS if each != "stopped"]) if resets_follow else (60.0, FAULTS)
+    env = falling(on_worker_error="restart", step_timeout=patience)
     book, found = Book(env, rng), 0
+    env.lanes.resets_follow = resets_follow
 
     def times() -> int:
         return sum(times for times, _ in env.lanes.restarts)
 
-    for fault in rng.sample(FAULTS * count, len(FAULTS) * count):
+    for fault in rng.sample(faults * count, len(faults) * count):
         worker, before = rng.randrange(2), times()
         for _ in range(rng.randrange(3)):
             assert not book.go(None, 0)
         began = time.monotonic()
-        env.lanes.step_timeout = 0.1 if fault == "stopped" else 60.0
+        env.lanes.step_timeout = 0.1 if fault == "stopped" else patience
         lost = book.go(fault, worker)
         while times() == before:  # the signal came after the step
             lost = book.go(None, 0)
-        env.lanes.step_timeout = 60.0
+        env.lanes.step_timeout = patience
         found += len(lost)
         if not lost:  # it came in a reset: what was not to be reset, if anything, is lost at the next step
             lost = book.go(None, 0)
@@ -121,7 +123,7 @@ def through(count: int, seed: int) -> None:
         else:  # with so short a time to answer in, the other may have been late too
             assert lost >= {2 * worker, 2 * worker + 1} and (len(lost) == 2 or fault == "stopped"), fault
         assert time.monotonic() - began < 10
-    assert times() >= len(FAULTS) * count
+    assert times() >= len(faults) * count
     assert sum(steps for _, steps in env.lanes.restarts) == found
     env.close()
     assert all(worker.exit_code(2.0) is not None for worker in env.lanes.crew.workers)
@@ -133,13 +135,15 @@ def no_limit(monkeypatch):
     monkeypatch.setattr(restarts, "WINDOW", 0.0)
 
 
-def test_training_goes_on_whatever_befalls_workers_at_random_times(no_limit):
-    through(25, seed=random.randrange(1 << 30))
+@pytest.mark.parametrize("resets_follow", [False, True])
+def test_training_goes_on_whatever_befalls_workers_at_random_times(no_limit, resets_follow):
+    through(25, random.randrange(1 << 30), resets_follow)
 
 
 @pytest.mark.slow
-def test_training_goes_on_whatever_befalls_workers_200_times(no_limit):
-    through(200, seed=random.randrange(1 << 30))
+@pytest.mark.parametrize("resets_follow", [False, True])
+def test_training_goes_on_whatever_befalls_workers_200_times(no_limit, resets_follow):
+    through(200, random.randrange(1 << 30), resets_follow)
 
 
 def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
