@@ -60,10 +60,8 @@ def build_collector(
         return Collector(env, actor, **options)
     from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 
-    options |= {
-        "start_method": None if c.start_method == "auto" else c.start_method, "on_worker_error": c.on_worker_error,
-        "track_policy_version": c.kind != "multi_sync" and keep_keys is None,
-    }  # fmt: skip
+    start_method = None if c.start_method == "auto" else c.start_method
+    options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
     packages = tuple(registry.imported)
     makers = [partial(workers_env, packages, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
     if c.kind == "multi_sync":

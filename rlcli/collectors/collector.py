@@ -115,7 +115,8 @@ class Collector(BaseCollector):
     reuse_batch : bool
         Overwrite the previous batch's memory with the next: fast, and dangerous for whoever still reads it.
     track_traj_ids, track_policy_version : bool
-        Whether `("collector", "traj_ids")` and `("collector", "policy_version")` are in the batch.
+        Whether `("collector", "traj_ids")` and `("collector", "policy_version")` are in the batch; of the version, None
+        stands for whether `keep_keys` names it.
     update_at_each_batch : bool
         Take over the policy's weights before every batch, where the collector works on a copy.  In the background they
         are read in the middle of whatever the trainer does then: publish them instead.
@@ -192,7 +193,7 @@ class Collector(BaseCollector):
         deliver_leftovers: bool = False,
         reuse_batch: bool = False,
         track_traj_ids: bool = True,
-        track_policy_version: bool = False,
+        track_policy_version: bool | None = None,
         update_at_each_batch: bool = False,
         weights_swap: str = "rollout",
         no_cuda_sync: bool = False,

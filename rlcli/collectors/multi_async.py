@@ -27,7 +27,8 @@ class MultiAsyncCollector(MultiProcessCollector):
     """Workers that do not wait for each other: a batch is one worker's, ``[T]`` or ``[P, T]`` of ``frames_per_batch``.
 
     Weights that are published meanwhile are adopted before a worker's next batch, so a batch is some publications
-    behind when it is delivered; `lag` says how many.
+    behind when it is delivered; `lag` says how many, and each row which version acted, unless `keep_keys` leaves that
+    out.
 
     Parameters
     ----------
@@ -64,6 +65,8 @@ class MultiAsyncCollector(MultiProcessCollector):
         self.on_lag = on_lag
         self.lag: int = 0
         self.late_batches = self.dropped_frames = 0
+        if options.get("track_policy_version") is None and options.get("keep_keys") is None:
+            options["track_policy_version"] = True
         super().__init__(create_env_fn, policy, **options)
         self.pools = [self._pool(index) for index in range(len(self.crew))]
         self._ready: deque[tuple[int, Part]] = deque()  # batches that a checkpoint waited for, with their rows

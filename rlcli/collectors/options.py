@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType
 
 from rlcli.collectors.schema import MODES
 from rlcli.errors import ArgumentError, in_words
-from rlcli.keys import DONE, TRAJ_IDS, Key, show, unravel
+from rlcli.keys import DONE, POLICY_VERSION, TRAJ_IDS, Key, show, unravel
 from rlcli.modules.exploration import RandomPolicy
 from rlcli.specs.base import Device
 
@@ -138,7 +138,7 @@ class Stepping:
     exploration_type: InteractionType | None = InteractionType.RANDOM
     reuse_batch: bool = False
     track_traj_ids: bool = True
-    track_policy_version: bool = False
+    track_policy_version: bool | None = None
     update_at_each_batch: bool = False
     weights_swap: str = "rollout"
     auto_register_policy_transforms: bool = True
@@ -192,6 +192,13 @@ class Stepping:
         if mode not in MODES:
             raise ArgumentError(f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
         return mode
+
+    @property
+    def tracks_version(self) -> bool:
+        """Whether rows say which version of the policy acted: by default where that is asked for by its key."""
+        if self.track_policy_version is None:
+            return POLICY_VERSION in map(unravel, self.keep_keys or ())
+        return self.track_policy_version
 
     def make_policy(self) -> Any:
         """The policy that was given in one way or the other; None for random actions."""

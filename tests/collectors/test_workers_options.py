@@ -67,6 +67,19 @@ def _of(batch) -> int:
     return int(versions)
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_rows_say_which_version_acted_where_that_is_asked_for_or_may_be_any(kind, makers):
+    version = ("collector", "policy_version")
+    for options, there in (
+        ({}, kind is MultiAsyncCollector),
+        ({"keep_keys": ["observation", version]}, True),
+        ({"keep_keys": ["observation"]}, False),
+        ({"track_policy_version": False}, False),
+    ):
+        with kind(makers[0] if kind is Collector else makers, None, frames_per_batch=20, **options) as c:
+            assert (version in c.next().keys(True)) is there
+
+
 def test_each_worker_may_have_a_factory_of_its_own(makers):
     with MultiSyncCollector(makers, policy_factory=[Shown, partial(Shown)], frames_per_batch=20) as c:
         assert (c.next()["shown"] == c.policy.w).all()
