@@ -60,10 +60,16 @@ def fail():
     raise RuntimeError("from the thread")
 
 
+def begin(made) -> None:
+    """Start a collector, and wait for its first batch to be begun: a thread that is stopped before has none."""
+    made.start()
+    until(lambda: made._in_batch or made._failure is not None)
+
+
 @pytest.mark.parametrize("end", ["shutdown", "async_shutdown"])
 def test_an_error_of_the_thread_is_raised_once(end):
     made = collector(pre_collect_hook=fail)
-    made.start()
+    begin(made)
     with pytest.raises(RuntimeError, match="from the thread"):
         getattr(made, end)()
     assert made.env.is_closed
@@ -78,7 +84,7 @@ def test_an_error_of_the_thread_waits_where_time_ran_out_first():
         fail()
 
     made = collector(post_collect_hook=hook)
-    made.start()
+    begin(made)
     with pytest.raises(ResourceError, match="still in its batch"):
         made.async_shutdown(timeout=0.01)
     assert not made.env.is_closed
@@ -90,7 +96,7 @@ def test_an_error_of_the_thread_waits_where_time_ran_out_first():
 
 def test_what_is_raised_inside_with_goes_first_and_names_the_threads_error():
     with pytest.raises(KeyError) as raised, collector(pre_collect_hook=fail) as made:
-        made.start()
+        begin(made)
         raise KeyError("mine")
     assert any("from the thread" in note for note in raised.value.__notes__)
     assert made.env.is_closed and not made._thread
@@ -102,7 +108,7 @@ def test_an_env_that_fails_to_close_does_not_hide_the_threads_error():
             raise OSError("stuck")
 
     made = collector(Sticky(), pre_collect_hook=fail)
-    made.start()
+    begin(made)
     with pytest.raises(RuntimeError, match="from the thread") as raised:
         made.async_shutdown()
     assert "stuck" in str(raised.value.__context__)
@@ -178,7 +184,7 @@ def test_what_was_collected_before_the_end_is_whole_in_the_buffer():
 def test_weights_are_not_published_to_a_thread_that_has_failed():
     policy = TensorDictModule(nn.Linear(1, 2), ["observation"], ["action"])
     made = Collector(GymEnv(Slow()), policy, frames_per_batch=5, replay_buffer=Kept(), pre_collect_hook=fail)
-    made.start()
+    begin(made)
     made._thread.join(30)
     with pytest.raises(ResourceError, match=r"has ended with an error.*from the thread.*async_shutdown"):
         made.update_policy_weights_()
