@@ -278,6 +278,7 @@ def test_collecting_in_the_background_fills_the_buffer_and_hands_over_errors():
 
     collector = Collector(counters(), frames_per_batch=30, replay_buffer=buffer, pre_collect_hook=fail)
     collector.start()
+    collector._thread.join(30)
     with pytest.raises(RuntimeError, match="from the thread"):
         collector.async_shutdown(timeout=30)
 
