@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from rlcli.collectors.crew import CollectorCrew
-from rlcli.collectors.weights import POLICY, Source
+from rlcli.collectors.weights import POLICY, Source, spoken_of
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
@@ -35,8 +35,9 @@ class PublishedWeights:
         self.crew, self.version = crew, 0
         self._schemes = dict(schemes or {})
         self._senders: dict[str, WeightSender] = {}
-        self._has_weights = isinstance(policy, nn.Module)
-        self.register(POLICY, policy if self._has_weights else nn.Module(), POLICY)
+        self._trained: dict[str, Any] = {}
+        self.register(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
+        self._trained[POLICY] = policy
 
     def register(self, name: str, model: nn.Module, used: str) -> None:
         """Publish the weights of `model` too, for what a worker's collector has at `used`."""
@@ -53,7 +54,7 @@ class PublishedWeights:
         self.crew.follow(name, receiver)
         if name in self._senders:
             self._senders[name].close()
-        self._senders[name] = sender
+        self._senders[name], self._trained[name] = sender, model
 
     def publish(self, source: Source | None, model_id: str | None) -> None:
         """Make a version known: of all models as they are trained now, or of one from `source`.
@@ -63,31 +64,28 @@ class PublishedWeights:
         ArgumentError
             An unknown model, or weights that do not fit it; nothing was published.
         """
-        name = model_id or POLICY
-        if name not in self._senders:
-            why = f"there are {', '.join(self._senders)}"
-            if name in self._schemes:
-                why = "it has a scheme, and no module: register_model(name, module) gives it one"
-            raise ArgumentError(f"no model is called '{name}'", why=why)
-        if source is not None and name == POLICY and not self._has_weights:
-            raise ArgumentError("'policy' has no weights to update")
-        version = self.version + (name == POLICY)
-        for other in self._senders:
-            if model_id in (None, other):
-                self._send(other, source if other == name else None, version)
-        self.version = version
+        if model_id in self._schemes and model_id not in self._senders:
+            raise ArgumentError(
+                f"no model is called '{model_id}'",
+                why="it has a scheme, and no module: register_model(name, module) gives it one",
+            )
+        new = spoken_of(self._trained, source, model_id)
+        self._send(new, self.version + (POLICY in new))
 
-    def _send(self, name: str, source: Source | None, version: int) -> None:
-        sender = self._senders[name]
-        sender.send(source, version=version)
-        if (message := sender.message()) is not None:
-            self.crew.post(name, message)
+    def _send(self, new: Mapping[str, Any], version: int) -> None:
+        checked = {
+            name: self._senders[name].checked(None if x is self._trained[name] else x) for name, x in new.items()
+        }
+        for name, tensors in checked.items():  # all fit
+            sender = self._senders[name]
+            sender.send_checked(tensors, version)
+            if (message := sender.message()) is not None:
+                self.crew.post(name, message)
+        self.version = version
 
     def restart_at(self, version: int) -> None:
         """Go on counting from there, with the weights that models have now: those of workers are of another course."""
-        self.version = version
-        for name in self._senders:
-            self._send(name, None, version)
+        self._send(self._trained, version)
 
     def close(self) -> None:
         """Publish no more."""

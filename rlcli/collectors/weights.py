@@ -159,19 +159,9 @@ class FollowedWeights:
 
     def _matched(self, source: Source | None, model_id: str | None) -> dict[str, dict[str, Tensor]]:
         """New values of each model that has to be written, still in the memory of those who train."""
-        name = model_id or POLICY
-        if name not in self._pairs:
-            raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(self._pairs)}")
-        if source is not None and not isinstance(self._pairs[name][1], nn.Module):
-            raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(self._pairs[name][1])}")
-        found = {}
-        for other, (trained, used) in list(self._pairs.items()):  # another thread may register one
-            if model_id is not None and other != name:
-                continue
-            new = source if other == name and source is not None else trained
-            if new is not used:
-                found[other] = matched(new, used)
-        return found
+        pairs = dict(self._pairs)  # another thread may register one
+        new = spoken_of({name: trained for name, (trained, _) in pairs.items()}, source, model_id)
+        return {name: matched(x, pairs[name][1]) for name, x in new.items() if x is not pairs[name][1]}
 
     # ---- adopting ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -234,6 +224,23 @@ class FollowedWeights:
         for first, version in self._since:
             column[:, first:] = version
         return column
+
+
+def spoken_of(trained: Mapping[str, Any], source: Source | None, model_id: str | None) -> dict[str, Any]:
+    """Each model that a publication speaks of, and where its new weights are: all as they are trained, or `source`.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown model, or one that holds no weights.
+    """
+    name = model_id or POLICY
+    if name not in trained:
+        raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(trained)}")
+    if source is not None and not isinstance(trained[name], nn.Module):
+        raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(trained[name])}")
+    new = dict(trained) if model_id is None else {name: trained[name]}
+    return new if source is None else new | {name: source}
 
 
 def _kind(policy: Any) -> str:

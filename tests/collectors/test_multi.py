@@ -328,7 +328,7 @@ class Judged(GymEnv):
     """An env whose reward is a model's."""
 
     def __init__(self):
-        super().__init__("CartPole-v1")
+        super().__init__("CartPole-v1", categorical_action_encoding=True)
         self.judge = nn.Linear(1, 1)
 
     def _step(self, td):
@@ -341,6 +341,19 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_published():
             c.update_policy_weights_(nn.Linear(3, 3))
         assert c.policy_version == 0
         c.next()
+
+
+def test_one_model_that_does_not_fit_keeps_all_from_being_published():
+    policy, judge = Constant(), nn.Linear(1, 1)
+    with MultiSyncCollector([Judged], policy, frames_per_batch=8, track_policy_version=True) as c:
+        c.register_model("judge", judge, "env.judge")
+        with torch.no_grad():
+            policy.first.fill_(1), policy.last.fill_(1)
+        judge.weight = nn.Parameter(torch.zeros(5, 5))
+        with pytest.raises(ArgumentError, match="the trained 'judge' does not fit"):
+            c.update_policy_weights_()
+        batch = c.next()
+        assert c.policy_version == 0 and (batch["collector", "policy_version"] == 0).all() and (batch["shown"] == 0).all()
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
