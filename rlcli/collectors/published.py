@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ class PublishedWeights:
         self._schemes = dict(schemes or {})
         self._senders: dict[str, WeightSender] = {}
         self._trained: dict[str, Any] = {}
+        self._lock = threading.Lock()  # of all above: any thread may publish
         self.register(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
         self._trained[POLICY] = policy
 
@@ -52,12 +54,13 @@ class PublishedWeights:
             return packed(("follow", (name, used, sender.handle(), sender.fd is not None), {})), sender.fd
 
         self.crew.follow(name, receiver)
-        if name in self._senders:
-            self._senders[name].close()
-        self._senders[name], self._trained[name] = sender, model
+        with self._lock:
+            if name in self._senders:
+                self._senders[name].close()
+            self._senders[name], self._trained[name] = sender, model
 
     def publish(self, source: Source | None, model_id: str | None) -> None:
-        """Make a version known: of all models as they are trained now, or of one from `source`.
+        """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
 
         Raises
         ------
@@ -69,8 +72,9 @@ class PublishedWeights:
                 f"no model is called '{model_id}'",
                 why="it has a scheme, and no module: register_model(name, module) gives it one",
             )
-        new = spoken_of(self._trained, source, model_id)
-        self._send(new, self.version + (POLICY in new))
+        with self._lock:
+            new = spoken_of(self._trained, source, model_id)
+            self._send(new, self.version + (POLICY in new))
 
     def _send(self, new: Mapping[str, Any], version: int) -> None:
         checked = {
@@ -85,7 +89,8 @@ class PublishedWeights:
 
     def restart_at(self, version: int) -> None:
         """Go on counting from there, with the weights that models have now: those of workers are of another course."""
-        self._send(self._trained, version)
+        with self._lock:
+            self._send(self._trained, version)
 
     def close(self) -> None:
         """Publish no more."""

@@ -26,7 +26,7 @@ from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor
 from rlcli.transforms import InitTracker, RewardSum, StepCounter
-from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSender
 
 IDS = ("collector", "traj_ids")
 
@@ -353,7 +353,26 @@ def test_one_model_that_does_not_fit_keeps_all_from_being_published():
         with pytest.raises(ArgumentError, match="the trained 'judge' does not fit"):
             c.update_policy_weights_()
         batch = c.next()
-        assert c.policy_version == 0 and (batch["collector", "policy_version"] == 0).all() and (batch["shown"] == 0).all()
+        assert c.policy_version == 0
+        assert (batch["collector", "policy_version"] == 0).all() and (batch["shown"] == 0).all()
+
+
+def test_updates_from_several_threads_are_versions_each(monkeypatch):
+    sent, send = [], WeightSender.send_checked
+
+    def slowly(self, tensors, version):
+        time.sleep(1e-4)  # another thread's turn
+        send(self, tensors, version)
+        sent.append(version)
+
+    monkeypatch.setattr(WeightSender, "send_checked", slowly)
+    with MultiSyncCollector([cartpole], actor(), frames_per_batch=8) as c:
+        threads = [threading.Thread(target=lambda: [c.update_policy_weights_() for _ in range(20)]) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sent == list(range(1, 61)) and c.policy_version == 60
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
