@@ -550,9 +550,9 @@ class Collector(BaseCollector):
         found = self._weights.acts(path) if self._weights.knows(path) else operator.attrgetter(path)(self)
         return found if isinstance(found, nn.Module) else nn.Module()
 
-    def follow(self, model_id: str, receiver: Receiver) -> None:
-        """Take the weights of a model over from another process, where those of a publication would be."""
-        self._weights.follow(model_id, receiver)
+    def follow(self, receiver: Receiver) -> None:
+        """Take weights over from another process, where those of a publication would be."""
+        self._weights.follow(receiver)
 
     def reset(self) -> None:
         """Begin the next batch with new episodes in all lanes."""

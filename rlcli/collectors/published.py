@@ -13,6 +13,7 @@ from rlcli.collectors.weights import POLICY, Source, spoken_of
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
+from rlcli.weight_update.newest import SharedNewest
 
 
 class PublishedWeights:
@@ -38,6 +39,8 @@ class PublishedWeights:
         self._senders: dict[str, WeightSender] = {}
         self._trained: dict[str, Any] = {}
         self._lock = threading.Lock()  # of all above: any thread may publish
+        self._newest = SharedNewest()
+        self.crew.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
         self.register(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
         self._trained[POLICY] = policy
 
@@ -48,10 +51,11 @@ class PublishedWeights:
                 f"the model '{name}' has no weights to keep in step", why=f"it is a {type(model).__name__}"
             )
         scheme = self._schemes.get(name) or SharedMemWeightSyncScheme()
-        sender = scheme.create_sender(name, model)
+        sender, place = scheme.create_sender(name, model), self._newest.another()
+        sender.join(self._newest, place)
 
         def receiver() -> tuple[bytes, int | None]:
-            return packed(("follow", (name, used, sender.handle(), sender.fd is not None), {})), sender.fd
+            return packed(("follow", (used, place, sender.handle(), sender.fd is not None), {})), sender.fd
 
         self.crew.follow(name, receiver)
         with self._lock:
@@ -80,11 +84,11 @@ class PublishedWeights:
         checked = {
             name: self._senders[name].checked(None if x is self._trained[name] else x) for name, x in new.items()
         }
-        for name, tensors in checked.items():  # all fit
-            sender = self._senders[name]
-            sender.send_checked(tensors, version)
-            if (message := sender.message()) is not None:
-                self.crew.post(name, message)
+        with self._newest.published():
+            for name, tensors in checked.items():  # all fit
+                self._senders[name].send_checked(tensors, version)
+        messages = {name: self._senders[name].message() for name in new}
+        self.crew.post({name: message for name, message in messages.items() if message is not None})
         self.version = version
 
     def restart_at(self, version: int) -> None:
@@ -94,5 +98,6 @@ class PublishedWeights:
 
     def close(self) -> None:
         """Publish no more."""
+        self._newest.close()
         for sender in self._senders.values():
             sender.close()

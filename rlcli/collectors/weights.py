@@ -44,16 +44,14 @@ class Publication(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What brings versions of one model from another process, and writes them to it."""
-
-    version: int
+    """What brings publications from another process, and writes them to models."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a newer version is there than the model has."""
+        """Whether a newer one is there than the models have."""
 
-    def receive(self) -> int:
-        """Write the newest version to the model, whole; which that is."""
+    def receive(self) -> Mapping[str, int]:
+        """Write the newest to its models, whole; of each the version that it then has."""
 
 
 class FollowedWeights:
@@ -85,7 +83,7 @@ class FollowedWeights:
         self.apart = False
         self._pairs: dict[str, tuple[Any, Any]] = {}
         self._newest: Publication | None = None  # until it is adopted
-        self._receivers: dict[str, Receiver] = {}
+        self._receiver: Receiver | None = None
         self._in_flight = False
         self._lock = threading.Lock()  # of all above but `swap`
         self._since: list[tuple[int, int]] = []  # steps of this batch, and the version that acts from each on
@@ -111,10 +109,10 @@ class FollowedWeights:
                 others = {other: values for other, values in self._newest.models.items() if other != name}
                 self._newest = Publication(self._newest.version, others)
 
-    def follow(self, name: str, receiver: Receiver) -> None:
-        """Adopt what is trained in another process: versions of one model that are received."""
+    def follow(self, receiver: Receiver) -> None:
+        """Adopt what is trained in another process."""
         with self._lock:
-            self._receivers[name] = receiver
+            self._receiver = receiver
 
     def knows(self, name: str) -> bool:
         """Whether there is a pair of that name."""
@@ -202,11 +200,10 @@ class FollowedWeights:
 
     def _adopt(self) -> None:
         """Take what waits over to what acts."""
-        for name, receiver in self._receivers.items():
-            if receiver.waiting:
-                version = receiver.receive()
-                if name == POLICY:
-                    self.version = self.acting = version
+        if self._receiver is not None and self._receiver.waiting:
+            versions = self._receiver.receive()
+            if POLICY in versions:
+                self.version = self.acting = versions[POLICY]
         newest = self._newest
         if newest is None:
             return
@@ -216,7 +213,7 @@ class FollowedWeights:
         self.acting, self._newest = newest.version, None
 
     def _waits(self) -> bool:
-        return self._newest is not None or any(receiver.waiting for receiver in self._receivers.values())
+        return self._newest is not None or (self._receiver is not None and self._receiver.waiting)
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
         """The version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""

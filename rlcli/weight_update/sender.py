@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.followed_module import FollowedModule
 from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.newest import Newest
 from rlcli.weight_update.strategy import WeightStrategy
 from rlcli.weight_update.tensors import Source, matched
 from rlcli.weight_update.transport import TransportBackend
@@ -116,6 +117,10 @@ class WeightSender:
         """Publish what `checked` gave; one thread at a time."""
         self._transport.send_weights(version, tensors)
         self.version = version
+
+    def join(self, newest: Newest, model: int) -> None:
+        """Publish together with other models; see `TransportBackend.join`."""
+        self._transport.join(newest, model)
 
     def message(self) -> bytes | None:
         """What has to be carried to each worker's `take` for the version sent last; None where nothing has to."""

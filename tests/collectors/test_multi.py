@@ -357,6 +357,55 @@ def test_one_model_that_does_not_fit_keeps_all_from_being_published():
         assert (batch["collector", "policy_version"] == 0).all() and (batch["shown"] == 0).all()
 
 
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_a_batch_in_the_middle_of_a_publication_of_two_models_acts_with_neither(scheme, monkeypatch):
+    policy, judge, send, between = Constant(), nn.Linear(1, 1), WeightSender.send_checked, []
+    nn.init.zeros_(judge.bias)
+    schemes = {"policy": scheme(), "judge": scheme()}
+    with MultiSyncCollector([Judged], policy, frames_per_batch=8, weight_sync_schemes=schemes) as c:
+        c.register_model("judge", judge, "env.judge")
+        c.update_policy_weights_()
+        with torch.no_grad():
+            policy.first.fill_(1), policy.last.fill_(1), judge.bias.fill_(1)
+
+        def first_a_batch(self, tensors, version):
+            if self.model_id == "judge":
+                between.append(c.next().clone())
+            send(self, tensors, version)
+
+        monkeypatch.setattr(WeightSender, "send_checked", first_a_batch)
+        c.update_policy_weights_()
+        for batch, value in zip([*between, c.next()], (0, 1), strict=True):
+            assert (batch["shown"] == value).all() and (batch["next", "reward"] == value).all()
+
+
+def test_two_models_that_are_published_all_the_time_act_of_one_publication_in_every_row():
+    policy, judge, stop = Constant(), nn.Linear(1, 1), threading.Event()
+
+    def publish():
+        value = 0
+        while not stop.is_set():
+            value += 1
+            with torch.no_grad():
+                policy.first.fill_(value), policy.last.fill_(value), judge.bias.fill_(value)
+            c.update_policy_weights_()
+
+    with MultiSyncCollector([Judged] * 2, policy, frames_per_batch=400, weights_swap="step") as c:
+        nn.init.zeros_(judge.bias)
+        c.register_model("judge", judge, "env.judge")
+        c.update_policy_weights_()
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            batches = [c.next().clone() for _ in range(5)]
+        finally:
+            stop.set()
+            thread.join()
+    shown = torch.cat([batch["shown"][..., 0].flatten() for batch in batches])
+    assert torch.equal(shown, torch.cat([batch["next", "reward"].flatten() for batch in batches]))
+    assert shown.unique().numel() > 10
+
+
 def test_updates_from_several_threads_are_versions_each(monkeypatch):
     sent, send = [], WeightSender.send_checked
 
