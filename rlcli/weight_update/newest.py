@@ -43,7 +43,8 @@ class Newest:
     def __init__(self, count: np.ndarray, words: np.ndarray) -> None:
         self._count, self._words = count, words
         self._staged: dict[int, int] = {}
-        self.seen = [0] * words.shape[1]
+        self._now = [0] * (words.shape[1] - 1)  # as the writer has published them
+        self.seen = self._now
         self.seen_count = 0
 
     @staticmethod
@@ -59,24 +60,27 @@ class Newest:
     # ---- the writer --------------------------------------------------------------------------------------------
     def word(self, model: int) -> int:
         """As published last."""
-        return int(self._words[self.count % 2, model])
+        return self._now[model]
 
     def stage(self, model: int, word: int) -> None:
-        """Have it published with the others, when `published` ends."""
+        """Have it published with the next publication."""
         self._staged[model] = word
+
+    def publish(self) -> None:
+        """Have readers see all that is staged."""
+        for model, word in self._staged.items():
+            self._now[model] = word
+        self._staged.clear()
+        count = self.count + 1
+        self._words[count % 2] = [*self._now, count + sum(self._now)]
+        self._count[0] = count
 
     @contextlib.contextmanager
     def published(self) -> Iterator[None]:
-        """What is staged meanwhile is published at once at the end; on an error nothing is."""
+        """`publish` at the end; on an error nothing of it."""
         try:
             yield
-            count = self.count + 1
-            row = self._words[count % 2]
-            row[:] = self._words[(count - 1) % 2]
-            for model, word in self._staged.items():
-                row[model] = word
-            row[-1] = count + row[:-1].sum()
-            self._count[0] = count
+            self.publish()
         finally:
             self._staged.clear()
 

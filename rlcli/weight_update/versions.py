@@ -17,7 +17,6 @@ newest version as it is.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 
 import numpy as np
@@ -51,8 +50,6 @@ class SharedVersions(TransportBackend):
     ----------
     fd : int or None
         The writer's, for `Channel.send_fd`. The memory has no name, and is gone with the last process that has it.
-    newest : int
-        The version that was published last; 0 before the first.
 
     Raises
     ------
@@ -86,10 +83,6 @@ class SharedVersions(TransportBackend):
             self._add()
         self._locked = bool(self._locks[0]) and self._slots.locks  # whether readers may act on a slot
 
-    @property
-    def newest(self) -> int:
-        return int(self._version[self._newest.word(self._model) % _MOST])
-
     def join(self, newest: Newest, model: int) -> None:
         self._newest, self._model, self._alone = newest, model, False
 
@@ -117,8 +110,9 @@ class SharedVersions(TransportBackend):
         finally:
             if self._locked:
                 self._slots.unlock(at)
-        with self._newest.published() if self._alone else contextlib.nullcontext():
-            self._newest.stage(self._model, int(self._turn[at]) * _MOST + at)
+        self._newest.stage(self._model, int(self._turn[at]) * _MOST + at)
+        if self._alone:
+            self._newest.publish()
 
     send_weights = publish
 
