@@ -571,9 +571,9 @@ class Collector(BaseCollector):
             )
         return found
 
-    def follow(self, model_id: str, receiver: Receiver) -> None:
-        """Take the weights of a model over from another process, where those of a publication would be."""
-        self._weights.follow(model_id, receiver)
+    def follow(self, receiver: Receiver) -> None:
+        """Take weights over from another process, where those of a publication would be."""
+        self._weights.follow(receiver)
 
     def reset(self) -> None:
         """Begin the next batch with new episodes in all lanes."""

@@ -366,12 +366,11 @@ class CollectorCrew:
         self._ordered([body] * len(self.sent), fd)
         self._follows[model_id] = receiver
 
-    def post(self, model_id: str, message: bytes) -> None:
-        """Send the workers a version of a model with their next orders."""
+    def post(self, messages: Mapping[str, bytes]) -> None:
+        """Send the workers versions of some models with their next orders."""
         with self._lock:  # a thread may be collecting
-            self._newest[model_id] = message
-            for messages in self._posted:
-                messages[model_id] = message
+            for waiting in (self._newest, *self._posted):
+                waiting.update(messages)
 
     def keep(self, name: str, *args: Any) -> list[Any]:
         """`call`, and the same of whoever replaces a worker."""

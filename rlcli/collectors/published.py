@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from rlcli.collectors.crew import CollectorCrew
-from rlcli.collectors.weights import POLICY, Source, check_model
+from rlcli.collectors.weights import POLICY, Source, check_model, spoken_of
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
+from rlcli.weight_update.newest import SharedNewest
 
 
 class PublishedWeights:
@@ -35,8 +37,12 @@ class PublishedWeights:
         self.crew, self.version = crew, 0
         self._schemes = _schemes(schemes)
         self._senders: dict[str, WeightSender] = {}
-        self._has_weights = isinstance(policy, nn.Module)
-        self._follow(POLICY, policy if self._has_weights else nn.Module(), POLICY)
+        self._trained: dict[str, Any] = {}
+        self._lock = threading.Lock()  # of all above: any thread may publish
+        self._newest = SharedNewest()
+        self.crew.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
+        self._follow(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
+        self._trained[POLICY] = policy
 
     def register(self, name: str, model: nn.Module, used: str) -> None:
         """Publish the weights of `model` too, for what a worker's collector has at `used`."""
@@ -50,52 +56,54 @@ class PublishedWeights:
 
     def _follow(self, name: str, model: nn.Module, used: str) -> None:
         scheme = self._schemes.get(name) or SharedMemWeightSyncScheme()
-        sender = scheme.create_sender(name, model)
+        sender, place = scheme.create_sender(name, model), self._newest.another()
+        sender.join(self._newest, place)
 
         def receiver() -> tuple[bytes, int | None]:
-            return packed(("follow", (name, used, sender.handle(), sender.fd is not None), {})), sender.fd
+            return packed(("follow", (used, place, sender.handle(), sender.fd is not None), {})), sender.fd
 
         self.crew.follow(name, receiver)
-        if name in self._senders:
-            self._senders[name].close()
-        self._senders[name] = sender
+        with self._lock:
+            if name in self._senders:
+                self._senders[name].close()
+            self._senders[name], self._trained[name] = sender, model
 
     def publish(self, source: Source | None, model_id: str | None) -> None:
-        """Make a version known: of all models as they are trained now, or of one from `source`.
+        """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
 
         Raises
         ------
         ArgumentError
             An unknown model, or weights that do not fit it; nothing was published.
         """
-        name = model_id or POLICY
-        if name not in self._senders:
-            why = f"there are {', '.join(self._senders)}"
-            if name in self._schemes:
-                why = "it has a scheme, and no module: register_model(name, module) gives it one"
-            raise ArgumentError(f"no model is called '{name}'", why=why)
-        if source is not None and name == POLICY and not self._has_weights:
-            raise ArgumentError("'policy' has no weights to update")
-        version = self.version + (name == POLICY)
-        for other in self._senders:
-            if model_id in (None, other):
-                self._send(other, source if other == name else None, version)
-        self.version = version
+        if model_id in self._schemes and model_id not in self._senders:
+            raise ArgumentError(
+                f"no model is called '{model_id}'",
+                why="it has a scheme, and no module: register_model(name, module) gives it one",
+            )
+        with self._lock:
+            new = spoken_of(self._trained, source, model_id)
+            self._send(new, self.version + (POLICY in new))
 
-    def _send(self, name: str, source: Source | None, version: int) -> None:
-        sender = self._senders[name]
-        sender.send(source, version=version)
-        if (message := sender.message()) is not None:
-            self.crew.post(name, message)
+    def _send(self, new: Mapping[str, Any], version: int) -> None:
+        checked = {
+            name: self._senders[name].checked(None if x is self._trained[name] else x) for name, x in new.items()
+        }
+        with self._newest.published():
+            for name, tensors in checked.items():  # all fit
+                self._senders[name].send_checked(tensors, version)
+        messages = {name: self._senders[name].message() for name in new}
+        self.crew.post({name: message for name, message in messages.items() if message is not None})
+        self.version = version
 
     def restart_at(self, version: int) -> None:
         """Go on counting from there, with the weights that models have now: those of workers are of another course."""
-        self.version = version
-        for name in self._senders:
-            self._send(name, None, version)
+        with self._lock:
+            self._send(self._trained, version)
 
     def close(self) -> None:
         """Publish no more."""
+        self._newest.close()
         for sender in self._senders.values():
             sender.close()
 

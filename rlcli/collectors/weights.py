@@ -44,16 +44,14 @@ class Publication(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What brings versions of one model from another process, and writes them to it."""
-
-    version: int
+    """What brings publications from another process, and writes them to models."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a newer version is there than the model has."""
+        """Whether a newer one is there than the models have."""
 
-    def receive(self) -> int:
-        """Write the newest version to the model, whole; which that is."""
+    def receive(self) -> Mapping[str, int]:
+        """Write the newest to its models, whole; of each the version that it then has."""
 
 
 class FollowedWeights:
@@ -85,7 +83,7 @@ class FollowedWeights:
         self.apart = False
         self._pairs: dict[str, tuple[Any, Any]] = {}
         self._newest: Publication | None = None  # until it is adopted
-        self._receivers: dict[str, Receiver] = {}
+        self._receiver: Receiver | None = None
         self._in_flight = False
         self._lock = threading.Lock()  # of all above but `swap`
         self._since: list[tuple[int, int]] = []  # steps of this batch, and the version that acts from each on
@@ -105,10 +103,10 @@ class FollowedWeights:
                 others = {other: values for other, values in self._newest.models.items() if other != name}
                 self._newest = Publication(self._newest.version, others)
 
-    def follow(self, name: str, receiver: Receiver) -> None:
-        """Adopt what is trained in another process: versions of one model that are received."""
+    def follow(self, receiver: Receiver) -> None:
+        """Adopt what is trained in another process."""
         with self._lock:
-            self._receivers[name] = receiver
+            self._receiver = receiver
 
     def knows(self, name: str) -> bool:
         """Whether there is a pair of that name."""
@@ -153,19 +151,9 @@ class FollowedWeights:
 
     def _matched(self, source: Source | None, model_id: str | None) -> dict[str, dict[str, Tensor]]:
         """New values of each model that has to be written, still in the memory of those who train."""
-        name = model_id or POLICY
-        if name not in self._pairs:
-            raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(self._pairs)}")
-        if source is not None and not isinstance(self._pairs[name][1], nn.Module):
-            raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(self._pairs[name][1])}")
-        found = {}
-        for other, (trained, used) in list(self._pairs.items()):  # another thread may register one
-            if model_id is not None and other != name:
-                continue
-            new = source if other == name and source is not None else trained
-            if new is not used:
-                found[other] = matched(new, used)
-        return found
+        pairs = dict(self._pairs)  # another thread may register one
+        new = spoken_of({name: trained for name, (trained, _) in pairs.items()}, source, model_id)
+        return {name: matched(x, pairs[name][1]) for name, x in new.items() if x is not pairs[name][1]}
 
     # ---- adopting ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -206,11 +194,10 @@ class FollowedWeights:
 
     def _adopt(self) -> None:
         """Take what waits over to what acts."""
-        for name, receiver in self._receivers.items():
-            if receiver.waiting:
-                version = receiver.receive()
-                if name == POLICY:
-                    self.version = self.acting = version
+        if self._receiver is not None and self._receiver.waiting:
+            versions = self._receiver.receive()
+            if POLICY in versions:
+                self.version = self.acting = versions[POLICY]
         newest = self._newest
         if newest is None:
             return
@@ -220,7 +207,7 @@ class FollowedWeights:
         self.acting, self._newest = newest.version, None
 
     def _waits(self) -> bool:
-        return self._newest is not None or any(receiver.waiting for receiver in self._receivers.values())
+        return self._newest is not None or (self._receiver is not None and self._receiver.waiting)
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
         """The version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
@@ -244,6 +231,23 @@ def check_model(name: str, *modules: Any) -> None:
             raise ArgumentError(
                 f"the model '{name}' has no weights to keep in step", why=f"it is a {type(module).__name__}"
             )
+
+
+def spoken_of(trained: Mapping[str, Any], source: Source | None, model_id: str | None) -> dict[str, Any]:
+    """Each model that a publication speaks of, and where its new weights are: all as they are trained, or `source`.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown model, or one that holds no weights.
+    """
+    name = model_id or POLICY
+    if name not in trained:
+        raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(trained)}")
+    if source is not None and not isinstance(trained[name], nn.Module):
+        raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(trained[name])}")
+    new = dict(trained) if model_id is None else {name: trained[name]}
+    return new if source is None else new | {name: source}
 
 
 def _kind(policy: Any) -> str:

@@ -37,7 +37,8 @@ from rlcli.processes.crew import serve
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
-from rlcli.weight_update import WeightReceiver, open_receiver
+from rlcli.weight_update.newest import SharedNewest
+from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
 STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
@@ -187,7 +188,6 @@ class CollectorWorker:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.receivers: dict[str, WeightReceiver] = {}
         self._stop: np.ndarray | None = None
 
     def carry_out(self, kind: int, body: bytes) -> Any:
@@ -281,8 +281,7 @@ class CollectorWorker:
         weights: Mapping[str, bytes] | None = None,
     ) -> Part:
         """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
-        for model_id, message in (weights or {}).items():
-            self.receivers[model_id].take(message)
+        self.receivers.take(weights or {})
         self.slots.forget(forget)
         if new is not None:
             self.share(slot, *new)
@@ -356,12 +355,16 @@ class CollectorWorker:
         """What a successor has to know: the lanes' episodes, and the next trajectory's id."""
         return self.collector.episodes, self.collector.ids.next_id
 
-    def follow(self, model_id: str, used: str, handle: Handle, has_fd: bool) -> None:
-        """Adopt versions of this model from now on."""
+    def follow_together(self) -> None:
+        """Adopt publications of any models from now on."""
+        self.receivers = ModelsReceiver(SharedNewest(self.channel.receive_fd()))
+        self.collector.follow(self.receivers)
+
+    def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
+        """Adopt versions of this model too."""
         fd = self.channel.receive_fd() if has_fd else None
         try:
-            self.receivers[model_id] = receiver = open_receiver(handle, fd, self.collector.model(used))
-            self.collector.follow(model_id, receiver)
+            self.receivers.open(place, handle, fd, self.collector.model(used))
         finally:
             if fd is not None:
                 os.close(fd)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.followed_module import FollowedModule
+from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle
 from rlcli.weight_update.strategy import WeightStrategy
 from rlcli.weight_update.tensors import wait
@@ -69,6 +72,10 @@ class WeightReceiver:
                     self._outside.append((tensor, view))
         self._inside, self._addresses = inside, [tensor.data_ptr() for tensor in inside]
 
+    def join(self, newest: Newest, model: int) -> None:
+        """Receive together with other models; see `TransportBackend.join`."""
+        self._transport.join(newest, model)
+
     @property
     def waiting(self) -> bool:
         """Whether a version is there that was not adopted; cheap enough for every step."""
@@ -106,6 +113,55 @@ class WeightReceiver:
                 wait(tensor for tensor, _ in self._outside)
             self.version = version
         return self.version
+
+
+class ModelsReceiver:
+    """Adopts versions of several models; of those that were published together, all or none.
+
+    Parameters
+    ----------
+    newest : Newest
+        Of the senders; see `TransportBackend.join`.
+    """
+
+    def __init__(self, newest: Newest) -> None:
+        self._newest = newest
+        self._receivers: dict[str, WeightReceiver] = {}
+
+    def open(self, place: int, handle: Handle, fd: int | None, model: nn.Module) -> None:
+        """Follow one more model, or another in its stead, that the sender has joined at `place`."""
+        receiver = open_receiver(handle, fd, model)
+        receiver.join(self._newest, place)
+        self._receivers[handle.model_id] = receiver
+
+    def take(self, messages: Mapping[str, bytes]) -> None:
+        """Keep those of some models; see `WeightReceiver.take`."""
+        for model_id, message in messages.items():
+            self._receivers[model_id].take(message)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a version is there that was not adopted; cheap enough for every step."""
+        return any(receiver.waiting for receiver in self._receivers.values())
+
+    def receive(self) -> dict[str, int]:
+        """Adopt the newest publication; of each model that something waited for, the version that it then holds.
+
+        Raises
+        ------
+        DamagedDataError
+            As `WeightReceiver.receive` does.
+        """
+        found: dict[str, int] = {}
+        while True:
+            self._newest.look()
+            try:
+                for model_id, receiver in self._receivers.items():
+                    if receiver.waiting:
+                        found[model_id] = receiver.receive()
+                return found
+            except Overtaken:  # a newer one is there; nobody acts meanwhile
+                continue
 
 
 def open_receiver(handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:

@@ -5,6 +5,8 @@ schemes = {"policy": SharedMemWeightSyncScheme(), "value": MultiProcessWeightSyn
 collector = MultiSyncCollector(..., weight_sync_schemes=schemes)
 collector.update_policy_weights_()      # a whole version of every model
 ```
+Models that are published together and go by one scheme are adopted together. By different ones, messages, which come
+with an order, may be adopted a batch after what lies in shared memory.
 """
 
 from __future__ import annotations

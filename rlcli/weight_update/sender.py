@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.followed_module import FollowedModule
 from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.newest import Newest
 from rlcli.weight_update.strategy import WeightStrategy
 from rlcli.weight_update.tensors import Source, matched
 from rlcli.weight_update.transport import TransportBackend
@@ -93,15 +94,33 @@ class WeightSender:
             A name is missing, or a shape differs; nothing was published.
         """
         with self._lock:
-            tensors = self._followed.tensors()
-            if source is not None and source is not self.model:
-                tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
-            values = list(tensors.values())
-            if tensors is not self._checked or [value.shape for value in values] != self._shapes:
-                self.layout.check(tensors, f"the trained '{self.model_id}'")
-                values = [tensors[name] for name in self.layout.places]
-            self._transport.send_weights(version, values)
-            self.version = version
+            self.send_checked(self.checked(source), version)
+
+    def checked(self, source: Source | None = None) -> list[Tensor]:
+        """The tensors of the next version, for `send_checked`: as they are when that is called; nothing is sent here.
+
+        Raises
+        ------
+        ArgumentError
+            As `send` does.
+        """
+        tensors = self._followed.tensors()
+        if source is not None and source is not self.model:
+            tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
+        values = list(tensors.values())
+        if tensors is not self._checked or [value.shape for value in values] != self._shapes:
+            self.layout.check(tensors, f"the trained '{self.model_id}'")
+            values = [tensors[name] for name in self.layout.places]
+        return values
+
+    def send_checked(self, tensors: list[Tensor], version: int) -> None:
+        """Publish what `checked` gave; one thread at a time."""
+        self._transport.send_weights(version, tensors)
+        self.version = version
+
+    def join(self, newest: Newest, model: int) -> None:
+        """Publish together with other models; see `TransportBackend.join`."""
+        self._transport.join(newest, model)
 
     def message(self) -> bytes | None:
         """What has to be carried to each worker's `take` for the version sent last; None where nothing has to."""

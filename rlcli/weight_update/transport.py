@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.newest import Newest
 
 
 class TransportBackend(ABC):
@@ -54,6 +55,12 @@ class TransportBackend(ABC):
         """Bring the newest version to `memory`, uint8 `[layout.nbytes]`: all of it, and of no other. Its number.
 
         Called where something is `waiting` only.
+        """
+
+    def join(self, newest: Newest, model: int) -> None:  # noqa: B027
+        """At both ends, before the first version: show each only when `newest` is, at its place for this `model`.
+
+        A transport that cannot shows its versions by themselves.
         """
 
     def take(self, message: bytes) -> None:

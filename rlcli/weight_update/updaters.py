@@ -10,6 +10,7 @@ A scheme needs none of this; an updater is for weights that come from elsewhere,
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -189,6 +190,7 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
     def __init__(self, *, get_server_weights: Callable[[], Source] | None = None, sender: WeightSender) -> None:
         self.weights_getter, self.sender = get_server_weights, sender
+        self._lock = threading.Lock()  # between the number of a version and its publication
 
     def _get_server_weights(self) -> Any:
         return None if self.weights_getter is None else self.weights_getter()
@@ -201,4 +203,5 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
         ArgumentError
             The weights do not fit the model; nothing was published.
         """
-        self.sender.send(server_weights, version=self.sender.version + 1)
+        with self._lock:
+            self.sender.send(server_weights, version=self.sender.version + 1)

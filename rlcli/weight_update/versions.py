@@ -1,7 +1,7 @@
 """Whole versions in memory that processes share: one writes, any number read, nobody waits for anybody.
 
 ```
-newest  publications so far, and the slot that the last of them lies in
+newest  the slot that the newest version lies in, and the slot's turn (see `Newest`)
 slot    | turn | version | sum |   bytes of all tensors   |     2 of them, more when readers act on them
           odd while it is written
 ```
@@ -9,10 +9,10 @@ The writer takes a slot that is not the newest and that no reader has locked.
 
 A reader of a large model locks the newest slot, and acts on those very bytes: its model lies in a window that shows
 them. Stopped for however long, it costs the writer that slot. A reader of a small one copies, which is cheaper there,
-and without a lock: it begins again if the slot's turn moved meanwhile. What it adopts has to sum to what the writer
-summed, version included, before anybody sees it; so whatever order a processor keeps its loads and stores in, and
-whatever became of the memory, what is adopted is whole. A writer that is stopped in the middle leaves the newest
-version as it is.
+and without a lock: it looks for the newest again if the slot's turn moved meanwhile. What it adopts has to sum to what
+the writer summed, version included, before anybody sees it; so whatever order a processor keeps its loads and stores
+in, and whatever became of the memory, what is adopted is whole. A writer that is stopped in the middle leaves the
+newest version as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rlcli.processes.region import Region
 from rlcli.processes.slots import Slots
 from rlcli.processes.window import Window
 from rlcli.weight_update.layout import Layout, checksum, copy_summed, summed
+from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.transport import TransportBackend
 
 _TRIES = 3  # copies of a slot that nobody wrote to meanwhile, and that do not sum up
@@ -49,8 +50,6 @@ class SharedVersions(TransportBackend):
     ----------
     fd : int or None
         The writer's, for `Channel.send_fd`. The memory has no name, and is gone with the last process that has it.
-    newest : int
-        The version that was published last; 0 before the first.
 
     Raises
     ------
@@ -63,14 +62,16 @@ class SharedVersions(TransportBackend):
         word, words = np.dtype(np.int64), (_MOST,)
         self._region = Region(
             {
-                "newest": ((1,), word), "locks": ((1,), word), "turn": (words, word), "version": (words, word),
+                **Newest.fields(1), "locks": ((1,), word), "turn": (words, word), "version": (words, word),
                 "sum": (words, np.dtype(np.uint64)),
             },
             fd,
         )  # fmt: skip
-        self._newest, self._locks, self._turn, self._version, self._sum = self._region.arrays.values()
+        count, newest, self._locks, self._turn, self._version, self._sum = self._region.arrays.values()
+        self._newest, self._model, self._alone = Newest(count, newest), 0, True
         self._slots = Slots(self._region.fd, sum(x.nbytes for x in self._region.arrays.values()) + 512, layout.nbytes)
         self._read = 0  # the publication that this end knows
+        self._word, self._here = 0, 0  # of this model, and the version
         self._window: Window | None = None
         self._views: list[list[Tensor]] = []
         self._staged: tuple[Tensor, list[Tensor]] | None = None
@@ -82,9 +83,8 @@ class SharedVersions(TransportBackend):
             self._add()
         self._locked = bool(self._locks[0]) and self._slots.locks  # whether readers may act on a slot
 
-    @property
-    def newest(self) -> int:
-        return int(self._version[self._newest[0] % _MOST])
+    def join(self, newest: Newest, model: int) -> None:
+        self._newest, self._model, self._alone = newest, model, False
 
     # ---- the writer --------------------------------------------------------------------------------------------
     def publish(self, version: int, tensors: list[Tensor]) -> None:
@@ -100,8 +100,7 @@ class SharedVersions(TransportBackend):
         ResourceError
             Readers have all slots, and there is not enough shared memory for one more; nothing was published.
         """
-        count, newest = divmod(int(self._newest[0]), _MOST)
-        at = self._free(newest)
+        at = self._free(self._newest.word(self._model) % _MOST)
         try:
             self._turn[at] |= 1
             self._copy_in(tensors, at)
@@ -111,7 +110,9 @@ class SharedVersions(TransportBackend):
         finally:
             if self._locked:
                 self._slots.unlock(at)
-        self._newest[0] = (count + 1) * _MOST + at
+        self._newest.stage(self._model, int(self._turn[at]) * _MOST + at)
+        if self._alone:
+            self._newest.publish()
 
     send_weights = publish
 
@@ -148,7 +149,7 @@ class SharedVersions(TransportBackend):
     # ---- readers -----------------------------------------------------------------------------------------------
     @property
     def waiting(self) -> bool:
-        return bool(self._newest[0] != self._read)
+        return self._newest.count != self._read
 
     def memory(self, nbytes: int) -> np.ndarray:
         if self._locked:
@@ -171,52 +172,55 @@ class SharedVersions(TransportBackend):
         ------
         DamagedDataError
             What lies in the shared memory is not what was published.
+        Overtaken
+            Only where this model is published with others: they are to be looked at again together.
         """
-        if self._window is not None and memory is self._window.memory:
-            return self._show(self._window)
-        failed = 0
-        while failed < _TRIES:
-            newest = int(self._newest[0])
-            at = newest % _MOST
-            turn = int(self._turn[at])
-            if turn % 2:
-                continue
+        while True:
+            if self._alone:
+                self._newest.look()
+            try:
+                return self._receive(memory)
+            except Overtaken:
+                if not self._alone:
+                    raise
+
+    def _receive(self, memory: np.ndarray) -> int:
+        word = self._newest.seen[self._model]
+        if word != self._word:
+            turn, at = divmod(word, _MOST)
+            if self._window is not None and memory is self._window.memory:
+                self._here = self._show(self._window, at, turn)
+            else:
+                self._here = self._copy(memory, at, turn)
+        self._word, self._read = word, self._newest.seen_count
+        return self._here
+
+    def _copy(self, memory: np.ndarray, at: int, turn: int) -> int:
+        for _ in range(_TRIES):
             version, total = int(self._version[at]), int(self._sum[at])
             arrived = checksum(copy_summed(memory, self._slots.memory(at)), version)
             if self._turn[at] != turn:
-                continue
+                raise Overtaken
             if arrived == total:
-                self._read = newest
                 return version
-            failed += 1
         raise _damaged(version)
 
-    def _show(self, window: Window) -> int:
-        newest, at = self._lock_newest(window.shown)
-        before, version = window.shown, int(self._version[at])
-        if at != before:
-            try:
-                self._check(window, at, version)
-                window.show(at)
-            except BaseException:
-                self._slots.unlock(at)
-                raise
-            if before is not None:
-                self._slots.unlock(before)
-        self._read = newest
+    def _show(self, window: Window, at: int, turn: int) -> int:
+        before = window.shown
+        if not self._slots.lock(at):
+            raise Overtaken
+        try:
+            if self._turn[at] != turn:  # the writer has come round to it before
+                raise Overtaken
+            version = int(self._version[at])
+            self._check(window, at, version)
+            window.show(at)
+        except BaseException:
+            self._slots.unlock(at)
+            raise
+        if before is not None:
+            self._slots.unlock(before)
         return version
-
-    def _lock_newest(self, mine: int | None) -> tuple[int, int]:
-        """Lock the slot of the newest version, if it is not `mine`; the publication, and the slot."""
-        while True:
-            newest = int(self._newest[0])
-            at = newest % _MOST
-            if at == mine:
-                return newest, at
-            if self._slots.lock(at):
-                if self._newest[0] == newest:
-                    return newest, at
-                self._slots.unlock(at)  # the writer may have come round to it before
 
     def _check(self, window: Window, at: int, version: int) -> None:
         total = int(self._sum[at])

@@ -26,7 +26,7 @@ from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor
 from rlcli.transforms import InitTracker, RewardSum, StepCounter
-from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSender
 
 IDS = ("collector", "traj_ids")
 
@@ -355,7 +355,7 @@ class Judged(GymEnv):
     """An env whose reward is a model's."""
 
     def __init__(self):
-        super().__init__("CartPole-v1")
+        super().__init__("CartPole-v1", categorical_action_encoding=True)
         self.judge = nn.Linear(1, 1)
 
     def _step(self, td):
@@ -368,6 +368,87 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_published():
             c.update_policy_weights_(nn.Linear(3, 3))
         assert c.policy_version == 0
         c.next()
+
+
+def test_one_model_that_does_not_fit_keeps_all_from_being_published():
+    policy, judge = Constant(), nn.Linear(1, 1)
+    with MultiSyncCollector([Judged], policy, frames_per_batch=8, track_policy_version=True) as c:
+        c.register_model("judge", judge, "env.judge")
+        with torch.no_grad():
+            policy.first.fill_(1), policy.last.fill_(1)
+        judge.weight = nn.Parameter(torch.zeros(5, 5))
+        with pytest.raises(ArgumentError, match="the trained 'judge' does not fit"):
+            c.update_policy_weights_()
+        batch = c.next()
+        assert c.policy_version == 0
+        assert (batch["collector", "policy_version"] == 0).all() and (batch["shown"] == 0).all()
+
+
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_a_batch_in_the_middle_of_a_publication_of_two_models_acts_with_neither(scheme, monkeypatch):
+    policy, judge, send, between = Constant(), nn.Linear(1, 1), WeightSender.send_checked, []
+    nn.init.zeros_(judge.bias)
+    schemes = {"policy": scheme(), "judge": scheme()}
+    with MultiSyncCollector([Judged], policy, frames_per_batch=8, weight_sync_schemes=schemes) as c:
+        c.register_model("judge", judge, "env.judge")
+        c.update_policy_weights_()
+        with torch.no_grad():
+            policy.first.fill_(1), policy.last.fill_(1), judge.bias.fill_(1)
+
+        def first_a_batch(self, tensors, version):
+            if self.model_id == "judge":
+                between.append(c.next().clone())
+            send(self, tensors, version)
+
+        monkeypatch.setattr(WeightSender, "send_checked", first_a_batch)
+        c.update_policy_weights_()
+        for batch, value in zip([*between, c.next()], (0, 1), strict=True):
+            assert (batch["shown"] == value).all() and (batch["next", "reward"] == value).all()
+
+
+def test_two_models_that_are_published_all_the_time_act_of_one_publication_in_every_row():
+    policy, judge, stop = Constant(), nn.Linear(1, 1), threading.Event()
+
+    def publish():
+        value = 0
+        while not stop.is_set():
+            value += 1
+            with torch.no_grad():
+                policy.first.fill_(value), policy.last.fill_(value), judge.bias.fill_(value)
+            c.update_policy_weights_()
+
+    with MultiSyncCollector([Judged] * 2, policy, frames_per_batch=400, weights_swap="step") as c:
+        nn.init.zeros_(judge.bias)
+        c.register_model("judge", judge, "env.judge")
+        c.update_policy_weights_()
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            batches = [c.next().clone() for _ in range(5)]
+        finally:
+            stop.set()
+            thread.join()
+    shown = torch.cat([batch["shown"][..., 0].flatten() for batch in batches])
+    assert torch.equal(shown, torch.cat([batch["next", "reward"].flatten() for batch in batches]))
+    assert shown.unique().numel() > 10
+
+
+def test_updates_from_several_threads_are_versions_each(monkeypatch):
+    sent, send = [], WeightSender.send_checked
+
+    def slowly(self, tensors, version):
+        time.sleep(1e-4)  # another thread's turn
+        send(self, tensors, version)
+        sent.append(version)
+
+    monkeypatch.setattr(WeightSender, "send_checked", slowly)
+    with MultiSyncCollector([cartpole], actor(), frames_per_batch=8) as c:
+        threads = [threading.Thread(target=lambda: [c.update_policy_weights_() for _ in range(20)]) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sent == list(range(1, 61)) and c.policy_version == 60
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------

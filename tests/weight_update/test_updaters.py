@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 
 import pytest
 import torch
@@ -109,3 +111,23 @@ def test_multi_processed_publishes_the_next_version():
 
     Doubled(sender=sender).push_weights(trained)
     assert receiver.receive() == 3 and torch.equal(acting.weight, 2 * trained.weight)
+
+
+def test_updates_from_several_threads_are_versions_each(monkeypatch):
+    trained, found = nn.Linear(2, 2), []
+    sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
+    updater = MultiProcessedWeightUpdater(sender=sender)
+    send = sender.send
+
+    def slowly(source, *, version):
+        time.sleep(1e-4)  # another thread's turn
+        send(source, version=version)
+        found.append(version)
+
+    monkeypatch.setattr(sender, "send", slowly)
+    threads = [threading.Thread(target=lambda: [updater.push_weights() for _ in range(20)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == list(range(1, 61))

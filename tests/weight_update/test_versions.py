@@ -7,8 +7,10 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 
+import numpy as np
 import pytest
 from weight_workers import fill, is_stopped, model, numbers
 
@@ -18,6 +20,8 @@ from rlcli.processes.channel import packed, unpacked
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import Worker
 from rlcli.weight_update import SharedMemWeightSyncScheme, SharedVersions, open_receiver, versions
+from rlcli.weight_update.newest import Newest, SharedNewest
+from rlcli.weight_update.receiver import ModelsReceiver
 
 windows = pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="this system has no locks of open files")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads whether a process is stopped from /proc")
@@ -180,6 +184,88 @@ def test_a_publication_that_fails_leaves_the_version_before(width, monkeypatch):
     assert receiver.receive() == 3 and numbers(acting) == {3.0}
 
 
+# ---- several models --------------------------------------------------------------------------------------------------
+class Several:
+    """Models that are published together, and those that act with them in this process."""
+
+    def __init__(self, *widths: int) -> None:
+        self.newest, self.trained, self.acting = SharedNewest(), {}, {}
+        self.receivers = ModelsReceiver(SharedNewest(os.dup(self.newest.fd)))
+        self.senders = {}
+        for name, width in zip("ab", widths, strict=True):
+            self.trained[name], self.acting[name] = fill(model(width), 0), fill(model(width), -1)
+            sender = self.senders[name] = SharedMemWeightSyncScheme().create_sender(name, self.trained[name])
+            place = self.newest.another()
+            sender.join(self.newest, place)
+            self.receivers.open(place, sender.handle(), sender.fd, self.acting[name])
+
+    def publish(self, version: int, only: str = "ab") -> None:
+        with self.newest.published():
+            for name in only:
+                send(self.senders[name], self.trained[name], version)
+
+    def held(self) -> list[float]:
+        """What each of the acting models consists of."""
+        return [x for acting in self.acting.values() for x in numbers(acting)]
+
+
+together = pytest.mark.parametrize("widths", [(SMALL, SMALL), (SMALL, LARGE), (LARGE, SMALL), (LARGE, LARGE)])
+
+
+@together
+def test_models_are_seen_to_change_together_and_only_those_that_were_published(widths):
+    several = Several(*widths)
+    several.publish(1, only="b")
+    assert several.receivers.waiting and several.receivers.receive() == {"a": 0, "b": 1}
+    assert several.held() == [-1, 1] and not several.receivers.waiting
+    with several.newest.published():
+        for name, sender in several.senders.items():
+            send(sender, several.trained[name], 2)
+            assert not several.receivers.waiting
+    assert several.receivers.receive() == {"a": 2, "b": 2} and several.held() == [2, 2]
+    several.publish(3, only="a")
+    assert several.receivers.receive() == {"a": 3, "b": 2} and several.held() == [3, 2]
+
+
+@together
+def test_a_publication_of_several_that_fails_in_the_middle_is_not_seen_by_any(widths):
+    several = Several(*widths)
+    several.publish(1)
+    with pytest.raises(MemoryError), several.newest.published():
+        send(several.senders["a"], several.trained["a"], 2)
+        raise MemoryError
+    several.publish(3, only="b")
+    assert several.receivers.receive() == {"a": 1, "b": 3} and several.held() == [1, 3]
+
+
+@together
+def test_a_reader_of_several_that_is_overtaken_between_them_begins_again(widths, monkeypatch):
+    several, receive, calls = Several(*widths), SharedVersions._receive, []
+    several.publish(1)
+
+    def overtaken(self, memory):
+        calls.append(self)
+        if len(calls) in (2, 4):  # the first has what the second has no longer
+            for version in (10 * len(calls), 10 * len(calls) + 1):
+                several.publish(version)
+        return receive(self, memory)
+
+    monkeypatch.setattr(SharedVersions, "_receive", overtaken)
+    assert several.receivers.receive() == {"a": 41, "b": 41} and several.held() == [41, 41] and len(calls) == 6
+
+
+def test_a_row_that_does_not_sum_up_is_looked_at_again():
+    count, words = np.ones(1, np.int64), np.array([[0, 0, 0], [5, 0, 6]])
+    newest, late = Newest(count, words), threading.Timer(0.05, lambda: words[1].put([1, 2], [7, 14]))
+    newest.look()
+    assert newest.seen == [5, 0]
+    words[1, 0] = 6
+    late.start()
+    newest.look()
+    late.join()
+    assert newest.seen == [6, 7]
+
+
 # ---- damage ----------------------------------------------------------------------------------------------------------
 @both
 def test_a_flipped_bit_is_found_and_the_next_version_is_good_again(width):
@@ -193,7 +279,7 @@ def test_a_flipped_bit_is_found_and_the_next_version_is_good_again(width):
     send(sender, trained, 2)
     assert receiver.receive() == 2 and numbers(acting) == {2.0}
     send(sender, trained, 3)
-    shared._version[shared._newest[0] % 1024] = 5
+    shared._version[shared._newest.word(0) % 1024] = 5
     with pytest.raises(DamagedDataError, match="version 5"):
         receiver.receive()
 
