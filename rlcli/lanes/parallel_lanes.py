@@ -269,7 +269,8 @@ class ParallelLanes(ReplayableLanes):
             seeds = {"run_seed": self._run_seed, "every_episode": self._every_episode, "total": self._total}
             calls: list[tuple[str, dict[str, Any]]] = [("limit_frames", {"steps": self._limit})]
             if self.seeded:
-                calls.append(("seed", {**seeds, "first_lane": self.first_lane + self.parts[index].start}))
+                own = {"first_lane": self.first_lane + self.parts[index].start, "before": self.restarts[index][0]}
+                calls.append(("seed", {**seeds, **own}))
             for name, settings in calls:
                 self.crew.order(CALL, [packed((name, (), settings))], only=[index])
         return sorted(set(new))

@@ -27,6 +27,7 @@ import traceback
 from typing import Any
 
 from rlcli.processes.channel import Channel, Closed
+from rlcli.processes.streams import seed_streams
 
 HEAD, MADE, STATUS = struct.Struct("<II"), struct.Struct("<Ii"), struct.Struct("<i")  # (number, length), (number, pid)
 _EVERY = 1.0  # seconds between two looks at the parent
@@ -89,6 +90,7 @@ def live(target: str, end: socket.socket) -> None:
     try:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
             faulthandler.enable()
+        seed_streams()
         module, _, name = target.partition(":")
         getattr(importlib.import_module(module), name)(Channel(end))
         code = 0

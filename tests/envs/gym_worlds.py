@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import random
 import time
 
 import gymnasium as gym
@@ -200,3 +202,33 @@ class Seeded(Wandering):
     def reset(self, *, seed=None, options=None):
         self.draws = 0
         return super().reset(seed=seed, options=options)
+
+
+class Drawing(gym.Env):
+    """Shows what Python's and numpy's streams give, those of nobody's own, and perhaps torch's; action 1 ends it."""
+
+    observation_space = spaces.Box(0, 1, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, with_torch=False) -> None:
+        self.torch = importlib.import_module("torch") if with_torch else None
+        self.place = random.random(), np.random.rand()
+
+    def reset(self, *, seed=None, options=None):
+        return self._draw(), {}
+
+    def step(self, action):
+        if action == 1:
+            os._exit(7)
+        return self._draw(), 1.0, False, False, {}
+
+    def _draw(self) -> np.ndarray:
+        third = self.torch.rand(1).item() if self.torch else 0.0
+        return np.array([random.random(), np.random.rand(), third])
+
+
+class Placed(Drawing):
+    """Shows the numbers that it was made with."""
+
+    def _draw(self) -> np.ndarray:
+        return np.array([*self.place, 0.0])
