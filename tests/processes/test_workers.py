@@ -50,11 +50,30 @@ def echo(channel: Channel) -> None:
             os._exit(given[0])
         elif order == "print":
             print(*given, flush=True)
+        elif order == "start":
+            return [ended(signal.Signals(number)) for number in given]
         elif order == "modules":
             return sorted(sys.modules)
         return order, *given
 
     serve(Line(channel), orders)
+
+
+def ended(number: signal.Signals) -> tuple[int, int]:
+    """How a program that is started here, and a fork of this process, end by a signal."""
+    program = subprocess.Popen(["sleep", "60"])
+    program.send_signal(number)
+    mine, theirs = os.pipe()
+    if (fork := os.fork()) == 0:
+        try:
+            os.write(theirs, b".")
+            for _ in range(200):  # not in one: a signal that comes just before a sleep does not end it
+                time.sleep(0.1)
+        finally:
+            os._exit(9)
+    os.read(mine, 1)
+    os.kill(fork, number)
+    return program.wait(20), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
 
 def crew(count: int = 2, method: str = "forkserver") -> Crew:
@@ -101,6 +120,17 @@ def test_what_a_worker_raises_is_raised_here_with_its_traceback():
     with pytest.raises(RuntimeError, match="Oddity: 1"):  # which cannot be unpickled
         ask(workers, "raise", True)
     assert ask(workers, "still", "there") == [("still", "there")] * 2
+    workers.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_worker_starts_can_be_ended_by_signals_that_it_leaves_to_its_parent(method):
+    workers = crew(1, method)
+    ask(workers, "hello")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(workers.workers[0].pid, number)
+    (how,) = ask(workers, "start", signal.SIGTERM, signal.SIGINT)
+    assert how == [(-signal.SIGTERM, -signal.SIGTERM), (-signal.SIGINT, 9)]
     workers.close()
 
 
