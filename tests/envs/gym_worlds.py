@@ -110,6 +110,27 @@ class Slow(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Hanging(gym.Env):
+    """Hangs at its `at`-th step (0: reset), counted over all episodes."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def reset(self, *, seed=None, options=None):
+        return self._maybe(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self._maybe(), 0.0, False, False, {}
+
+    def _maybe(self) -> np.ndarray:
+        while not self.left:
+            time.sleep(0.05)
+        return np.zeros(1, np.float32)
+
+
 class LateStart(gym.Env):
     """Shows a random number; the first reset of one of them raises."""
 
