@@ -25,6 +25,10 @@ SAY_AFTER = 60.0  # seconds without a limit
 LAST_RESORT = 10.0  # seconds that what hangs has to react in
 _IN_WORKER = 0.5  # the same in a worker, which has nothing to lose that its parent has not
 EVERY = 0.5  # seconds between two looks
+_STEPPING = {  # functions of lanes, and what they call envs for
+    "step": "step", "_step": "step", "_reset_into": "reset", "_trace": "a first try", "_replay_lane": "a replay",
+    "_each": "a first try or a replay",
+}  # fmt: skip
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
 
@@ -77,7 +81,7 @@ class answering:  # used as `with answering(lanes):`
     def look(self) -> None:
         """Compare with the last look; say or end what takes too long."""
         lanes, now = self.lanes, time.monotonic()
-        moved = lanes.clock[0], len(lanes.outcome.rewards), sum(lanes.episodes)
+        moved = lanes.moved()
         if moved != self.seen:
             self.seen, self.since, self.said, self.asked = moved, now, False, None
             return
@@ -106,10 +110,11 @@ class answering:  # used as `with answering(lanes):`
         during, frame = "the policy, or a transform", innermost
         while frame is not None:
             name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-            if module.startswith(("rlcli.envs.", "rlcli.lanes.")) and name in ("step", "_reset_into", "_step"):
-                during = "reset" if name == "_reset_into" else "step"
+            if module.startswith(("rlcli.envs.", "rlcli.lanes.")) and name in _STEPPING:
+                during = _STEPPING[name]
                 lane = frame.f_locals.get("lane")
-                lane = self.lanes.unanswered() if lane is None else lane
+                if lane is None and module.endswith(".parallel_lanes"):
+                    lane = self.lanes.unanswered()
                 break
             frame = frame.f_back
         line = "" if innermost is None else f" at {innermost.f_code.co_filename}:{innermost.f_lineno}"

@@ -21,6 +21,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
+from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, Collected, called
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
@@ -459,7 +460,9 @@ class Collector(BaseCollector):
         if not longest:
             return False
         self.engine.begun = False
-        if not self.lanes.is_replayable():
+        with answering(self.lanes):
+            replayable = self.lanes.is_replayable()
+        if not replayable:
             return False
         self.lanes.history_limit = longest
         return True

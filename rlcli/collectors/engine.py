@@ -209,7 +209,7 @@ class Engine:
             transform.load_state_dict(saved[name])
         self.stream.load_state_dict(state["torch"])
         self.lanes.bounds.load_state_dict(state["bounds"])
-        with self._limited(), self.drawing():
+        with self._limited(), answering(self.lanes), self.drawing():
             if self.begun:
                 return self._reopen(state, replay)
             if "lanes" in state:  # all begin new episodes: for their seeds, it counts how many there were

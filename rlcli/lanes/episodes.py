@@ -28,6 +28,8 @@ class Episodes:
     ----------
     clock : list of one int
         Steps taken so far: a cell, shared by the closures that count it up.
+    tried : list of one int
+        Resets and steps beside, of tries and replays: a cell too.
     started : list of int
         Clock at which each lane's episode began.
     episodes : list of int
@@ -54,6 +56,7 @@ class Episodes:
     def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
         self.n = n
         self.clock = [0]
+        self.tried = [0]
         self.started = [0] * n
         self.episodes = [-1] * n
         self.seeds: list[int | None] = [None] * n

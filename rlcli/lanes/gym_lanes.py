@@ -204,10 +204,12 @@ class GymLanes(ReplayableLanes):
         send, env, seed = self.actions.sender(), self.inner[0], self.seed_of(0, 0)
         self.ahead.pop(0, None)
         sent, taken = None, 0
+        self.tried[0] += 1
         try:
             seen = [self._fingerprint(_whole(env.reset(seed=seed), RESET)[0])]
             for actions in drawn:
                 sent, taken = send(actions)[0], taken + 1
+                self.tried[0] += 1
                 observation, reward, terminated, truncated, _ = _whole_step(env.step, sent)
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
@@ -229,10 +231,12 @@ class GymLanes(ReplayableLanes):
         """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""
         env, seed, taken = self.inner[lane], self.seed_of(lane, self.episodes[lane]), 0
         self.ahead.pop(lane, None)
+        self.tried[0] += 1
         try:
             self.last[lane], _ = _whole(env.reset(seed=seed), RESET)
             for sent in self.history[len(self.history) - steps :]:
                 taken += 1
+                self.tried[0] += 1
                 self.last[lane], _, terminated, truncated, _ = _whole_step(env.step, sent[lane])
                 if terminated or truncated:
                     return False

@@ -126,6 +126,10 @@ class Lanes(Episodes):
         """The lanes whose answer is waited for, where they are stepped elsewhere."""
         return None
 
+    def moved(self) -> Any:
+        """What is another after each step and each reset, whatever it was for."""
+        return self.clock[0], len(self.outcome.rewards), sum(self.episodes), self.tried[0]
+
     def look(self) -> bool:
         """Before the first episode: whether what is shown is other than `schema` said, which is right from now on."""
         return False

@@ -159,6 +159,7 @@ class NativeLanes(ReplayableLanes):
         open_ = np.zeros(n, np.bool_)
         open_[places] = True
         for actions in drawn:
+            self.tried[0] += 1
             observation, reward, terminated, truncated = engine.step(np.roll(actions, turn, 0))
             for episode, place in enumerate(places):
                 if open_[place]:
@@ -182,6 +183,7 @@ class NativeLanes(ReplayableLanes):
             if not age:
                 break
             sent = np.asarray(history[len(history) - age], self.actions.dtype)
+            self.tried[0] += 1
             observation, _, terminated, truncated = engine.step(sent)
             self.show(observation)
             over = np.flatnonzero(terminated | truncated).tolist()

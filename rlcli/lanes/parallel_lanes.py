@@ -50,6 +50,7 @@ from rlcli.processes.worker import Worker
 
 _OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 _BUILDING = 60.0  # seconds at least that a new worker has to make its envs in, where there is a limit on steps
+_TRIES = {"repeats": "a first try", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
@@ -146,6 +147,7 @@ class ParallelLanes(ReplayableLanes):
         self._actions, self._rewards, self._flags = arrays["actions"], arrays["rewards"], arrays["flags"]
         self._chosen, self._book, self._seeds = arrays["chosen"], arrays["book"], arrays["seeds"]
         self._firsts = {key: arrays["first", key] for key in self.schema}
+        self.crew.progress = self._tried = arrays["tried"]
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
         self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
@@ -197,6 +199,7 @@ class ParallelLanes(ReplayableLanes):
             self._refuse(lost)
         if self.own is not None:
             self.own.attach(region.arrays)
+            self.own.lanes.tried = self.tried
         return region.arrays
 
     # ---- the shards ----------------------------------------------------------------------------------------------
@@ -220,15 +223,15 @@ class ParallelLanes(ReplayableLanes):
         """The same method of each shard's lanes, with arguments of its own; what they return."""
         given = arguments or [{}] * len(self.parts)
         bodies = [packed((name, (), each)) for each in given[self._beside :]]
+        self.crew.patience = self.step_timeout
         try:
-            self.crew.patience = None
             self.crew.send(CALL, bodies)
             mine = [] if self.own is None else [getattr(self.own.lanes, name)(**given[0])]
             found = self.crew.answers()
         except Lost as lost:
-            self._refuse(lost)
+            self._refuse(lost, _TRIES.get(name, name))
         while new := self._replace_failed():
-            self.crew.patience = None
+            self.crew.patience = self.step_timeout
             for index, answer in zip(
                 new, self.crew.order(CALL, [bodies[index] for index in new], only=new), strict=True
             ):
@@ -269,10 +272,14 @@ class ParallelLanes(ReplayableLanes):
             seeds = {"run_seed": self._run_seed, "every_episode": self._every_episode, "total": self._total}
             calls: list[tuple[str, dict[str, Any]]] = [("limit_frames", {"steps": self._limit})]
             if self.seeded:
-                calls.append(("seed", {**seeds, "first_lane": self.first_lane + self.parts[index].start}))
+                own = {"first_lane": self.first_lane + self.parts[index].start, "before": self.restarts[index][0]}
+                calls.append(("seed", {**seeds, **own}))
             for name, settings in calls:
                 self.crew.order(CALL, [packed((name, (), settings))], only=[index])
         return sorted(set(new))
+
+    def moved(self) -> Any:
+        return super().moved(), self._tried.tolist()
 
     def unanswered(self) -> range:
         return self.parts[self._beside + self.crew.awaited]

@@ -19,12 +19,14 @@ from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.crew import serve
 from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
+from rlcli.processes.streams import seed_streams
 
 TARGET = f"{__name__}:work"
 STEP, RESET, CALL, STEP_ON = 1, 2, 3, 4  # orders; the last: a step, and resets of the lanes that it finishes
-_OF_WORKER = ("build", "share")  # methods of the worker's own; all other calls are of its lanes' methods
+_OF_WORKER = ("build", "share", "seed")  # methods of the worker's own; all other calls are of its lanes' methods
 TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
 NO_SEED, RAISED = -1, -2  # in the place of a seed
+_EACH = ("cells", "tried")  # arrays with a part for each worker; in all others each lane has one
 _WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
 _TRIM = 256  # steps between two times that the actions are forgotten: the parent keeps them
 HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, unless its env imports it
@@ -46,6 +48,7 @@ def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[
         "seeds": ((n,), np.dtype(np.int64)),  # given to resets ahead
         "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
         "cells": ((workers, CELLS), CELL),  # of the lines
+        "tried": ((workers,), np.dtype(np.int64)),  # how far each worker has come in a try or a replay
     }
 
 
@@ -76,7 +79,7 @@ class Shard:
     def attach(self, arrays: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
         """Step on this shard's part of the arrays `[N, ...]` of all lanes, which is returned."""
         first = self.lanes.first_lane
-        mine = {name: array[first : first + self.lanes.n] for name, array in arrays.items() if name != "cells"}
+        mine = {name: array[first : first + self.lanes.n] for name, array in arrays.items() if name not in _EACH}
         self.actions, self.rewards = mine["actions"], mine["rewards"]
         self.flags, self.chosen, self.book = mine["flags"], mine["chosen"], mine["book"]
         self.seeds = mine["seeds"]
@@ -171,6 +174,7 @@ class ShardWorker:
     def build(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> dict[str, Any]:
         """Make the envs; what the parent has to know of them."""
         self.shard = Shard(recipes, first_lane, settings)
+        seed_streams()  # of what was imported for the envs
         heavy = [name for name in HEAVY if name in sys.modules]
         return described(self.shard) | {"heavy": heavy}
 
@@ -181,7 +185,14 @@ class ShardWorker:
         region.forget_fd()
         mine = self.shard.attach(region.arrays)
         self._step, self._reset = lanes.bind({key: [mine["row", key]] * 2 for key in lanes.schema})
+        lanes.tried = region.arrays["tried"][index : index + 1].data  # type: ignore[assignment]
         self.line.open(region.arrays["cells"][index], parent=False)
+
+    def seed(self, run_seed: int, *, first_lane: int, before: int = 0, **settings: Any) -> None:
+        """Seed the lanes, and what envs draw from beside; `before`: how many workers these lanes have had."""
+        own = np.random.SeedSequence((run_seed % 2**64, first_lane), spawn_key=(before,))  # no other process's
+        seed_streams(int(own.generate_state(1, np.uint64)[0]))
+        self.shard.lanes.seed(run_seed, first_lane=first_lane, **settings)
 
     def close(self) -> None:
         """Release the envs."""

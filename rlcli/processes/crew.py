@@ -69,6 +69,8 @@ class Crew:
         To each worker.
     patience : float or None
         Seconds that workers may take to answer; who takes longer is killed, and lost.
+    progress : array, optional
+        One number a worker, in shared memory: where it changes, its patience begins anew.
     watch : callable, optional
         Asked about workers that are waited for, about twice a second each: why one is to be killed, and is lost; or "".
     failed : dict of int to BaseException
@@ -77,6 +79,7 @@ class Crew:
 
     awaited = -1
     patience: float | None = None
+    progress: np.ndarray | None = None
     watch: Callable[[int], str] | None = None
 
     def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
@@ -285,7 +288,7 @@ class Crew:
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
         """The answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
-        line, waited, then = self.lines[index], 0.0, time.monotonic()
+        line, waited, then, come = self.lines[index], 0.0, time.monotonic(), self._progress_of(index)
         while index not in self.failed:
             self.awaited = index
             try:
@@ -295,6 +298,8 @@ class Crew:
                 # counted look by look: a time in which this process itself was stopped is not the worker's
                 now = time.monotonic()
                 waited, then = waited + min(now - then, _LOOK), now
+                if come != (come := self._progress_of(index)):
+                    waited = 0.0
                 if self.patience is not None and waited >= self.patience and index not in self.failed:
                     self.workers[index].kill()
                     self._lose(index, f"was ended, since it did not answer for {self.patience:g} s", self.patience)
@@ -308,6 +313,9 @@ class Crew:
                 self._begun[index].popleft()
                 self._early.append((index, kind, body))
         return ANSWER, NOTHING
+
+    def _progress_of(self, index: int) -> int:
+        return 0 if self.progress is None else int(self.progress[index])
 
     def _look_again(self, waited_for: Iterable[int]) -> None:
         """Look at these workers once in a while."""

@@ -27,6 +27,7 @@ import traceback
 from typing import Any
 
 from rlcli.processes.channel import Channel, Closed
+from rlcli.processes.streams import seed_streams
 
 HEAD, MADE, STATUS = struct.Struct("<II"), struct.Struct("<Ii"), struct.Struct("<i")  # (number, length), (number, pid)
 _EVERY = 1.0  # seconds between two looks at the parent
@@ -37,10 +38,20 @@ in_worker = False  # whether this process is a worker
 
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
-def ignore_terminal() -> None:
-    """Leave Ctrl-C and SIGTERM to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def ignore_terminal(how: Any = lambda *_: None) -> None:
+    """Leave Ctrl-C and SIGTERM to the parent.
+
+    By a function that does nothing: programs that are started from here would ignore them too after `SIG_IGN`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, how)
+        signal.siginterrupt(number, False)  # what waits in the system, in code that is not Python's, waits on
+
+
+def heed_terminal() -> None:
+    """Do what a Python program does at Ctrl-C and SIGTERM: a fork of a worker is none of its parent's workers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def die_with(parent: int, *, by_kernel: bool = True) -> None:
@@ -87,8 +98,10 @@ def live(target: str, end: socket.socket) -> None:
     global in_worker
     in_worker, code = True, 1
     try:
+        os.register_at_fork(after_in_child=heed_terminal)
         with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
             faulthandler.enable()
+        seed_streams()
         module, _, name = target.partition(":")
         getattr(importlib.import_module(module), name)(Channel(end))
         code = 0
@@ -177,6 +190,7 @@ class ForkServer:
                 os.close(fd)
             take_over(request["surroundings"])
             if request["spawn"]:
+                ignore_terminal(signal.SIG_IGN)  # which lasts until the new Python has come so far as to do it itself
                 os.dup2(end, _MEETING, inheritable=True)
                 os.execve(request["python"][0], [*request["python"], _meet(request["target"])], os.environ)
             live(request["target"], socket.socket(fileno=end))
@@ -227,6 +241,6 @@ def _meet(target: str) -> str:
     """The program of a spawned worker."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        "import socket\nfrom rlcli.processes.fork_server import live\n"
+        "import socket\nfrom rlcli.processes.fork_server import ignore_terminal, live\nignore_terminal()\n"
         f"live({target!r}, socket.socket(fileno={_MEETING}))"
     )

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import select
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 from rlcli.errors import ArgumentError, ResourceError
@@ -214,7 +214,7 @@ def _end_servers() -> None:
         server.end()
 
 
-atexit.register(_end_servers)  # after the crews have been ended: those are registered later
+weakref.finalize(_ForkServer, _end_servers)  # when this process ends, the newest first: after all crews
 os.register_at_fork(after_in_child=_servers.clear)
 
 

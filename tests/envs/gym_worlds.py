@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import random
 import time
 
 import gymnasium as gym
@@ -108,6 +110,27 @@ class Slow(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Hanging(gym.Env):
+    """Hangs at its `at`-th step (0: reset), counted over all episodes."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def reset(self, *, seed=None, options=None):
+        return self._maybe(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self._maybe(), 0.0, False, False, {}
+
+    def _maybe(self) -> np.ndarray:
+        while not self.left:
+            time.sleep(0.05)
+        return np.zeros(1, np.float32)
+
+
 class LateStart(gym.Env):
     """Shows a random number; the first reset of one of them raises."""
 
@@ -200,3 +223,33 @@ class Seeded(Wandering):
     def reset(self, *, seed=None, options=None):
         self.draws = 0
         return super().reset(seed=seed, options=options)
+
+
+class Drawing(gym.Env):
+    """Shows what Python's and numpy's streams give, those of nobody's own, and perhaps torch's; action 1 ends it."""
+
+    observation_space = spaces.Box(0, 1, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, with_torch=False) -> None:
+        self.torch = importlib.import_module("torch") if with_torch else None
+        self.place = random.random(), np.random.rand()
+
+    def reset(self, *, seed=None, options=None):
+        return self._draw(), {}
+
+    def step(self, action):
+        if action == 1:
+            os._exit(7)
+        return self._draw(), 1.0, False, False, {}
+
+    def _draw(self) -> np.ndarray:
+        third = self.torch.rand(1).item() if self.torch else 0.0
+        return np.array([random.random(), np.random.rand(), third])
+
+
+class Placed(Drawing):
+    """Shows the numbers that it was made with."""
+
+    def _draw(self) -> np.ndarray:
+        return np.array([*self.place, 0.0])

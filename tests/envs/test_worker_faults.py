@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from gym_worlds import Falling, LateStart, Slow
+from gym_worlds import Falling, Hanging, LateStart, Slow
 from test_caller_steps import CARTPOLE
 from test_parallel import collected, equal
 
@@ -331,3 +331,61 @@ def test_a_slow_reset_is_timed_too():
     with pytest.raises(EnvError, match=r"no answer for 0.6 s \(env Slow, lanes 0 to 1"):
         env.reset()
     env.close()
+
+
+# ---- tries and replays -----------------------------------------------------------------------------------------------
+def several(kind: str, env, **options) -> SerialEnv | ParallelEnv:
+    if kind == "serial":
+        found = SerialEnv(2, lambda: GymEnv(env()))
+        found.lanes.step_timeout = options["step_timeout"]
+        return found
+    return ParallelEnv(2, lambda: GymEnv(env()), workers=1, caller_steps=kind == "caller steps", **options)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
+def test_a_first_try_that_hangs_is_ended(kind, at):
+    env = several(kind, lambda: Hanging(at), step_timeout=TIMEOUT)
+    began = time.monotonic()
+    with Collector(env, None, frames_per_batch=8) as collector:
+        collector.set_seed(0, episode_seeds=True)
+        place = " in its worker process" if kind == "parallel" else r" at \S*gym_worlds.py"
+        sentence = rf"no answer for 0.6 s \(env Hanging, .*a first try has not returned{place}"
+        with pytest.raises(EnvError, match=sentence):
+            collector.remember_episodes(10)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
+def test_a_replay_that_hangs_is_ended(kind):
+    env = several(kind, lambda: Slow(0), step_timeout=TIMEOUT)
+    with Collector(env, None, frames_per_batch=8) as collector:
+        collector.set_seed(0, episode_seeds=True)
+        assert collector.remember_episodes(10)
+        collector.rollout()
+        state = collector.state_dict()
+    env = several(kind, lambda: Hanging(3), step_timeout=TIMEOUT)
+    with Collector(env, None, frames_per_batch=8) as collector:
+        collector.set_seed(0, episode_seeds=True)
+        with pytest.raises(EnvError, match=r"no answer for 0.6 s .*a replay has not returned"):
+            collector.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
+def test_a_long_try_of_short_steps_is_not_ended(kind):
+    env = several(kind, lambda: Slow(0.025), step_timeout=1.5)
+    began = time.monotonic()
+    with Collector(env, None, frames_per_batch=8) as collector:
+        collector.set_seed(0, episode_seeds=True)
+        assert collector.remember_episodes(10) and time.monotonic() - began > 2
+        collector.rollout()
+
+
+def test_a_worker_that_stands_still_at_any_order_is_ended():
+    for name in ("set_seed", "state"):
+        env = falling(step_timeout=TIMEOUT)
+        Book(env, random.Random(0))
+        os.kill(env.lanes.crew.workers[1].pid, signal.SIGSTOP)
+        with pytest.raises(EnvError, match=r"no answer for 0.6 s \(env Falling, lanes 2 to 3"):
+            env.set_seed(1) if name == "set_seed" else env.lanes.state_dict()
+        env.close()

@@ -35,6 +35,7 @@ class Oddity(Exception):
 def echo(channel: Channel) -> None:
     """What the workers of these tests run."""
     region: list[Region] = []
+    last: list[str] = []
 
     def orders(kind: int, body: bytes):
         order, *given = unpacked(body)
@@ -50,11 +51,35 @@ def echo(channel: Channel) -> None:
             os._exit(given[0])
         elif order == "print":
             print(*given, flush=True)
+        elif order == "last words":
+            last.extend(given)
+        elif order == "start":
+            return [ended(signal.Signals(number)) for number in given]
         elif order == "modules":
             return sorted(sys.modules)
         return order, *given
 
-    serve(Line(channel), orders)
+    try:
+        serve(Line(channel), orders)
+    finally:
+        print(*last, end="", flush=True)
+
+
+def ended(number: signal.Signals) -> tuple[int, int]:
+    """How a program that is started here, and a fork of this process, end by a signal."""
+    program = subprocess.Popen(["sleep", "60"])
+    program.send_signal(number)
+    mine, theirs = os.pipe()
+    if (fork := os.fork()) == 0:
+        try:
+            os.write(theirs, b".")
+            for _ in range(200):  # not in one: a signal that comes just before a sleep does not end it
+                time.sleep(0.1)
+        finally:
+            os._exit(9)
+    os.read(mine, 1)
+    os.kill(fork, number)
+    return program.wait(20), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
 
 def crew(count: int = 2, method: str = "forkserver") -> Crew:
@@ -101,6 +126,17 @@ def test_what_a_worker_raises_is_raised_here_with_its_traceback():
     with pytest.raises(RuntimeError, match="Oddity: 1"):  # which cannot be unpickled
         ask(workers, "raise", True)
     assert ask(workers, "still", "there") == [("still", "there")] * 2
+    workers.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_worker_starts_can_be_ended_by_signals_that_it_leaves_to_its_parent(method):
+    workers = crew(1, method)
+    ask(workers, "hello")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(workers.workers[0].pid, number)
+    (how,) = ask(workers, "start", signal.SIGTERM, signal.SIGINT)
+    assert how == [(-signal.SIGTERM, -signal.SIGTERM), (-signal.SIGINT, 9)]
     workers.close()
 
 
@@ -198,7 +234,8 @@ def test_a_worker_knows_neither_torch_nor_this_main(method):
 
 
 PARENT = """
-import sys, os, time
+import sys, os, time, weakref
+weakref.finalize(sys, int)  # somebody's who was here before
 sys.path[:0] = {path!r}
 from test_workers import crew, ask
 if __name__ != "__main__":
@@ -262,6 +299,15 @@ def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, m
     parent.kill()
     assert _all_end([*pids, int(last)], 2)
     parent.communicate()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_have_time_to_end_in_when_a_program_ends_without_closing_them(tmp_path, method):
+    words = "__import__('pickle').dumps(('last words', 'ended'))"
+    parent, pids = _parent(tmp_path, method, f"workers.order(1, {words}, only=[1])  # the other sleeps")
+    text, errors = parent.communicate(timeout=20)
+    assert text.split() == ["ended"] and not errors
+    assert _all_end(pids, 2)
 
 
 @pytest.mark.parametrize("method", METHODS)
