@@ -12,7 +12,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors.base import Collected, Delivered, Stage, no_stage
-from rlcli.collectors.crew import Order
+from rlcli.collectors.crew import Order, ShutDown
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
@@ -202,8 +202,11 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     def _pass_over(self) -> None:
         """Forget what workers write, or wrote and nobody has."""
+        self._refuse_background()
         try:
             self._settle()
+        except ShutDown:
+            raise
         except Exception as error:
             warnings.warn(f"a batch that was passed over had failed: {in_words(error)}", stacklevel=4)
             self._settle()

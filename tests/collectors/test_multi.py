@@ -224,7 +224,7 @@ def test_what_was_delivered_is_not_overwritten():
 
 # ---- asynchronous --------------------------------------------------------------------------------------------------
 def test_asynchronous_batches_are_those_of_single_collectors_of_the_same_lanes():
-    options = {"frames_per_batch": 40, "seed": 7, "next_obs": "exact"}
+    options = {"frames_per_batch": 40, "seed": 7, "next_obs": "exact", "track_policy_version": True}
     with MultiAsyncCollector([four, four], actor(), total_frames=800, **options) as c:
         found: dict[int, list] = {0: [], 1: []}
         while c.steps_left():

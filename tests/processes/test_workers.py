@@ -240,7 +240,7 @@ sys.path[:0] = {path!r}
 from test_workers import crew, ask
 if __name__ != "__main__":
     print("run by", __name__, flush=True)
-__import__("rlcli.processes.crew").processes.crew.GRACE = 0.3  # for the worker that sleeps through the end
+__import__("rlcli.processes.crew").processes.crew.GRACE = 2.0  # for the worker that sleeps through the end
 workers = crew(2, {method!r})
 ask(workers, "hello")
 print(*[worker.pid for worker in workers.workers], flush=True)
