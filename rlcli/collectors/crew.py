@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlcli.collectors.answers import say
-from rlcli.collectors.batch import Columns
+from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.told import Told
 from rlcli.collectors.worker import TARGET, Part, Sent, signs_of
 from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, RlcliError, in_words, one_of
@@ -35,28 +35,6 @@ from rlcli.processes.worker import Worker
 CALL = 1
 _FILES = 6  # that a worker takes of its parent, with its first batches
 _OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
-
-
-class SharedBatch:
-    """Memory for one batch, which workers write to and the consumer gets.
-
-    Parameters
-    ----------
-    number : int
-    memory : Schema
-        Key -> (shape, dtype) of whole columns, `[lanes, steps, *]`.
-    steps : int
-    """
-
-    def __init__(self, number: int, memory: Schema, steps: int) -> None:
-        self.number, self.memory, self.steps = number, memory, steps
-        region = Region(memory)
-        self.fd = region.fd
-        weakref.finalize(self, os.close, region.fd)  # the mapping stays as long as a consumer holds an array of it
-        self.columns = Columns(steps, region.arrays, {})  # type: ignore[arg-type]
-        self.mapped: set[tuple[int, int]] = set()  # by which workers, each with its number of restarts
-        del region
-        self.columns.settle()
 
 
 class Order(NamedTuple):

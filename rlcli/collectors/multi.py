@@ -21,7 +21,7 @@ from torch import nn
 from rlcli.collectors.base import NO_GAPS, BaseCollector, Collected, Shares
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
-from rlcli.collectors.crew import CollectorCrew, SharedBatch, ShutDown
+from rlcli.collectors.crew import CollectorCrew, ShutDown
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.each_worker import (
     CountedEach,
@@ -37,6 +37,7 @@ from rlcli.collectors.options import Delivery, Stepping, counted, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.told import Told
 from rlcli.collectors.weights import Source
 from rlcli.collectors.worker import Part, Sent

@@ -25,9 +25,9 @@ from rlcli.collectors.base import called
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, assemble
-from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import PASS, BatchSchema
+from rlcli.collectors.shared_batch import SharedSlots
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -143,42 +143,6 @@ def work(channel: Channel) -> None:
         serve(Line(channel), worker.carry_out)
     finally:
         worker.close()
-
-
-class SharedSlots:
-    """The memory that a worker's engine writes batches to: the slots that its parent shares, one a batch.
-
-    In the place of the engine's own pool.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._batches: dict[int, BoundBatch] = {}
-        self._data: dict[int, dict[Key, np.ndarray]] = {}
-        self._now = -1
-
-    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
-        """Memory for batches of so many steps."""
-        self._data[slot] = data
-        mine = self.engine.memory_for(steps)
-        self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """The parent uses these no more."""
-        for slot in slots:
-            self._batches.pop(slot, None)
-            self._data.pop(slot, None)
-
-    def use(self, slot: int) -> dict[Key, np.ndarray]:
-        """The next batch is written there."""
-        self._now = slot
-        return self._data[slot]
-
-    def take(self, steps: int) -> BoundBatch:
-        return self._batches[self._now]
-
-    def give_back(self, batch: BoundBatch) -> None:
-        """It is the parent's to say when the memory is free."""
 
 
 class CollectorWorker:

@@ -1,0 +1,74 @@
+"""The memory of batches that workers write and their parent delivers: the parent makes and holds it, workers map it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcli.collectors.batch import Columns
+from rlcli.collectors.engine import Engine
+from rlcli.collectors.loop import BoundBatch
+from rlcli.keys import Key
+from rlcli.lanes.lanes import Schema
+from rlcli.processes.region import Region
+
+
+class SharedBatch:
+    """Memory for one batch, which workers write to and the consumer gets.
+
+    Parameters
+    ----------
+    number : int
+    memory : Schema
+        Key -> (shape, dtype) of whole columns, `[lanes, steps, *]`.
+    steps : int
+    """
+
+    def __init__(self, number: int, memory: Schema, steps: int) -> None:
+        self.number, self.memory, self.steps = number, memory, steps
+        region = Region(memory)
+        self.fd = region.fd
+        weakref.finalize(self, os.close, region.fd)  # the mapping stays as long as a consumer holds an array of it
+        self.columns = Columns(steps, region.arrays, {})  # type: ignore[arg-type]
+        self.mapped: set[tuple[int, int]] = set()  # by which workers, each with its number of restarts
+        del region
+        self.columns.settle()
+
+
+class SharedSlots:
+    """The memory that a worker's engine writes batches to: the slots that its parent shares, one a batch.
+
+    In the place of the engine's own pool.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._batches: dict[int, BoundBatch] = {}
+        self._data: dict[int, dict[Key, np.ndarray]] = {}
+        self._now = -1
+
+    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
+        """Memory for batches of so many steps."""
+        self._data[slot] = data
+        mine = self.engine.memory_for(steps)
+        self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """The parent uses these no more."""
+        for slot in slots:
+            self._batches.pop(slot, None)
+            self._data.pop(slot, None)
+
+    def use(self, slot: int) -> dict[Key, np.ndarray]:
+        """The next batch is written there."""
+        self._now = slot
+        return self._data[slot]
+
+    def take(self, steps: int) -> BoundBatch:
+        return self._batches[self._now]
+
+    def give_back(self, batch: BoundBatch) -> None:
+        """It is the parent's to say when the memory is free."""
