@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from tensordict import TensorDictBase
 
+from rlcli.collectors.background import Background
 from rlcli.collectors.finish import Seconds
 from rlcli.collectors.options import Counted, Delivery, Stepping, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
@@ -169,13 +169,8 @@ class BaseCollector:
         self._hooks = delivery.pre_collect_hook, delivery.post_collect_hook
         self.frames = self.batches = 0
         self.closed = False
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._turn = threading.Condition()  # of the thread that collects, and of who pauses it
-        self._pausing: list[int] = []  # threads that want it to wait, or make it wait
-        self._in_batch = False
-        self._left = False  # from within the thread, which closes then
-        self._failure: BaseException | None = None
+        self.background = Background()
+        self._left = False  # from within its thread, which closes then
         self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
 
@@ -296,8 +291,8 @@ class BaseCollector:
             ready = map(self._processed, self.trajectories.ready())
             yield from self._handed_over(next(ready, None), ready, no_stage)
         while not self.closed and (steps := self.steps_left()):
-            with self._undisturbed():
-                if self._stop.is_set() and self._thread is not None:
+            with self.background.batch():
+                if self.background.stopping and self.background.thread is not None:
                     return
                 pieces = self._advance(steps, False, no_stage)[1]
                 self._warn_of_bounds()
@@ -305,7 +300,7 @@ class BaseCollector:
                 if self.replay_buffer is not None:
                     pieces = iter([*pieces])  # none: they are stored
             yield from pieces
-            if self.replay_buffer is not None and (self._stored or self._stop.is_set()):
+            if self.replay_buffer is not None and (self._stored or self.background.stopping):
                 yield None
 
     def next(self) -> TensorDictBase | None:
@@ -469,18 +464,13 @@ class BaseCollector:
         if self.replay_buffer is None:
             raise ArgumentError("start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")
         self._refuse_closed()
-        if self._thread is not None:
-            raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
-        self._part()
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._work, name="rlcli-collector", daemon=True)
-        atexit.register(
-            self._end_thread, self._at_exit
-        )  # one that still ran while the interpreter ends would abort the process
-        self._thread.start()
+        if self.background.thread is None:
+            self._part()
+        self.background.start(self._work)
+        # a thread that still ran while the interpreter ends would abort the process
+        atexit.register(self._end_thread, self._at_exit)
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Have the thread that collects wait, from the end of its batch on until the end of `with`.
 
         What is refused while it collects, `state_dict` among others, can be done inside.
@@ -490,69 +480,23 @@ class BaseCollector:
         ArgumentError
             Nothing collects in the background.
         """
-        if self._thread in (None, threading.current_thread()):
-            raise ArgumentError(
-                "only what start() began can be paused", fix="Between two batches nothing is collected."
-            )
-        me = threading.get_ident()
-        with self._turn:
-            self._pausing.append(me)
-            self._turn.wait_for(lambda: not self._in_batch)
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._pausing.remove(me)
-                self._turn.notify_all()
-
-    @contextlib.contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """One batch, begun when nobody wants the thread that collects to wait."""
-        if self._thread is not threading.current_thread():
-            yield
-            return
-        with self._turn:
-            self._turn.wait_for(lambda: not self._pausing or self._stop.is_set())
-            self._in_batch = True
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._in_batch = False
-                self._turn.notify_all()
+        return self.background.pause()
 
     def _part(self) -> None:
         """A thread will collect: nothing that another one changes may act."""
 
-    def _refuse_background(self) -> None:
-        """Nobody else may touch what the thread steps, or read it in the middle of a step."""
-        if self._thread in (None, threading.current_thread()) or threading.get_ident() in self._pausing:
-            return
-        if self._thread.is_alive():  # type: ignore[union-attr]
-            raise ArgumentError(
-                "the collector collects in the background", fix="Read its buffer; async_shutdown() ends the thread."
-            )
-
-    def _refuse_failed(self) -> None:
-        """Nobody will act on what is handed to a thread that has ended."""
-        if self._failure is not None and self._thread is not None:
-            raise ResourceError(
-                "the thread that collects has ended with an error", why=in_words(self._failure),
-                fix="async_shutdown() raises the error itself.",
-            ) from self._failure  # fmt: skip
-
     def _work(self) -> None:
         try:
             for _ in self:
-                if self._stop.is_set():
+                if self.background.stopping:
                     break
         except BaseException as error:  # kept for the thread that called start: async_shutdown raises it
-            self._failure = error
+            self.background.failure = error
         try:
             if self._left:
                 self._close()
         except BaseException as error:
-            self._failure = error if self._failure is None else self._failure
+            self.background.failure = self.background.failure or error
         finally:
             atexit.unregister(self._end_thread)
 
@@ -568,26 +512,16 @@ class BaseCollector:
             worker processes collect, they are ended instead, and the batch is lost.
         """
         self._end_thread(timeout)
-        if self._thread is not None:  # the thread's own call
+        if self.background.thread is not None:  # the thread's own call
             self._left = True
             return
         try:
             self._close()
         finally:
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
+            self.background.raise_failure()
 
     def _end_thread(self, timeout: float | None = None) -> None:
-        with self._turn:
-            self._stop.set()
-            self._turn.notify_all()
-        if self._thread is None or self._thread is threading.current_thread():  # a hook's call: it ends with its batch
-            return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            self._end_batch(timeout)
-        self._thread = None
+        self.background.end(timeout, self._end_batch)
 
     def _end_batch(self, waited: float | None) -> None:
         """Have a thread end in the middle of its batch, where that can be."""

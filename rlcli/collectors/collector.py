@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import math
 import operator
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -316,7 +315,7 @@ class Collector(BaseCollector):
         random_steps : int, optional
             How many of them, the first, take random actions; by default those that `init_random_frames` asks for.
         """
-        self._refuse_background()
+        self.background.refuse()
         self._refuse_closed()
         if self.update_at_each_batch:
             self.update_policy_weights_()
@@ -327,7 +326,7 @@ class Collector(BaseCollector):
             self.engine.begun = False
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
-        self.stream.shared = self._thread is threading.current_thread()
+        self.stream.shared = self.background.mine
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.lanes.n
         self.look(left)
         if left and not self._stepping.init_random_frames:
@@ -456,7 +455,7 @@ class Collector(BaseCollector):
         bool
             False where replaying gives another episode, and nothing is remembered.
         """
-        self._refuse_background()
+        self.background.refuse()
         if not longest:
             return False
         self.engine.begun = False
@@ -520,7 +519,7 @@ class Collector(BaseCollector):
         ResourceError
             The thread that collects has ended with an error.
         """
-        self._refuse_failed()
+        self.background.refuse_failed()
         self._weights.publish(policy, model_id)
 
     @property
@@ -580,12 +579,12 @@ class Collector(BaseCollector):
 
     def reset(self) -> None:
         """Begin the next batch with new episodes in all lanes."""
-        self._refuse_background()
+        self.background.refuse()
         self.engine.begun = False
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
-        self._refuse_background()
+        self.background.refuse()
         self.seed = seed = counted("seed", seed)
         self.stream.reseed(self._stepping.process_seed(seed))
         self.engine.reseed(seed)
@@ -600,7 +599,7 @@ class Collector(BaseCollector):
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Between two batches, everything that decides the following ones (the policy's weights apart)."""
-        self._refuse_background()
+        self.background.refuse()
         state = {"frames": self.frames, "policy_version": self.policy_version, "engine": self.engine.state_dict()}
         return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
 
@@ -612,7 +611,7 @@ class Collector(BaseCollector):
         list of int
             The lanes whose env could not be brought back exactly: each begins a new episode, under a new id.
         """
-        self._refuse_background()
+        self.background.refuse()
         if "lanes" in state["engine"]:  # before all other resets: the first one decides what is loaded into
             self.look(0)
         self.frames = int(state["frames"])
@@ -631,7 +630,7 @@ class Collector(BaseCollector):
         episodes : iterable of int, one a lane
             Numbers up to which no new episode may be counted: its seed follows from its number.
         """
-        self._refuse_background()
+        self.background.refuse()
         self.frames = frames
         self.engine.begun = False
         for lane, number in enumerate(episodes):

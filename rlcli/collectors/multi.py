@@ -270,7 +270,7 @@ class MultiProcessCollector(BaseCollector):
         return self._schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
-        self._refuse_background()
+        self.background.refuse()
         return self.crew.call("rows", lanes, steps)[0]
 
     @property
@@ -331,7 +331,7 @@ class MultiProcessCollector(BaseCollector):
 
         See `Collector.update_policy_weights_`.
         """
-        self._refuse_failed()
+        self.background.refuse_failed()
         self._weights.publish(policy, model_id)
 
     @property
@@ -346,42 +346,42 @@ class MultiProcessCollector(BaseCollector):
         used : str, optional
             Where a worker's collector has its own: "env.reward_model", say; by default at `name`.
         """
-        self._refuse_background()
+        self.background.refuse()
         self._weights.register(name, module, used or name)
 
     # ---- seeds, hooks, episodes ----------------------------------------------------------------------------------
     def reset(self) -> None:
         """Begin the next batch with new episodes in all lanes."""
-        self._refuse_background()
+        self.background.refuse()
         self.crew.reset()
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
         """Seed envs and exploration; see `Collector.set_seed`."""
-        self._refuse_background()
+        self.background.refuse()
         self.seed = counted("seed", seed)
         self.crew.call("set_seed", self.seed, episode_seeds=episode_seeds)
         self.crew.reset()
         return self.seed + 1
 
     def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
-        self._refuse_background()
+        self.background.refuse()
         self.crew.set_hooks(sent("hooks", (before, after)))
         super()._set_hooks(before, after)
 
     def limit_episodes(self, steps: int) -> bool:
         """See `Collector.limit_episodes`."""
-        self._refuse_background()
+        self.background.refuse()
         return all(self.crew.keep("limit_episodes", steps))
 
     def remember_episodes(self, longest: int) -> bool:
         """See `Collector.remember_episodes`."""
-        self._refuse_background()
+        self.background.refuse()
         return all(self.crew.keep("remember_episodes", longest))
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Between two batches, everything that decides the following ones (the policy's weights apart)."""
-        self._refuse_background()
+        self.background.refuse()
         state = {
             "frames": self.frames, "policy_version": self.policy_version, "outside": self.outside.figures(),
             "workers": self.crew.call("state_dict"),
@@ -391,7 +391,7 @@ class MultiProcessCollector(BaseCollector):
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""
-        self._refuse_background()
+        self.background.refuse()
         saved = state["workers"]
         if len(saved) != len(self.crew):
             raise ArgumentError(
@@ -411,7 +411,7 @@ class MultiProcessCollector(BaseCollector):
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
         """See `Collector.begin_anew`."""
-        self._refuse_background()
+        self.background.refuse()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
         of = [(told.frames, used, numbers[told.first_lane : told.first_lane + told.lanes]) for told in self.crew.told]
@@ -425,9 +425,9 @@ class MultiProcessCollector(BaseCollector):
 
     def _end_batch(self, waited: float | None) -> None:
         self.crew.close()
-        self._thread.join()  # type: ignore[union-attr]
-        if isinstance(self._failure, ShutDown):
-            self._failure = None
+        self.background.thread.join()  # type: ignore[union-attr]
+        if isinstance(self.background.failure, ShutDown):
+            self.background.failure = None
 
     def _close(self) -> None:
         super()._close()

@@ -202,7 +202,7 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     def _pass_over(self) -> None:
         """Forget what workers write, or wrote and nobody has."""
-        self._refuse_background()
+        self.background.refuse()
         try:
             self._settle()
         except ShutDown:
@@ -231,7 +231,7 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     def _settle(self) -> None:
         """Wait for all that workers write, and keep it."""
-        self._refuse_background()
+        self.background.refuse()
         for index, order, part in [*self._arrived.values(), *self.crew.settle()]:
             first, data = order.first, order.batch.columns.data
             rows = {

@@ -63,7 +63,7 @@ def fail():
 def begin(made) -> None:
     """Start a collector, and wait for its first batch to be begun: a thread that is stopped before has none."""
     made.start()
-    until(lambda: made._in_batch or made._failure is not None)
+    until(lambda: made.background.in_batch or made.background.failure is not None)
 
 
 @pytest.mark.parametrize("end", ["shutdown", "async_shutdown"])
@@ -99,7 +99,7 @@ def test_what_is_raised_inside_with_goes_first_and_names_the_threads_error():
         begin(made)
         raise KeyError("mine")
     assert any("from the thread" in note for note in raised.value.__notes__)
-    assert made.env.is_closed and not made._thread
+    assert made.env.is_closed and not made.background.thread
 
 
 def test_an_env_that_fails_to_close_does_not_hide_the_threads_error():
@@ -129,8 +129,8 @@ def test_ended_from_within_the_thread_closes_after_the_batch(where, end):
     else:
         made = collector(env, **{where: stop})
     made.start()
-    made._thread.join(30)
-    assert not made._thread.is_alive() and env.closed and made.closed
+    made.background.thread.join(30)
+    assert not made.background.thread.is_alive() and env.closed and made.closed
     made.async_shutdown()
     assert len(made.replay_buffer) == 1
 
@@ -143,7 +143,7 @@ def test_a_hook_that_ends_the_collector_and_raises_leaves_no_env_open():
     env = Slow()
     made = collector(env, post_collect_hook=stop)
     made.start()
-    made._thread.join(30)
+    made.background.thread.join(30)
     assert env.closed and made.closed
     with pytest.raises(RuntimeError, match="from the thread"):
         made.async_shutdown()
@@ -152,7 +152,7 @@ def test_a_hook_that_ends_the_collector_and_raises_leaves_no_env_open():
 def test_start_after_the_end_is_refused_at_once():
     made = collector(total_frames=5)
     made.start()
-    until(lambda: not made._thread.is_alive())
+    until(lambda: not made.background.thread.is_alive())
     with pytest.raises(ArgumentError, match="started before"):
         made.start()
     made.async_shutdown()
@@ -185,7 +185,7 @@ def test_weights_are_not_published_to_a_thread_that_has_failed():
     policy = TensorDictModule(nn.Linear(1, 2), ["observation"], ["action"])
     made = Collector(GymEnv(Slow()), policy, frames_per_batch=5, replay_buffer=Kept(), pre_collect_hook=fail)
     begin(made)
-    made._thread.join(30)
+    made.background.thread.join(30)
     with pytest.raises(ResourceError, match=r"has ended with an error.*from the thread.*async_shutdown"):
         made.update_policy_weights_()
     with pytest.raises(RuntimeError, match="from the thread"):

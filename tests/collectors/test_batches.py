@@ -269,7 +269,7 @@ def test_collecting_in_the_background_fills_the_buffer_and_hands_over_errors():
     buffer = Kept()
     collector = Collector(counters(), frames_per_batch=30, total_frames=90, replay_buffer=buffer)
     collector.start()
-    collector._thread.join(30)
+    collector.background.thread.join(30)
     collector.async_shutdown()
     assert len(buffer) == 3
 
@@ -278,7 +278,7 @@ def test_collecting_in_the_background_fills_the_buffer_and_hands_over_errors():
 
     collector = Collector(counters(), frames_per_batch=30, replay_buffer=buffer, pre_collect_hook=fail)
     collector.start()
-    collector._thread.join(30)
+    collector.background.thread.join(30)
     with pytest.raises(RuntimeError, match="from the thread"):
         collector.async_shutdown(timeout=30)
 
@@ -304,7 +304,7 @@ def test_a_collector_that_is_left_collects_no_more_in_the_background(end):
     collector = Collector(GymEnv(Slow()), frames_per_batch=5, replay_buffer=buffer)
     with collector if end == "with" else contextlib.nullcontext():
         collector.start()
-        thread = collector._thread
+        thread = collector.background.thread
     if end == "shutdown":
         collector.shutdown()
     assert not thread.is_alive() and collector.env.is_closed

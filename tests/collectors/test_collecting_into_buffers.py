@@ -110,7 +110,7 @@ def test_what_a_buffer_refuses_in_the_background_reaches_the_caller():
     rb.close()
     collector = Collector(counters(), frames_per_batch=30, replay_buffer=rb)
     collector.start()
-    collector._thread.join(30)
+    collector.background.thread.join(30)
     with pytest.raises(ValueError, match="the buffer is closed"):
         collector.async_shutdown(timeout=30)
 

@@ -111,7 +111,7 @@ class Course:
         timer.join()
 
     def go_on(self, ready):
-        if self.collector._thread is None:
+        if self.collector.background.thread is None:
             deadline = time.monotonic() + 120
             while not ready():
                 self.collector.deliver()

@@ -403,7 +403,7 @@ def test_a_policy_that_collected_before_it_is_started_goes_on_with_its_episodes(
         buffer.append(made.rollout().clone())
         if start:
             made.start()
-            made._thread.join(30)
+            made.background.thread.join(30)
             made.async_shutdown()
         else:
             list(made)

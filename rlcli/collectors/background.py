@@ -1,0 +1,122 @@
+"""A thread that collects, batch after batch, until it is stopped: how it begins, waits for others, fails and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from rlcli.errors import ArgumentError, ResourceError, in_words
+
+
+class Background:
+    """Of one collector; without a thread, all of it is the caller's to touch.
+
+    Attributes
+    ----------
+    thread : Thread or None
+        From `start` to `end`.
+    failure : BaseException or None
+        What it raised, until somebody is told.
+    in_batch : bool
+        Whether it collects, and does not wait.
+    """
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self.in_batch = False
+        self._stop = threading.Event()
+        self._turn = threading.Condition()  # of the thread, and of who pauses it
+        self._pausing: list[int] = []  # threads that want it to wait, or make it wait
+
+    @property
+    def mine(self) -> bool:
+        """Whether the caller is the thread."""
+        return self.thread is threading.current_thread()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further batch is to begin."""
+        return self._stop.is_set()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin the thread."""
+        if self.thread is not None:
+            raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
+        self._stop.clear()
+        self.thread = threading.Thread(target=work, name="rlcli-collector", daemon=True)
+        self.thread.start()
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """One batch, which the thread begins when nobody wants it to wait."""
+        if not self.mine:
+            yield
+            return
+        with self._turn:
+            self._turn.wait_for(lambda: not self._pausing or self.stopping)
+            self.in_batch = True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self.in_batch = False
+                self._turn.notify_all()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Have the thread wait, from the end of its batch on until the end of `with`."""
+        if self.thread is None or self.mine:
+            raise ArgumentError(
+                "only what start() began can be paused", fix="Between two batches nothing is collected."
+            )
+        me = threading.get_ident()
+        with self._turn:
+            self._pausing.append(me)
+            self._turn.wait_for(lambda: not self.in_batch)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._pausing.remove(me)
+                self._turn.notify_all()
+
+    def refuse(self) -> None:
+        """Nobody else may touch what the thread steps, or read it in the middle of a step."""
+        if self.thread is None or self.mine or threading.get_ident() in self._pausing:
+            return
+        if self.thread.is_alive():
+            raise ArgumentError(
+                "the collector collects in the background", fix="Read its buffer; async_shutdown() ends the thread."
+            )
+
+    def refuse_failed(self) -> None:
+        """Nobody will act on what is handed to a thread that has ended."""
+        if self.failure is not None and self.thread is not None:
+            raise ResourceError(
+                "the thread that collects has ended with an error", why=in_words(self.failure),
+                fix="async_shutdown() raises the error itself.",
+            ) from self.failure  # fmt: skip
+
+    def end(self, timeout: float | None, late: Callable[[float | None], None]) -> None:
+        """Stop the thread after its batch; where that takes longer than `timeout` seconds, `late` ends or refuses it.
+
+        Called by the thread itself, it returns at once: the thread ends with its batch.
+        """
+        with self._turn:
+            self._stop.set()
+            self._turn.notify_all()
+        if self.thread is None or self.mine:
+            return
+        self.thread.join(timeout)
+        if self.thread.is_alive():
+            late(timeout)
+            self.thread.join()
+        self.thread = None
+
+    def raise_failure(self) -> None:
+        """What the thread raised, once."""
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
