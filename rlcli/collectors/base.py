@@ -18,12 +18,11 @@ from tensordict import TensorDictBase
 from rlcli.collectors.finish import Seconds
 from rlcli.collectors.options import Counted, Delivery, Stepping, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
-from rlcli.collectors.weights import POLICY, FollowedWeights, Source
+from rlcli.collectors.weights import POLICY, Source, Weights
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
 if TYPE_CHECKING:
-    from rlcli.collectors.published import PublishedWeights
     from rlcli.collectors.told import Told
     from rlcli.collectors.trajectories import CompleteTrajectories
     from rlcli.processes.crew import Crew
@@ -161,7 +160,7 @@ class BaseCollector:
     frames: int
     _calls_hooks = True  # in this process
     _stepping: Stepping
-    _weights: FollowedWeights | PublishedWeights
+    _weights: Weights
     _updater: WeightUpdaterBase | None
     replay_buffer: Any
     split_trajs: bool
