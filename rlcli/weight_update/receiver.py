@@ -12,7 +12,7 @@ from rlcli.weight_update.followed_module import FollowedModule
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle
 from rlcli.weight_update.strategy import WeightStrategy
-from rlcli.weight_update.tensors import wait
+from rlcli.weight_update.tensors import part, wait
 
 
 class WeightReceiver:
@@ -64,6 +64,7 @@ class WeightReceiver:
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._here.items():
                 view = views[name]
+                part(tensor)
                 if tensor.device.type == "cpu" and tensor.dtype == view.dtype and tensor.is_contiguous():
                     view.copy_(tensor)
                     tensor.data = view

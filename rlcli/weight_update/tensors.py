@@ -97,7 +97,20 @@ def write(values: Mapping[str, Tensor], target: nn.Module) -> None:
         values = snapshot(values, target)
     with torch.inference_mode(False), torch.no_grad():
         for name, value in values.items():
-            tensors[name].copy_(value)
+            part(tensors[name]).copy_(value)
+
+
+def part(tensor: Tensor) -> Tensor:
+    """The tensor, in memory of its own if elements of it shared some: of one that was expanded none can be written."""
+    if tensor.is_contiguous():
+        return tensor
+    span = 0  # between the first and the last element, in the dimensions of the smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= span:
+            tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+            break
+        span += (size - 1) * stride
+    return tensor
 
 
 def _storage(tensor: Tensor) -> tuple[torch.device, int]:
