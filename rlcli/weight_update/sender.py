@@ -122,6 +122,11 @@ class WeightSender:
         """Publish together with other models; see `TransportBackend.join`."""
         self._transport.join(newest, model)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether versions have to be carried to the workers: see `message`."""
+        return type(self._transport).take is not TransportBackend.take
+
     def message(self) -> bytes | None:
         """What has to be carried to each worker's `take` for the version sent last; None where nothing has to."""
         return self._transport.message

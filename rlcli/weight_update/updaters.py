@@ -204,12 +204,28 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
         Gets the weights when none are handed over; without it those of the policy that is trained are published then.
     sender : WeightSender, optional
         Of workers that are no collector's; see `WeightSyncScheme.create_sender`.
+    post : callable, optional
+        Carries the message of a version, bytes, to all workers, where the sender's scheme has messages.
+
+    Raises
+    ------
+    ArgumentError
+        The scheme has messages, and there is no `post`.
     """
 
     def __init__(
-        self, *, get_server_weights: Callable[[], Source] | None = None, sender: WeightSender | None = None
+        self,
+        *,
+        get_server_weights: Callable[[], Source] | None = None,
+        sender: WeightSender | None = None,
+        post: Callable[[bytes], Any] | None = None,
     ) -> None:
-        self.weights_getter, self.sender = get_server_weights, sender
+        if sender is not None and sender.has_messages and post is None:
+            raise ArgumentError(
+                f"the weights of '{sender.model_id}' go as messages, and nobody carries them", where="post=",
+                fix="Give a function that takes each to every worker's receiver.take, or use shared memory.",
+            )  # fmt: skip
+        self.weights_getter, self.sender, self.post = get_server_weights, sender, post
         self._lock = threading.Lock()  # between the number of a version and its publication
 
     def _get_server_weights(self) -> Any:
@@ -228,3 +244,5 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
             return
         with self._lock:
             self.sender.send(server_weights, version=self.sender.version + 1)
+            if self.post is not None and (message := self.sender.message()) is not None:
+                self.post(message)

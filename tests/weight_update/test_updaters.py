@@ -14,6 +14,7 @@ from torch import nn
 from rlcli.errors import ArgumentError
 from rlcli.weight_update import (
     MultiProcessedWeightUpdater,
+    MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     VanillaWeightUpdater,
     WeightUpdaterBase,
@@ -111,6 +112,19 @@ def test_multi_processed_publishes_the_next_version():
 
     Doubled(sender=sender).push_weights(trained)
     assert receiver.receive() == 3 and torch.equal(acting.weight, 2 * trained.weight)
+
+
+def test_messages_are_carried_by_whoever_is_given_or_the_updater_is_refused():
+    trained, acting = nn.Linear(2, 2), nn.Linear(2, 2)
+    sender = MultiProcessWeightSyncScheme().create_sender("policy", trained)
+    receiver = open_receiver(sender.handle(), sender.fd, acting)
+    with pytest.raises(ArgumentError, match="go as messages, and nobody carries them"):
+        MultiProcessedWeightUpdater(sender=sender)
+    updater = MultiProcessedWeightUpdater(sender=sender, post=receiver.take)
+    for version in (1, 2):
+        nn.init.constant_(trained.weight, version)
+        updater.push_weights()
+        assert receiver.receive() == version and torch.equal(acting.weight, trained.weight)
 
 
 def test_updates_from_several_threads_are_versions_each(monkeypatch):
