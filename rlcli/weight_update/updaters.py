@@ -185,12 +185,8 @@ class VanillaWeightUpdater(WeightUpdaterBase):
         """
         if self.policy_weights is None:
             self._publish(server_weights)
-        elif server_weights is None:
-            return
-        elif isinstance(self.policy_weights, nn.Module):
+        elif server_weights is not None:
             write(matched(server_weights, self.policy_weights), self.policy_weights)
-        else:
-            self.policy_weights.data.update_(server_weights)
 
 
 class MultiProcessedWeightUpdater(WeightUpdaterBase):
