@@ -46,7 +46,7 @@ class WeightReceiver:
         if handle.needs_fd and fd is None:
             raise ArgumentError(
                 f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
-                fix="Pass the sender's fd to each worker beside the handle.",
+                fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.",
             )
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
         self._followed = FollowedModule(model, WeightStrategy(handle.extract_as))

@@ -277,6 +277,9 @@ def test_a_worker_without_the_descriptor_says_so():
     sender = SharedMemWeightSyncScheme().create_sender("policy", nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match="its descriptor is missing"):
         open_receiver(sender.handle(), None, nn.Linear(2, 2))
+    sender.close()
+    with pytest.raises(ArgumentError, match="its descriptor is missing.*before the sender is closed"):
+        receiver_of(sender, nn.Linear(2, 2))
 
 
 def test_a_message_that_was_altered_is_not_adopted():
