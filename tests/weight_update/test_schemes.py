@@ -278,7 +278,7 @@ def test_a_worker_without_the_descriptor_says_so():
     with pytest.raises(ArgumentError, match="its descriptor is missing"):
         open_receiver(sender.handle(), None, nn.Linear(2, 2))
     sender.close()
-    with pytest.raises(ArgumentError, match="its descriptor is missing.*before the sender is closed"):
+    with pytest.raises(ArgumentError, match=r"its descriptor is missing.*before the sender is closed"):
         receiver_of(sender, nn.Linear(2, 2))
 
 
