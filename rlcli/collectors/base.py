@@ -18,7 +18,7 @@ from rlcli.collectors.background import Background
 from rlcli.collectors.finish import Seconds
 from rlcli.collectors.options import Counted, Delivery, Stepping, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
-from rlcli.collectors.weights import Source
+from rlcli.collectors.weights import POLICY, Source, Weights
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.told import Told
     from rlcli.collectors.trajectories import CompleteTrajectories
     from rlcli.processes.crew import Crew
+    from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager]
 COLLECT, STORE = "collect", "store"
@@ -159,6 +160,8 @@ class BaseCollector:
     frames: int
     _calls_hooks = True  # in this process
     _stepping: Stepping
+    _weights: Weights
+    _updater: WeightUpdaterBase | None
     replay_buffer: Any
     split_trajs: bool
     trajectories: CompleteTrajectories | None
@@ -167,6 +170,7 @@ class BaseCollector:
         self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
         self.replay_buffer, self.extend_buffer = delivery.replay_buffer, delivery.extend_buffer
         self._hooks = delivery.pre_collect_hook, delivery.post_collect_hook
+        self.weight_updater = delivery.weight_updater
         self.frames = self.batches = 0
         self.closed = False
         self.background = Background()
@@ -231,14 +235,98 @@ class BaseCollector:
         """The number of the episode that each env is in, or has just ended; -1 before the first."""
         raise NotImplementedError
 
+    # ---- weights ---------------------------------------------------------------------------------------------------
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights were published."""
-        raise NotImplementedError
+        """How often the policy's weights were published; rows tell by which version their action was chosen."""
+        return self._weights.version
 
-    def update_policy_weights_(self, policy: Source | None = None, *, model_id: str | None = None) -> None:
-        """Publish new weights, whole."""
-        raise NotImplementedError
+    def update_policy_weights_(
+        self,
+        policy: Source | None = None,
+        *,
+        model_id: str | None = None,
+        worker_ids: WorkerId | Sequence[WorkerId] | None = None,
+    ) -> None:
+        """Have the weight updater bring new weights to what acts, if one was given; else `publish_weights`.
+
+        Parameters
+        ----------
+        policy, model_id
+            See `publish_weights`. A single model other than the policy is published without the updater.
+        worker_ids : int, device or a sequence of them, optional
+            For the updater: only these workers.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown model, or weights that do not fit it; or `worker_ids` without an updater.
+        ResourceError
+            The thread that collects has ended with an error.
+        """
+        if self._updater is not None and model_id in (None, POLICY):
+            self.background.refuse_failed()
+            self._updater.push_weights(policy, worker_ids)
+        elif worker_ids is not None:
+            raise ArgumentError(
+                "worker_ids has no meaning without a weight updater", why="what is published is there for all workers",
+                fix="Leave it out, or give weight_updater=.",
+            )  # fmt: skip
+        else:
+            self.publish_weights(policy, model_id)
+
+    def publish_weights(self, source: Source | None = None, model_id: str | None = None) -> None:
+        """Publish new weights, whole, from any thread: what acts takes them over where `weights_swap` says.
+
+        A collector in this process takes them over at once between two batches, where no thread collects; nothing is
+        copied where it uses the very tensors that are trained.  Otherwise they are copied now, and of several versions
+        that wait the newest counts.
+
+        Parameters
+        ----------
+        source : nn.Module, TensorDict or mapping, optional
+            A module, `TensorDict.from_module` of one, or a `state_dict`; by default the policy that the collector was
+            made with.
+        model_id : str, optional
+            Publish this registered model alone; by default the policy, and all registered models with it.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown model, or weights that do not fit it; nothing was published.
+        ResourceError
+            The thread that collects has ended with an error.
+        """
+        self.background.refuse_failed()
+        self._weights.publish(source, model_id)
+
+    @property
+    def weight_updater(self) -> WeightUpdaterBase:
+        """Whom `update_policy_weights_` asks; where none was given, one that does what that does without.
+
+        It may be set anew: to an updater, to what makes one, or to None.
+        """
+        if self._updater is None:
+            from rlcli.weight_update import MultiProcessedWeightUpdater, VanillaWeightUpdater
+
+            self.weight_updater = MultiProcessedWeightUpdater() if self.workers else VanillaWeightUpdater()
+        return self._updater  # type: ignore[return-value]
+
+    @weight_updater.setter
+    def weight_updater(self, updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None) -> None:
+        if updater is not None:
+            from rlcli.weight_update import WeightUpdaterBase
+
+            if callable(updater) and not isinstance(updater, WeightUpdaterBase):
+                updater = updater()
+            if not isinstance(updater, WeightUpdaterBase):
+                raise ArgumentError("weight_updater must be a WeightUpdaterBase, or make one", why=f"got {updater!r}")
+            updater.register_collector(self)
+        self._updater = updater
+
+    def init_updater(self, *args: Any, **settings: Any) -> None:
+        """Call the weight updater's `init`."""
+        self.weight_updater.init(*args, **settings)
 
     def figures(self) -> dict[str, Any]:
         """For a closing report."""

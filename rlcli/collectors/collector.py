@@ -28,7 +28,7 @@ from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.options import Stepping, counted, divided, next_steps, steps_of, whole
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema, RowSchema
-from rlcli.collectors.weights import FollowedWeights, Receiver, Source
+from rlcli.collectors.weights import FollowedWeights, Receiver
 from rlcli.collectors.wiring import (
     EnvMaker,
     array_face,
@@ -49,6 +49,7 @@ from rlcli.specs.base import Device
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
     from rlcli.processes.crew import Crew
+    from rlcli.weight_update import WeightUpdaterBase
 
 
 class Collector(BaseCollector):
@@ -120,6 +121,8 @@ class Collector(BaseCollector):
     update_at_each_batch : bool
         Take over the policy's weights before every batch, where the collector works on a copy.  In the background they
         are read in the middle of whatever the trainer does then: publish them instead.
+    weight_updater : WeightUpdaterBase, or what makes one, optional
+        Whom `update_policy_weights_` asks to bring weights to what acts.
     weights_swap : {"rollout", "step"}
         Where weights that are published while a batch is collected begin to act: with the next batch, or the next step.
     no_cuda_sync : bool
@@ -159,6 +162,7 @@ class Collector(BaseCollector):
     """
 
     env: EnvBase
+    _weights: FollowedWeights
 
     def __init__(
         self,
@@ -195,6 +199,7 @@ class Collector(BaseCollector):
         track_traj_ids: bool = True,
         track_policy_version: bool | None = None,
         update_at_each_batch: bool = False,
+        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         weights_swap: str = "rollout",
         no_cuda_sync: bool = False,
         filter_warnings_subprocess: bool = True,
@@ -497,40 +502,10 @@ class Collector(BaseCollector):
         self._weights.apart = True
 
     # ---- weights, seeds, end -----------------------------------------------------------------------------------
-    def update_policy_weights_(self, policy: Source | None = None, *, model_id: str | None = None) -> None:
-        """Publish new weights, whole: what acts takes them over at once, or where `weights_swap` says.
-
-        At once between two batches, where no thread collects; nothing is copied where the collector uses the very
-        tensors that are trained.  Otherwise they are copied now, from any thread, and of several versions that wait
-        the newest counts.
-
-        Parameters
-        ----------
-        policy : nn.Module, TensorDict or mapping, optional
-            A module, `TensorDict.from_module` of one, or a `state_dict`; by default the policy that the collector was
-            made with.
-        model_id : str, optional
-            Update this registered model alone; by default the policy, and all registered models with it.
-
-        Raises
-        ------
-        ArgumentError
-            An unknown model, or weights that do not fit it.
-        ResourceError
-            The thread that collects has ended with an error.
-        """
-        self.background.refuse_failed()
-        self._weights.publish(policy, model_id)
-
     @property
     def weights_swap(self) -> str:
         """Where weights that are published while a batch is collected begin to act: "rollout" or "step"."""
         return self._weights.swap
-
-    @property
-    def policy_version(self) -> int:
-        """How often the policy's weights were published; rows tell by which version their action was chosen."""
-        return self._weights.version
 
     def register_model(self, name: str, module: nn.Module, used: nn.Module | str | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` copies `module`'s weights into `used` as well.

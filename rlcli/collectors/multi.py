@@ -39,7 +39,6 @@ from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.told import Told
-from rlcli.collectors.weights import Source
 from rlcli.collectors.worker import Part, Sent
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
@@ -92,6 +91,7 @@ class MultiProcessCollector(BaseCollector):
 
     frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
     _at_exit = 10.0
+    _weights: PublishedWeights
     _calls_hooks = False
     _no_attributes = (*BaseCollector._no_attributes, "reset_at_each_iter", "set_truncated")  # workers have them
 
@@ -326,18 +326,6 @@ class MultiProcessCollector(BaseCollector):
         return found if self.delta is None else found | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
-    def update_policy_weights_(self, policy: Source | None = None, *, model_id: str | None = None) -> None:
-        """Publish new weights, whole: each worker adopts the newest version before its next batch, or its next step.
-
-        See `Collector.update_policy_weights_`.
-        """
-        self.background.refuse_failed()
-        self._weights.publish(policy, model_id)
-
-    @property
-    def policy_version(self) -> int:
-        return self._weights.version
-
     def register_model(self, name: str, module: nn.Module, used: str | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` publishes `module`'s weights as well.
 

@@ -284,6 +284,7 @@ class Delivery:
     post_collect_hook: Callable[[TensorDictBase], Any] | None = None
     replay_buffer: Any = None
     extend_buffer: bool = True
+    weight_updater: Any = None
 
     def __post_init__(self) -> None:
         if self.trajs_per_batch is not None:

@@ -54,6 +54,15 @@ class Receiver(Protocol):
         """Write the newest to its models, whole; of each the version that it then has."""
 
 
+class Weights(Protocol):
+    """What a collector publishes versions with."""
+
+    version: int
+
+    def publish(self, source: Source | None, model_id: str | None) -> None:
+        """Make one known: of all models as they are trained now, or of one from `source`; from any thread."""
+
+
 class FollowedWeights:
     """Pairs of a model that is trained and the one that collecting uses.
 

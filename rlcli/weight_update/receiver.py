@@ -12,7 +12,7 @@ from rlcli.weight_update.followed_module import FollowedModule
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle
 from rlcli.weight_update.strategy import WeightStrategy
-from rlcli.weight_update.tensors import wait
+from rlcli.weight_update.tensors import part, wait
 
 
 class WeightReceiver:
@@ -46,7 +46,7 @@ class WeightReceiver:
         if handle.needs_fd and fd is None:
             raise ArgumentError(
                 f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
-                fix="Pass the sender's fd to each worker beside the handle.",
+                fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.",
             )
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
         self._followed = FollowedModule(model, WeightStrategy(handle.extract_as))
@@ -64,6 +64,7 @@ class WeightReceiver:
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._here.items():
                 view = views[name]
+                part(tensor)
                 if tensor.device.type == "cpu" and tensor.dtype == view.dtype and tensor.is_contiguous():
                     view.copy_(tensor)
                     tensor.data = view

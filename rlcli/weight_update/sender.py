@@ -64,6 +64,7 @@ class WeightSender:
         self.layout = Layout.of(self._checked)
         self._shapes = [place.shape for place in self.layout.places.values()]
         self._transport = transport(self.layout)
+        self._needs_fd = self._transport.fd is not None  # whatever `close` makes of it
         self._lock = threading.Lock()
 
     @property
@@ -73,9 +74,7 @@ class WeightSender:
 
     def handle(self) -> Handle:
         """For `open_receiver` in a worker."""
-        return Handle(
-            self.model_id, self.layout, self.strategy.extract_as, type(self._transport), self._transport.fd is not None
-        )
+        return Handle(self.model_id, self.layout, self.strategy.extract_as, type(self._transport), self._needs_fd)
 
     def send(self, source: Source | None = None, *, version: int) -> None:
         """Publish a whole version; from any thread.
@@ -121,6 +120,11 @@ class WeightSender:
     def join(self, newest: Newest, model: int) -> None:
         """Publish together with other models; see `TransportBackend.join`."""
         self._transport.join(newest, model)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether versions have to be carried to the workers: see `message`."""
+        return type(self._transport).take is not TransportBackend.take
 
     def message(self) -> bytes | None:
         """What has to be carried to each worker's `take` for the version sent last; None where nothing has to."""

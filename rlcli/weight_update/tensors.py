@@ -16,15 +16,18 @@ from torch import Tensor, nn
 from rlcli.errors import ArgumentError
 
 Source: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Tensor]  # of weights
+Target: TypeAlias = nn.Module | TensorDictBase
 
 
-def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name: what a version of its weights consists of."""
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+def named_tensors(model: Target) -> dict[str, Tensor]:
+    """Parameters and buffers of a module, or what a TensorDict holds, by name: what a version consists of."""
+    if isinstance(model, TensorDictBase):
+        return dict(model.flatten_keys(".").items())
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def matched(source: Source, target: nn.Module) -> dict[str, Tensor]:
-    """The source's tensors for the target's parameters and buffers, by name; nothing is copied.
+def matched(source: Source, target: Target) -> dict[str, Tensor]:
+    """The source's tensors for the target's, by name; nothing is copied.
 
     A tensor that is the target's own memory is left out: it needs no copy, and a later one would undo what was learned.
 
@@ -39,10 +42,8 @@ def matched(source: Source, target: nn.Module) -> dict[str, Tensor]:
         A name is missing, a shape differs, or an entry holds no numbers.  A `state_dict` may lack what it never holds,
         a buffer that is not persistent: that stays as it is.
     """
-    if isinstance(source, nn.Module):
+    if isinstance(source, nn.Module | TensorDictBase):
         values: Mapping[str, Any] = named_tensors(source)
-    elif isinstance(source, TensorDictBase):
-        values = dict(source.flatten_keys(".").items())
     elif isinstance(source, Mapping):
         values = source
     else:
@@ -51,7 +52,7 @@ def matched(source: Source, target: nn.Module) -> dict[str, Tensor]:
             fix="Pass a module, a TensorDict of parameters, or a state_dict.",
         )  # fmt: skip
     tensors = named_tensors(target)
-    if values is source:  # a mapping of what a checkpoint holds
+    if values is source and isinstance(target, nn.Module):  # a mapping of what a checkpoint holds
         left_out = tensors.keys() - target.state_dict().keys() - values.keys()
         tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     found = {}
@@ -69,7 +70,7 @@ def matched(source: Source, target: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if not _is_same_memory(value, tensors[name])}
 
 
-def snapshot(values: Mapping[str, Tensor], target: nn.Module) -> dict[str, Tensor]:
+def snapshot(values: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
     """Copies of `values` in memory of their own, on the devices and in the dtypes of the target's tensors."""
     tensors = named_tensors(target)
     with torch.inference_mode(False):
@@ -89,7 +90,7 @@ def wait(copies: Iterable[Tensor]) -> None:
         torch.accelerator.synchronize(device)
 
 
-def write(values: Mapping[str, Tensor], target: nn.Module) -> None:
+def write(values: Mapping[str, Tensor], target: Target) -> None:
     """Overwrite the target's tensors with those of the same names, in place."""
     tensors = named_tensors(target)
     written = {_storage(tensors[name]) for name in values}
@@ -97,7 +98,20 @@ def write(values: Mapping[str, Tensor], target: nn.Module) -> None:
         values = snapshot(values, target)
     with torch.inference_mode(False), torch.no_grad():
         for name, value in values.items():
-            tensors[name].copy_(value)
+            part(tensors[name]).copy_(value)
+
+
+def part(tensor: Tensor) -> Tensor:
+    """The tensor, in memory of its own if elements of it shared some: of one that was expanded none can be written."""
+    if tensor.is_contiguous():
+        return tensor
+    span = 0  # between the first and the last element, in the dimensions of the smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= span:
+            tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+            break
+        span += (size - 1) * stride
+    return tensor
 
 
 def _storage(tensor: Tensor) -> tuple[torch.device, int]:

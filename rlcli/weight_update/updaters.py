@@ -6,6 +6,9 @@ push_weights(given or None) -> _get_server_weights() -> _maybe_map_weights(weigh
     -> post hooks
 ```
 A scheme needs none of this; an updater is for weights that come from elsewhere, or that have to be changed on the way.
+A collector takes one as `weight_updater=`. Those of this file end by publishing through the collector that they serve,
+as a version of its own: `collector.publish_weights(weights)`. So may the last step of any; one that brings weights in
+another way changes no `policy_version`.
 """
 
 from __future__ import annotations
@@ -135,20 +138,33 @@ class WeightUpdaterBase(ABC):
             raise ArgumentError(f"this updater serves {len(found)} collectors", fix="Use `collectors`.")
         return found[0] if found else None
 
+    def _publish(self, weights: Source | None) -> None:
+        if not self.collectors:
+            raise ArgumentError(
+                f"this {type(self).__name__} has nobody to bring weights to",
+                fix="Hand it to a collector as weight_updater=, or say what it writes to when you make it.",
+            )
+        for collector in self.collectors:
+            collector.publish_weights(weights)
+
 
 class VanillaWeightUpdater(WeightUpdaterBase):
-    """Copies weights into a policy of this process.
+    """Copies weights into a policy of this process, or has its collectors publish them.
 
     Parameters
     ----------
     weight_getter : callable, optional
-        Gets the weights when none are handed over; without it nothing is updated then.
-    policy_weights : nn.Module or TensorDict
-        What is overwritten: a policy, or a TensorDict on the memory of one.
+        Gets the weights when none are handed over; without it nothing is overwritten then, and what is published are
+        those of the policy that is trained.
+    policy_weights : nn.Module or TensorDict, optional
+        What is overwritten: a policy, or a TensorDict on the memory of one. Without it, collectors publish.
     """
 
     def __init__(
-        self, *, weight_getter: Callable[[], Source] | None = None, policy_weights: nn.Module | TensorDictBase
+        self,
+        *,
+        weight_getter: Callable[[], Source] | None = None,
+        policy_weights: nn.Module | TensorDictBase | None = None,
     ) -> None:
         self.weight_getter, self.policy_weights = weight_getter, policy_weights
 
@@ -160,36 +176,52 @@ class VanillaWeightUpdater(WeightUpdaterBase):
         return None if self.weight_getter is None else self.weight_getter()
 
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
-        """Overwrite the policy.
+        """Overwrite the policy, or publish.
 
         Raises
         ------
         ArgumentError
-            The weights do not fit it.
+            The weights do not fit the policy.
         """
-        if server_weights is None:
-            return
-        if isinstance(self.policy_weights, nn.Module):
+        if self.policy_weights is None:
+            self._publish(server_weights)
+        elif server_weights is not None:
             write(matched(server_weights, self.policy_weights), self.policy_weights)
-        else:
-            self.policy_weights.data.update_(server_weights)
 
 
 class MultiProcessedWeightUpdater(WeightUpdaterBase):
-    """Publishes weights to the workers of a multi-process collector, as the next version of a sender.
+    """Publishes weights to the workers of the collectors that it serves, or as the next version of a sender.
 
     All workers are served by one publication: `all_worker_ids` is None.
 
     Parameters
     ----------
     get_server_weights : callable, optional
-        Gets the weights when none are handed over; without it the sender's own model is published then.
-    sender : WeightSender
-        See `WeightSyncScheme.create_sender`.
+        Gets the weights when none are handed over; without it those of the policy that is trained are published then.
+    sender : WeightSender, optional
+        Of workers that are no collector's; see `WeightSyncScheme.create_sender`.
+    post : callable, optional
+        Carries the message of a version, bytes, to all workers, where the sender's scheme has messages.
+
+    Raises
+    ------
+    ArgumentError
+        The scheme has messages, and there is no `post`.
     """
 
-    def __init__(self, *, get_server_weights: Callable[[], Source] | None = None, sender: WeightSender) -> None:
-        self.weights_getter, self.sender = get_server_weights, sender
+    def __init__(
+        self,
+        *,
+        get_server_weights: Callable[[], Source] | None = None,
+        sender: WeightSender | None = None,
+        post: Callable[[bytes], Any] | None = None,
+    ) -> None:
+        if sender is not None and sender.has_messages and post is None:
+            raise ArgumentError(
+                f"the weights of '{sender.model_id}' go as messages, and nobody carries them", where="post=",
+                fix="Give a function that takes each to every worker's receiver.take, or use shared memory.",
+            )  # fmt: skip
+        self.weights_getter, self.sender, self.post = get_server_weights, sender, post
         self._lock = threading.Lock()  # between the number of a version and its publication
 
     def _get_server_weights(self) -> Any:
@@ -203,5 +235,10 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
         ArgumentError
             The weights do not fit the model; nothing was published.
         """
+        if self.sender is None:
+            self._publish(server_weights)
+            return
         with self._lock:
             self.sender.send(server_weights, version=self.sender.version + 1)
+            if self.post is not None and (message := self.sender.message()) is not None:
+                self.post(message)

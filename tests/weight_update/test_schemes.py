@@ -162,6 +162,33 @@ def test_a_worker_that_collects_under_inference_mode_adopts_too(scheme, inferenc
     acting.first(torch.randn(2, 3)).sum().backward()  # no inference tensors among its parameters
 
 
+class Expanded(nn.Module):
+    """Buffers and a parameter whose elements share memory."""
+
+    def __init__(self, value: float = 1.5) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.full((2,), value).expand(3, 2))
+        self.register_buffer("scale", torch.tensor(value).expand(4))
+        self.register_buffer("windows", torch.full((5,), value).unfold(0, 3, 1))
+        self.register_buffer("turned", torch.full((2, 3), value).t())
+
+
+def test_elements_that_share_memory_arrive_each_in_its_own(scheme):
+    sender, trained, receiver, acting = pair(scheme, Expanded)
+    wide = Expanded().double()
+    second = receiver_of(sender, wide)
+    for version in (1, 2):
+        trained.windows = trained.windows + torch.arange(9).view(3, 3)
+        sender.send(Expanded(2.0) if version == 2 else None, version=version)
+        passed_on(sender, receiver, second)
+        assert receiver.receive() == second.receive() == version
+        source = Expanded(2.0) if version == 2 else trained
+        assert same(source, acting) and same(source.double(), wide)
+    other = Expanded()
+    WeightStrategy().apply_weights(other, {name: x + torch.rand(x.shape) for name, x in named_tensors(trained).items()})
+    assert other.scale.unique().numel() > 1 and not same(other, trained)
+
+
 # ---- models that change after they were opened -----------------------------------------------------------------------
 @pytest.mark.parametrize("change", ["double", "assign", "data", "submodule"])
 def test_a_model_that_moves_in_memory_is_still_written_to(scheme, change):
@@ -250,6 +277,9 @@ def test_a_worker_without_the_descriptor_says_so():
     sender = SharedMemWeightSyncScheme().create_sender("policy", nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match="its descriptor is missing"):
         open_receiver(sender.handle(), None, nn.Linear(2, 2))
+    sender.close()
+    with pytest.raises(ArgumentError, match=r"its descriptor is missing.*before the sender is closed"):
+        receiver_of(sender, nn.Linear(2, 2))
 
 
 def test_a_message_that_was_altered_is_not_adopted():

@@ -14,6 +14,7 @@ from torch import nn
 from rlcli.errors import ArgumentError
 from rlcli.weight_update import (
     MultiProcessedWeightUpdater,
+    MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     VanillaWeightUpdater,
     WeightUpdaterBase,
@@ -94,6 +95,31 @@ def test_vanilla_overwrites_the_policy(held):
         VanillaWeightUpdater.from_policy(policy).push_weights(nn.Linear(3, 2))
 
 
+@pytest.mark.parametrize("held", ["module", "tensordict", "data"])
+@pytest.mark.parametrize("form", ["module", "tensordict", "state_dict", "arrays"])
+def test_vanilla_takes_weights_in_every_form_or_none(held, form):
+    def make():
+        net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+        net[2].weight = net[0].weight
+        return net
+
+    policy, source = make(), make()
+    kept = policy if held == "module" else TensorDict.from_module(policy)
+    updater = VanillaWeightUpdater(policy_weights=kept.data if held == "data" else kept)
+    weights = {
+        "module": source, "tensordict": TensorDict.from_module(source), "state_dict": source.state_dict(),
+        "arrays": {name: x.numpy() for name, x in source.state_dict().items()},
+    }[form]  # fmt: skip
+    updater.push_weights(weights)
+    assert all(torch.equal(x, source.state_dict()[name]) for name, x in policy.state_dict().items())
+    narrow = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    given = {"module": narrow, "tensordict": TensorDict.from_module(narrow)}.get(form, narrow.state_dict())
+    for wrong, words in ((given, "do not fit"), ({}, "have no"), (3, "are no weights")):
+        with pytest.raises(ArgumentError, match=words):
+            updater.push_weights(wrong)
+    assert all(torch.equal(x, source.state_dict()[name]) for name, x in policy.state_dict().items())
+
+
 def test_multi_processed_publishes_the_next_version():
     trained, acting, other = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
     sender = SharedMemWeightSyncScheme().create_sender("policy", trained)
@@ -111,6 +137,19 @@ def test_multi_processed_publishes_the_next_version():
 
     Doubled(sender=sender).push_weights(trained)
     assert receiver.receive() == 3 and torch.equal(acting.weight, 2 * trained.weight)
+
+
+def test_messages_are_carried_by_whoever_is_given_or_the_updater_is_refused():
+    trained, acting = nn.Linear(2, 2), nn.Linear(2, 2)
+    sender = MultiProcessWeightSyncScheme().create_sender("policy", trained)
+    receiver = open_receiver(sender.handle(), sender.fd, acting)
+    with pytest.raises(ArgumentError, match="go as messages, and nobody carries them"):
+        MultiProcessedWeightUpdater(sender=sender)
+    updater = MultiProcessedWeightUpdater(sender=sender, post=receiver.take)
+    for version in (1, 2):
+        nn.init.constant_(trained.weight, version)
+        updater.push_weights()
+        assert receiver.receive() == version and torch.equal(acting.weight, trained.weight)
 
 
 def test_updates_from_several_threads_are_versions_each(monkeypatch):
