@@ -85,6 +85,13 @@ def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
         raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
 
 
+def check_seconds(name: str, given: Any) -> None:
+    """Refuse a limit of time that is none: more than 0 seconds, or None for no limit."""
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (number and 0 < given < float("inf")):
+        raise ArgumentError(f"{name} must be a number of seconds above 0, or None", why=f"got {given!r}")
+
+
 class MissingKeyError(RlcliError, KeyError):
     """A tensordict lacks a key that a stage reads; the text says who should have written it."""
 

@@ -379,7 +379,7 @@ class CollectorCrew:
         said = f"worker {self._place(index)} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
         try:
             self._restarts.another(
-                self.name, said, None if isinstance(cause, Lost) else cause,
+                self.name, index, said, None if isinstance(cause, Lost) else cause,
                 fix="Correct what ends them; a Collector shows it plainly.",
             )  # fmt: skip
         except EnvError:

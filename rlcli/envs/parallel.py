@@ -127,8 +127,8 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
     if isinstance(maker, partial) and maker.func is GymEnv:
         arguments = inspect.signature(GymEnv).bind(*maker.args, **maker.keywords)
         arguments.apply_defaults()
-        given = {**arguments.arguments, **arguments.arguments.pop("kwargs")}
-        given.pop("kwargs", None)
+        more = arguments.arguments.pop("kwargs")  # one of them may have that name
+        given = {**arguments.arguments, **more}
         options = {name: given.pop(name) for name in OPTIONS}
         given.pop("device")
         return recipe_of(given.pop("env"), **given), options

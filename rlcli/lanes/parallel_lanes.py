@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words, one_of
+from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, check_seconds, in_words, one_of
 from rlcli.keys import Key
 from rlcli.lanes.contract import broken, named, place_of
 from rlcli.lanes.lanes import NONE
@@ -115,6 +115,7 @@ class ParallelLanes(ReplayableLanes):
         narrow: bool = False,
         out_of_bounds: str = "count",
     ) -> None:
+        check_seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
         goes_on = on_worker_error == "restart"
         self.parts, caller_steps = shared_out(self.n, workers, per_worker, caller_steps, on_worker_error)
@@ -250,11 +251,13 @@ class ParallelLanes(ReplayableLanes):
         while self.crew.failed:
             index, cause = next(iter(self.crew.failed.items()))
             if isinstance(cause, _OURS):
+                del self.crew.failed[index]  # the worker lives
                 raise cause
             lost, place = isinstance(cause, Lost), place_of(self, self.parts[index])
             said = f"the worker of {place} " + (cause.how if isinstance(cause, Lost) else f"raised {in_words(cause)}")
             self._counted.another(
                 self.name,
+                index,
                 said,
                 None if lost else cause,
                 fix="Correct what ends them; env.mode=serial shows it plainly.",

@@ -223,6 +223,12 @@ def test_actions_of_another_dtype_reach_the_env_as_they_do_in_one_process(caller
     assert equal(*found) and not torch.equal(found[0]["reward"], found[0]["observation"])
 
 
+@pytest.mark.parametrize("kind", [ParallelEnv, SerialEnv])
+def test_an_argument_of_an_env_may_have_any_name(kind):
+    with pytest.raises(ConfigError, match="'kwargs'"):
+        kind(2, partial(GymEnv, "CartPole-v1", kwargs={"a": 1}))
+
+
 def test_an_env_that_cannot_be_made_is_refused_as_in_one_process():
     makers = partial(GymEnv, "CartPole-v1", colour="red")
     texts = []

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -200,6 +201,50 @@ def test_a_crash_loop_stops_with_its_first_cause():
     with pytest.raises(EnvError, match=r"more than 5 times in 60 s.*lanes 2 to 3.*ended with exit code 7"):
         book.go("raises", 1)
     env.close()
+
+
+def test_what_ends_all_workers_at_once_counts_once():
+    env = ParallelEnv(8, CARTPOLE, workers=8, on_worker_error="restart")
+    env.reset()
+    for _ in range(2):
+        for worker in env.lanes.crew.workers:
+            os.kill(worker.pid, signal.SIGKILL)
+        for worker in env.lanes.crew.workers:
+            worker.exit_code(10.0)
+        env.rollout(3, break_when_any_done=False)
+        time.sleep(restarts.TOGETHER)
+    assert [times for times, _ in env.lanes.restarts] == [2] * 8
+    env.close()
+
+
+class Picky(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 2:
+            raise ArgumentError("no such action")
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "restart"])
+def test_an_error_that_is_no_fault_of_a_worker_is_raised_and_the_env_goes_on(on_error):
+    env = ParallelEnv(2, lambda: GymEnv(Picky(), categorical_action_encoding=True), workers=2, on_worker_error=on_error)
+    td = env.reset()
+    with pytest.raises(ArgumentError, match="no such action"):
+        env.step(td.set("action", torch.tensor([0, 2])))
+    td = env.reset()
+    assert env.step(td.set("action", torch.tensor([0, 1])))["next", "reward"].tolist() == [[1.0], [1.0]]
+    assert env.lanes.restarts == [(0, 0), (0, 0)]
+    env.close()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "5", float("nan"), True])
+def test_a_limit_of_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ArgumentError, match="step_timeout must be a number of seconds above 0, or None"):
+        ParallelEnv(2, CARTPOLE, step_timeout=seconds)
 
 
 def test_an_env_that_cannot_begin_is_no_endless_loop():
