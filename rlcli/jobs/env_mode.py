@@ -29,6 +29,7 @@ from rlcli.lanes.make import configured
 from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
+from rlcli.runs.signals import BeforeTheRun
 
 MOMENT, STEPS = 0.3, 64  # seconds and steps that a try takes at most
 LIMIT = 1.0  # seconds after which a try is given up
@@ -65,9 +66,9 @@ def _measured(env: EnvConfig) -> tuple[str, str]:
             step = _seconds_a_step(env)
     except _TooLong:
         return "serial", f"since a first try took longer than {LIMIT:g} s (env.mode=parallel uses more cores)"
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # whatever an env raises: the run will meet it too, and name it
+    except BaseException as error:  # whatever an env raises: the run will meet it too, and name it
+        if isinstance(error, KeyboardInterrupt) or BeforeTheRun.asked_to_stop():
+            raise
         return "serial", "since a first try of the env failed"
     alone = env.num * step
     before = f"since a step takes {_said(step)}"
@@ -147,8 +148,8 @@ def _said(seconds: float) -> str:
     return f"{1e6 * seconds:.0f} us" if seconds < 1e-3 else f"{1e3 * seconds:.1f} ms"
 
 
-class _TooLong(Exception):
-    """A try was given up."""
+class _TooLong(BaseException):
+    """A try was given up; no `except Exception` of an env takes it for its own."""
 
 
 @contextmanager
@@ -158,13 +159,17 @@ def _in_time() -> Iterator[None]:
         yield
         return
 
+    tried = False
+
     def stop(*_: object) -> None:
-        raise _TooLong
+        if not tried:
+            raise _TooLong
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT, LIMIT)  # again and again: an env may swallow the first
     try:
         yield
     finally:
+        tried = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

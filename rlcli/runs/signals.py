@@ -148,6 +148,11 @@ class BeforeTheRun:
         self.number: int | None = None
         self._before: dict[int, object] = {}
 
+    @staticmethod
+    def asked_to_stop() -> bool:
+        """Whether a signal came meanwhile."""
+        return BeforeTheRun.current is not None and BeforeTheRun.current.number is not None
+
     def __enter__(self) -> BeforeTheRun:
         self._before = _install(self._receive)
         BeforeTheRun.current = self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlcli.jobs import env_mode, resume
 from rlcli.jobs.env_mode import settled
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
+from rlcli.runs.signals import BeforeTheRun
 
 
 class Busy(gym.Env):
@@ -126,6 +128,36 @@ def test_an_env_that_fails_or_hangs_is_left_to_the_run(monkeypatch):
     began = time.monotonic()
     mode, line = chosen("env.id=Busy-v0", "env.kwargs={seconds: 30}")
     assert mode == "serial" and "longer than 0.2 s" in line and time.monotonic() - began < 20
+
+
+class Swallowing(Busy):
+    """Takes what is raised in a step for a fault of its own, a few times."""
+
+    def step(self, action):
+        for _ in range(3):
+            with contextlib.suppress(Exception):
+                time.sleep(60)
+        return super().step(action)
+
+
+def test_an_env_that_swallows_the_limit_is_left_to_the_run(monkeypatch):
+    gym.register("Swallowing-v0", Swallowing)
+    monkeypatch.setattr(env_mode, "LIMIT", 0.2)
+    began = time.monotonic()
+    assert "took longer than" in chosen("env.id=Swallowing-v0")[1]
+    assert time.monotonic() - began < 30
+    del gym.registry["Swallowing-v0"]
+
+
+def test_sigterm_in_the_first_try_of_an_env_is_no_fault_of_it(monkeypatch):
+    def step(cfg):
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(env_mode, "_seconds_a_step", step)
+    with pytest.raises(SystemExit) as stop, BeforeTheRun():
+        chosen("env.id=Busy-v0")
+    assert stop.value.code == 75
 
 
 def test_a_worker_that_cannot_be_tried_says_why(monkeypatch):
