@@ -16,7 +16,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from rlcli.errors import EnvError
+from rlcli.errors import EnvError, in_words
 from rlcli.lanes.contract import place_of
 from rlcli.lanes.lanes import Lanes
 from rlcli.processes import fork_server
@@ -146,12 +146,20 @@ class _Watch:
         while lonely < _LONELY:
             time.sleep(EVERY)
             with self.lock:
-                for i in range(len(self.going)):
-                    self.going[i].look()  # a variable here would keep the last one's envs while this thread sleeps
+                for i in range(len(self.going)):  # a variable would keep the last one's envs while this thread sleeps
+                    if not self.going[i].over:
+                        self._look(i)
                 lonely = 0.0 if self.going else lonely + EVERY
                 if lonely >= _LONELY:
                     self.thread = None
                     return
+
+    def _look(self, i: int) -> None:
+        try:
+            self.going[i].look()
+        except Exception as error:  # of lanes of somebody's own: the others' are looked at all the same
+            self.going[i].over = True
+            say(f"no limit of time holds for {self.going[i].lanes}: {in_words(error)}")
 
 
 _watch = _Watch()

@@ -1,27 +1,32 @@
-"""The thread that looks after collections keeps nothing of one that has ended."""
+"""The thread that looks after collections keeps nothing of one that has ended, and outlives what fails in a look."""
 
 import gc
 import time
 import weakref
 
+import pytest
+
 from rlcli.collectors.answers import EVERY, answering
-
-
-class _Lanes:
-    """What a collection's watch reads of lanes."""
-
-    step_timeout, ends_what_hangs = None, False
-
-    def __init__(self):
-        self.clock, self.episodes = [0.0], [0]
-        self.outcome = type("Outcome", (), {"rewards": []})()
+from rlcli.envs import GymEnv
+from rlcli.errors import EnvError
 
 
 def test_lanes_are_let_go_while_the_thread_sleeps():
-    lanes = _Lanes()
+    lanes = GymEnv("CartPole-v1").lanes
     with answering(lanes) as _:
         time.sleep(1.5 * EVERY)  # one look at least
     gone = weakref.ref(lanes)
     del lanes
     gc.collect()
     assert gone() is None
+
+
+def test_lanes_that_cannot_be_looked_at_are_said_and_the_others_are_looked_at(capfd):
+    lanes, others = (GymEnv("CartPole-v1").lanes for _ in range(2))
+    lanes.moved = lambda: 1 // 0
+    others.step_timeout = EVERY
+    began = time.monotonic()
+    with pytest.raises(EnvError, match="no answer for"), answering(lanes), answering(others):
+        while time.monotonic() - began < 60:
+            time.sleep(0.01)
+    assert capfd.readouterr().err.count("ZeroDivisionError") == 1
