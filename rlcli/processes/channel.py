@@ -1,7 +1,7 @@
 """What a parent and a worker say to each other: orders and answers, with or without a pickled body, over a socket pair.
 
 ```
-kind 1 byte | turn 8 bytes | length 4 bytes | body
+kind 1 byte | turn 8 bytes | length 8 bytes | body
 ```
 Every answer bears the turn of its order: one that nobody waits for any more (a wait was interrupted) is passed over.
 Bodies are pickles, and only ever come from this process's own parent or worker.
@@ -20,7 +20,7 @@ from typing import Any
 
 from rlcli.processes.files import room_for
 
-_HEAD = struct.Struct("<BQI")
+_HEAD = struct.Struct("<BQQ")
 NOTHING = b""
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)  # the last: another thread of this process closed the channel
 _LONG = 2**16  # bytes that are sent by a call of their own, and not copied before

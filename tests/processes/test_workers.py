@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -206,6 +207,28 @@ def test_a_wait_may_be_given_more_than_a_second():
         Channel(mine).give_up_after(1.5)
         told = mine.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.calcsize("ll"))
         assert struct.unpack("ll", told) == (1, 500_000)
+
+
+def test_a_body_may_be_larger_than_4_gib():
+    class Wire:
+        """Takes whatever is sent at once."""
+
+        def __init__(self) -> None:
+            self.got = []
+
+        def send(self, part) -> int:
+            self.got.append(part)
+            return len(part)
+
+    wire, body = Wire(), mmap.mmap(-1, (4 << 30) + 1)  # of which nothing is ever touched
+    Channel(wire).send(1, 2, body)
+    assert sum(map(len, wire.got)) == len(wire.got[0]) + len(body) and wire.got[1] is body
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        theirs.sendall(wire.got[0])
+        other = Channel(mine)
+        other._exactly = lambda parts, size, read=other._exactly: size if parts is other._in[2] else read(parts, size)
+        assert other.receive() == (1, 2, len(body))
 
 
 def test_an_answer_that_nobody_waited_for_is_passed_over():
