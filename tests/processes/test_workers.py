@@ -327,8 +327,9 @@ def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, m
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_have_time_to_end_in_when_a_program_ends_without_closing_them(tmp_path, method):
     words = "__import__('pickle').dumps(('last words', 'ended'))"
-    parent, pids = _parent(tmp_path, method, f"workers.order(1, {words}, only=[1])  # the other sleeps")
-    text, errors = parent.communicate(timeout=20)
+    then = f"workers.order(1, {words}, only=[1])\nos.kill(workers.workers[0].pid, 9)  # who sleeps"
+    parent, pids = _parent(tmp_path, method, f"__import__('rlcli.processes.crew').processes.crew.GRACE = 30\n{then}")
+    text, errors = parent.communicate(timeout=60)
     assert text.split() == ["ended"] and not errors
     assert _all_end(pids, 2)
 
