@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlcli.jobs import env_mode, resume
 from rlcli.jobs.env_mode import settled
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
+from rlcli.runs.signals import BeforeTheRun
 
 
 class Busy(gym.Env):
@@ -126,6 +128,23 @@ def test_an_env_that_fails_or_hangs_is_left_to_the_run(monkeypatch):
     began = time.monotonic()
     mode, line = chosen("env.id=Busy-v0", "env.kwargs={seconds: 30}")
     assert mode == "serial" and "longer than 0.2 s" in line and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", ["_seconds_a_step", "_seconds_a_crossing"])
+@pytest.mark.parametrize("becomes", [None, OSError])
+def test_a_stop_while_an_env_is_tried_is_no_fault_of_the_env(monkeypatch, number, where, becomes):
+    def stopped(cfg):
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            raise error if becomes is None else becomes("what code of others makes of it") from error
+
+    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: 0.01)
+    monkeypatch.setattr(env_mode, where, stopped)
+    ends = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(ends), BeforeTheRun():
+        chosen("env.id=Busy-v0", "env.num=2")
 
 
 def test_a_worker_that_cannot_be_tried_says_why(monkeypatch):
