@@ -29,7 +29,7 @@ from rlcli.lanes.make import configured
 from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
-from rlcli.runs.signals import BeforeTheRun
+from rlcli.runs.signals import asked_to_stop
 
 MOMENT, STEPS = 0.3, 64  # seconds and steps that a try takes at most
 LIMIT = 1.0  # seconds after which a try is given up
@@ -67,7 +67,7 @@ def _measured(env: EnvConfig) -> tuple[str, str]:
     except _TooLong:
         return "serial", f"since a first try took longer than {LIMIT:g} s (env.mode=parallel uses more cores)"
     except BaseException as error:  # whatever an env raises: the run will meet it too, and name it
-        if isinstance(error, KeyboardInterrupt) or BeforeTheRun.asked_to_stop():
+        if isinstance(error, KeyboardInterrupt) or asked_to_stop():
             raise
         return "serial", "since a first try of the env failed"
     alone = env.num * step
@@ -78,6 +78,8 @@ def _measured(env: EnvConfig) -> tuple[str, str]:
         with random_streams.kept():
             crossing = _seconds_a_crossing(env)
     except Exception as error:  # of an env that cannot be sent or made elsewhere
+        if asked_to_stop():
+            raise
         return "serial", f"{before}, and a worker process could not be tried: {in_words(error)}"
     together = -(-env.num // dealt) * step + crossing
     faster = together <= (1 - SHARE) * alone and alone - together >= WORTH

@@ -1,7 +1,7 @@
 """What a parent and a worker say to each other: orders and answers, with or without a pickled body, over a socket pair.
 
 ```
-kind 1 byte | turn 8 bytes | length 4 bytes | body
+kind 1 byte | turn 8 bytes | length 8 bytes | body
 ```
 Every answer bears the turn of its order: one that nobody waits for any more (a wait was interrupted) is passed over.
 Bodies are pickles, and only ever come from this process's own parent or worker.
@@ -14,12 +14,13 @@ import errno
 import pickle
 import socket
 import struct
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 from rlcli.processes.files import room_for
 
-_HEAD = struct.Struct("<BQI")
+_HEAD = struct.Struct("<BQQ")
 NOTHING = b""
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)  # the last: another thread of this process closed the channel
 _LONG = 2**16  # bytes that are sent by a call of their own, and not copied before
@@ -32,6 +33,9 @@ class Closed(Exception):
 class Channel:
     """One end.
 
+    Whatever is raised at whatever time in its methods, Ctrl-C among them, no byte is lost: what was sent or has come in
+    is written down in the call that sends or receives. The next call goes on with a frame that was broken off.
+
     Parameters
     ----------
     end : socket
@@ -40,15 +44,36 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
-        self._head, self._parts = NOTHING, list[bytes]()  # of a frame that has not come in whole
+        # a frame: kind, turn, its bytes, a descriptor to go behind them, and how many bytes each call has sent
+        self._out: tuple[int, int, tuple[bytes, ...], int | None, list[int]] = 0, 0, (), None, []
+        # the highest turn of a frame that came in whole; of the head and the body of one that is coming in, what came
+        self._in: tuple[int, list[bytes], list[bytes]] = 0, [], []
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """Kind and turn of the frame that was sent last, or is half sent."""
+        return self._out[:2]
+
+    @property
+    def come(self) -> int:
+        """The highest turn of a frame that came in, whether or not somebody still got it from `receive`."""
+        return self._in[0]
 
     def send(
-        self, kind: int, turn: int = 0, body: bytes = NOTHING, *, meanwhile: Callable[[], object] | None = None
+        self,
+        kind: int,
+        turn: int = 0,
+        body: bytes = NOTHING,
+        *,
+        fd: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Send one frame, in as long as it takes the other end to make room for it.
 
         Parameters
         ----------
+        fd : int, optional
+            A descriptor that goes with it, which the other end has to `receive_fd` next.
         meanwhile : callable, optional
             Called whenever that took longer than what `give_up_after` says; what it raises leaves half a frame sent.
 
@@ -56,16 +81,32 @@ class Channel:
         ------
         Closed
         """
+        if self._out[2]:
+            self.finish(meanwhile)
         head = _HEAD.pack(kind, turn, len(body))
-        for part in (head + body,) if len(body) < _LONG else (head, body):
-            left = memoryview(part)
-            while left:
-                left = left[self._patiently(lambda left=left: self.end.send(left), meanwhile) :]  # type: ignore[misc]
+        self._out = kind, turn, (head + body,) if len(body) < _LONG else (head, body), fd, []
+        self.finish(meanwhile)
 
-    def _patiently(self, call: Callable[[], int], meanwhile: Callable[[], object] | None = None) -> int:
+    def finish(self, meanwhile: Callable[[], object] | None = None) -> None:
+        """Send what is left of a frame that was broken off; see `send`."""
+        kind, turn, parts, fd, sent = self._out
+        come, begin = sum(sent), 0
+        for part in parts:
+            while come < begin + len(part):
+                rest = memoryview(part)[come - begin :] if come > begin else part
+                self._patiently(lambda rest=rest: sent.extend(map(self.end.send, (rest,))), meanwhile)  # type: ignore[misc]
+                come += sent[-1]
+            begin += len(part)
+        if fd is not None and come == begin:
+            with_it = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+            self._patiently(lambda: sent.extend(map(self.end.sendmsg, ([b"f"],), (with_it,))), meanwhile)
+        self._out = kind, turn, (), None, sent
+
+    def _patiently(self, call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
         while True:
             try:
-                return call()
+                call()
+                return
             except BlockingIOError:
                 if meanwhile is not None:
                     meanwhile()
@@ -83,31 +124,27 @@ class Channel:
         BlockingIOError
             Nothing came in the time of `give_up_after`; what came of a frame is kept for the next call.
         """
-        if not self._head:
-            self._head = self._exactly(_HEAD.size)
-        kind, turn, length = _HEAD.unpack(self._head)
-        body = self._exactly(length)
-        self._head = NOTHING
+        before, head, parts = self._in
+        kind, turn, length = _HEAD.unpack(self._exactly(head, _HEAD.size))
+        body = self._exactly(parts, length)
+        self._in = max(before, turn), [], []
         return kind, turn, body
 
-    def _exactly(self, size: int) -> bytes:
-        come = sum(map(len, self._parts))
+    def _exactly(self, parts: list[bytes], size: int) -> bytes:
+        come = sum(map(len, parts))
         while come < size:
             try:
-                got = self.end.recv(size - come, socket.MSG_WAITALL)
+                parts.extend(map(self.end.recv, (size - come,), (socket.MSG_WAITALL,)))
             except BlockingIOError:
                 raise
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
                 raise Closed from error
-            if not got:
+            if not parts[-1]:
                 raise Closed
-            self._parts.append(got)
-            come += len(got)
-        whole = NOTHING.join(self._parts)  # of one part that part itself
-        self._parts.clear()
-        return whole
+            come += len(parts[-1])
+        return NOTHING.join(parts)  # of one part that part itself
 
     def give_up_after(self, seconds: float) -> None:
         """Have `receive` wait so long at most, and `send` as long before it calls `meanwhile`."""
@@ -130,14 +167,10 @@ class Channel:
             This process has too many files open.
         """
         room_for(1)
-        fds: list[int] = []
-
-        def take() -> int:
-            body, come, _, _ = socket.recv_fds(self.end, 1, 1)
-            fds.extend(come)
-            return len(body)
-
-        if not self._patiently(take):
+        found: list[tuple[bytes, list[int], int, Any]] = []
+        self._patiently(lambda: found.append(socket.recv_fds(self.end, 1, 1)))
+        (body, fds, _, _) = found[0]
+        if not body:
             raise Closed
         return fds[0]
 

@@ -150,9 +150,7 @@ class Crew:
             self.awaited = index
             body = bodies if isinstance(bodies, bytes) else bodies[place]
             try:
-                self.lines[index].send(kind, turn, body, meanwhile=partial(self._look_at, index))
-                if fd is not None:
-                    self.workers[index].channel.send_fd(fd)
+                self.lines[index].send(kind, turn, body, fd=fd, meanwhile=partial(self._look_at, index))
             except (Closed, RlcliError) as error:
                 self._fail(error)
         self._asked = chosen
@@ -182,7 +180,15 @@ class Crew:
         if self._settled:
             return
         for index, line in enumerate(self.lines):
-            if (turn := line.owed()) and index not in self.failed:
+            if index in self.failed:
+                continue
+            self.awaited = index
+            try:
+                turn = line.owed(partial(self._look_at, index))
+            except (Closed, RlcliError) as error:
+                self._fail(error)
+                continue
+            if turn:
                 self.wait(index, turn)
         self._settled = True
 
@@ -199,9 +205,7 @@ class Crew:
         turn, self.awaited = self._next_turn(), index
         if index not in self.failed:
             try:
-                self.workers[index].channel.send(kind, turn, body, meanwhile=partial(self._look_at, index))
-                if fd is not None:
-                    self.workers[index].channel.send_fd(fd)
+                self.workers[index].channel.send(kind, turn, body, fd=fd, meanwhile=partial(self._look_at, index))
             except Closed:
                 self._lose(index)
         self._begun[index].append(turn)

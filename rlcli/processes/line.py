@@ -33,7 +33,8 @@ _VAIN, _AGAIN = 3, 64  # spins in vain, one after the other, after which only on
 _YIELD = 200e-6  # seconds in which others may run
 _SLEEP = 0.05  # seconds without a frame after which a sleeper looks at the word by itself
 _KINDS, _FRAME = 8, 1 << 8  # bits of a kind; whether a frame follows
-_WAKE = 0  # a kind that no order and no answer has
+_WAKE = 0  # a kind that no order and no answer has; its turn is 0
+_WORD_CAME = _WAKE, 0, NOTHING
 # what one core writes, the others see in that order; elsewhere everything goes by the channel
 _IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 _let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
@@ -57,7 +58,7 @@ class Line:
         self._cells: tuple[memoryview, memoryview] | None = None  # written here, and by the other end
         self._seen = 0  # the other's word
         self._waits = self._in_vain = 0
-        self._taken = -1  # turn of the last frame that came by the channel
+        self._last = 0  # turn of what came last: what comes later has a higher one
 
     def open(self, cells: np.ndarray, *, parent: bool) -> None:
         """Use `CELLS` zeros of memory that both ends share, from the next frame on.
@@ -83,31 +84,53 @@ class Line:
         return self._cells is not None and bool(self._parents[_SPINS])
 
     def send(
-        self, kind: int, turn: int, body: bytes = NOTHING, *, meanwhile: Callable[[], object] | None = None
+        self,
+        kind: int,
+        turn: int,
+        body: bytes = NOTHING,
+        *,
+        fd: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Send one frame; turns grow by one. `meanwhile` is called while a body waits for room: see `Channel.send`.
+        """Send one frame; turns grow, and begin with 1. See `Channel.send`.
 
         Raises
         ------
         Closed
         """
         if self._cells is None:
-            self.channel.send(kind, turn, body, meanwhile=meanwhile)
-            return
+            self.channel.send(kind, turn, body, fd=fd, meanwhile=meanwhile)
+        elif body or fd is not None:
+            self.channel.send(kind, turn, body, fd=fd, meanwhile=meanwhile)
+            self._tell(kind | _FRAME, turn)
+        else:
+            self._tell(kind, turn)
+
+    def _tell(self, kind: int, turn: int) -> None:
+        assert self._cells is not None
         mine, theirs = self._cells
-        if body:
-            self.channel.send(kind, turn, body, meanwhile=meanwhile)
-            kind |= _FRAME
         mine[_WORD] = turn << _KINDS + 1 | kind
         if theirs[_SLEEPS]:
             self.channel.send(_WAKE)
 
-    def owed(self) -> int:
-        """Turn of the order that the other end has not answered; 0 if there is none."""
+    def owed(self, meanwhile: Callable[[], object] | None = None) -> int:
+        """Turn of the order that the other end has not answered; 0 if there is none.
+
+        An order that was broken off while it was sent is sent first: the other end may have seen half of it.
+
+        Raises
+        ------
+        Closed
+        """
         if self._cells is None:
             return 0
-        mine, theirs = (word[_WORD] >> _KINDS + 1 for word in self._cells)
-        return mine if max(theirs, self._taken) < mine else 0  # a frame may come before its word is written
+        mine, theirs = self._cells
+        kind, turn = self.channel.begun
+        if turn > mine[_WORD] >> _KINDS + 1:
+            self.channel.finish(meanwhile)
+            self._tell(kind | _FRAME, turn)
+        turn = mine[_WORD] >> _KINDS + 1
+        return turn if max(theirs[_WORD] >> _KINDS + 1, self.channel.come) < turn else 0  # a frame precedes its word
 
     def receive(self) -> tuple[int, int, bytes]:
         """The next frame.
@@ -119,28 +142,27 @@ class Line:
             Nothing came for a while.
         """
         if self._cells is None:
-            return self.channel.receive()
+            frame = self.channel.receive()
+            self._last = frame[1]
+            return frame
         theirs = self._cells[1]
         while True:
             word = theirs[_WORD]
             if word == self._seen:
                 frame = self._wait()
-                if frame is not None and frame[0] != _WAKE:
-                    self._taken = frame[1]
-                    return frame
-                continue
-            self._seen = word
-            kind, turn = word & _FRAME - 1, word >> _KINDS + 1
-            if not word & _FRAME:
-                return kind, turn, NOTHING
-            if turn != self._taken:  # else it came before its word was seen
-                frame = self.channel.receive()
-                while frame[1] != turn:  # wakes, and answers that nobody waited for
+            else:
+                self._seen, turn = word, word >> _KINDS + 1
+                frame = word & _FRAME - 1, turn, NOTHING
+                if word & _FRAME and turn > self.channel.come:  # else it came before its word was seen
                     frame = self.channel.receive()
+                    while frame[1] < turn:  # wakes, and what nobody waited for
+                        frame = self.channel.receive()
+            if frame[1] > self._last:
+                self._last = frame[1]
                 return frame
 
-    def _wait(self) -> tuple[int, int, bytes] | None:
-        """Until there is a word, or a frame."""
+    def _wait(self) -> tuple[int, int, bytes]:
+        """Until there is a word, or a frame, which is returned."""
         assert self._cells is not None
         mine, theirs = self._cells
         seen, now = self._seen, time.perf_counter
@@ -150,15 +172,15 @@ class Line:
             while now() < end:
                 if theirs[_WORD] != seen:
                     self._in_vain = 0
-                    return None
+                    return _WORD_CAME
             self._in_vain += 1
         end = now() + _YIELD
         while now() < end:
             _let_others_run()
             if theirs[_WORD] != seen:
-                return None
+                return _WORD_CAME
         mine[_SLEEPS] = 1
         try:
-            return self.channel.receive() if theirs[_WORD] == seen else None
+            return self.channel.receive() if theirs[_WORD] == seen else _WORD_CAME
         finally:
             mine[_SLEEPS] = 0

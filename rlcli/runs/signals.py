@@ -148,11 +148,6 @@ class BeforeTheRun:
         self.number: int | None = None
         self._before: dict[int, object] = {}
 
-    @staticmethod
-    def asked_to_stop() -> bool:
-        """Whether a signal came meanwhile."""
-        return BeforeTheRun.current is not None and BeforeTheRun.current.number is not None
-
     def __enter__(self) -> BeforeTheRun:
         self._before = _install(self._receive)
         BeforeTheRun.current = self
@@ -181,6 +176,12 @@ class BeforeTheRun:
 
     def _interruption(self) -> BaseException:
         return KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(StoppedSafely.exit_code)
+
+
+def asked_to_stop() -> bool:
+    """Whether a signal has come before the run, so that what is raised now may be its doing, whatever it looks like."""
+    early = BeforeTheRun.current
+    return early is not None and early.number is not None
 
 
 def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:

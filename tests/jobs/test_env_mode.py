@@ -149,15 +149,21 @@ def test_an_env_that_swallows_the_limit_is_left_to_the_run(monkeypatch):
     del gym.registry["Swallowing-v0"]
 
 
-def test_sigterm_in_the_first_try_of_an_env_is_no_fault_of_it(monkeypatch):
-    def step(cfg):
-        signal.raise_signal(signal.SIGTERM)
-        raise AssertionError("it went on")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", ["_seconds_a_step", "_seconds_a_crossing"])
+@pytest.mark.parametrize("becomes", [None, OSError])
+def test_a_stop_while_an_env_is_tried_is_no_fault_of_the_env(monkeypatch, number, where, becomes):
+    def stopped(cfg):
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            raise error if becomes is None else becomes("what code of others makes of it") from error
 
-    monkeypatch.setattr(env_mode, "_seconds_a_step", step)
-    with pytest.raises(SystemExit) as stop, BeforeTheRun():
-        chosen("env.id=Busy-v0")
-    assert stop.value.code == 75
+    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: 0.01)
+    monkeypatch.setattr(env_mode, where, stopped)
+    ends = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(ends), BeforeTheRun():
+        chosen("env.id=Busy-v0", "env.num=2")
 
 
 def test_a_worker_that_cannot_be_tried_says_why(monkeypatch):

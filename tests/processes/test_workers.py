@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -208,6 +209,28 @@ def test_a_wait_may_be_given_more_than_a_second():
         assert struct.unpack("ll", told) == (1, 500_000)
 
 
+def test_a_body_may_be_larger_than_4_gib():
+    class Wire:
+        """Takes whatever is sent at once."""
+
+        def __init__(self) -> None:
+            self.got = []
+
+        def send(self, part) -> int:
+            self.got.append(part)
+            return len(part)
+
+    wire, body = Wire(), mmap.mmap(-1, (4 << 30) + 1)  # of which nothing is ever touched
+    Channel(wire).send(1, 2, body)
+    assert sum(map(len, wire.got)) == len(wire.got[0]) + len(body) and wire.got[1] is body
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        theirs.sendall(wire.got[0])
+        other = Channel(mine)
+        other._exactly = lambda parts, size, read=other._exactly: size if parts is other._in[2] else read(parts, size)
+        assert other.receive() == (1, 2, len(body))
+
+
 def test_an_answer_that_nobody_waited_for_is_passed_over():
     workers = crew(1)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -304,8 +327,9 @@ def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, m
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_have_time_to_end_in_when_a_program_ends_without_closing_them(tmp_path, method):
     words = "__import__('pickle').dumps(('last words', 'ended'))"
-    parent, pids = _parent(tmp_path, method, f"workers.order(1, {words}, only=[1])  # the other sleeps")
-    text, errors = parent.communicate(timeout=20)
+    then = f"workers.order(1, {words}, only=[1])\nos.kill(workers.workers[0].pid, 9)  # who sleeps"
+    parent, pids = _parent(tmp_path, method, f"__import__('rlcli.processes.crew').processes.crew.GRACE = 30\n{then}")
+    text, errors = parent.communicate(timeout=60)
     assert text.split() == ["ended"] and not errors
     assert _all_end(pids, 2)
 

@@ -1,0 +1,131 @@
+"""Ctrl-C at any moment of an order: no byte is lost, nothing is carried out twice, and the next order is answered."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from test_line import COUNT, count, opened
+from test_workers import ask, crew
+
+from rlcli.processes import channel as channel_module
+from rlcli.processes import crew as crew_module
+from rlcli.processes import line as line_module
+from rlcli.processes.channel import Channel, packed
+
+FILES = {module.__file__ for module in (channel_module, line_module, crew_module)}
+BODIES = {"none": b"", "small": packed("hello"), "large": packed("hello" * 100_000)}
+
+
+def instructions(call, *args, at: int = -1, **settings) -> int:
+    """Call, and raise KeyboardInterrupt before the instruction number `at` in the files above; how many were begun."""
+    begun = 0
+
+    def instruction(frame, event, arg):
+        nonlocal begun
+        if event == "opcode":
+            if begun == at:
+                raise KeyboardInterrupt
+            begun += 1
+        return instruction
+
+    def entered(frame, event, arg):
+        frame.f_trace_opcodes = True
+        return instruction if frame.f_code.co_filename in FILES else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call(*args, **settings)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return begun
+
+
+@pytest.fixture
+def ends():
+    mine, theirs = (Channel(end) for end in socket.socketpair())
+    yield mine, theirs
+    mine.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_frame_that_is_broken_off_is_whole_or_was_never_begun(ends, monkeypatch, long):
+    if long:
+        monkeypatch.setattr(channel_module, "_LONG", 4)
+    mine, theirs = ends
+    at, come, fd = 0, 0, theirs.end.fileno()
+    while instructions(mine.send, 1, at + 1, b"first", fd=fd, at=at) == at:
+        mine.send(2, at + 1, b"second")
+        frame = theirs.receive()
+        if frame[0] == 1:
+            assert frame == (1, at + 1, b"first")
+            os.close(theirs.receive_fd())
+            frame, come = theirs.receive(), come + 1
+        assert frame == (2, at + 1, b"second")
+        at += 1
+    assert 20 < come < at
+
+
+def test_a_frame_whose_reading_is_broken_off_is_had_whole_or_not_at_all(ends):
+    mine, theirs = ends
+    at, lost = 0, 0
+    for turn in range(1, 1 << 30, 2):
+        mine.send(1, turn, b"first")
+        mine.send(1, turn + 1, b"second")
+        if instructions(theirs.receive, at=at) < at:
+            break
+        frame = theirs.receive()
+        if frame == (1, turn, b"first"):
+            assert theirs.receive() == (1, turn + 1, b"second")
+        else:
+            assert frame == (1, turn + 1, b"second") and theirs.come == turn + 1
+            lost += 1
+        at += 1
+    assert at - lost > 20
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("asleep", [True, False])
+def test_an_order_that_is_broken_off_leaves_a_line_that_works(body, asleep):
+    workers, arrays = opened(False)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    count(workers, arrays)
+    arrays["given"] += 1
+    all_of_it = instructions(workers.order, COUNT, BODIES[body])
+    for _ in range(150):
+        if asleep:
+            time.sleep(2e-3)
+        arrays["given"][:] = arrays["count"] + 1
+        instructions(workers.order, COUNT, BODIES[body], at=rng.randrange(all_of_it))
+        workers.settle()
+        arrays["given"][:] = arrays["count"]
+        other = rng.choice([None, "next"])
+        assert count(workers, arrays, other) == [other] * 2
+    workers.close()
+
+
+def test_an_order_of_which_half_was_sent_is_sent_whole():
+    workers, large = crew(1), "hello" * 1_000_000
+    ask(workers, "hello")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    os.kill(workers.workers[0].pid, signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            ask(workers, large)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        os.kill(workers.workers[0].pid, signal.SIGCONT)
+    assert ask(workers, "next") == [("next",)]
+    workers.close()
