@@ -150,24 +150,29 @@ def _said(seconds: float) -> str:
     return f"{1e6 * seconds:.0f} us" if seconds < 1e-3 else f"{1e3 * seconds:.1f} ms"
 
 
-class _TooLong(Exception):
-    """A try was given up."""
+class _TooLong(BaseException):
+    """A try was given up; nothing that code of the env's is likely to catch."""
 
 
 @contextmanager
 def _in_time() -> Iterator[None]:
-    """At most `LIMIT` seconds, where a signal can be handled."""
+    """At most `LIMIT` seconds, where a signal can be handled; what goes on all the same is told again."""
     if threading.current_thread() is not threading.main_thread() or os.name != "posix":
         yield
         return
+    over = False
 
     def stop(*_: object) -> None:
-        raise _TooLong
+        if not over:
+            raise _TooLong
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT, LIMIT)
     try:
-        yield
+        try:
+            yield
+        finally:
+            over = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
