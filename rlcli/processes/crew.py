@@ -286,7 +286,7 @@ class Crew:
                 fix="Make the env or the collector in the process that uses it.",
             )
         if not self.close.alive:
-            raise Lost(max(self.awaited, 0), "has ended: the env was closed")
+            raise Lost(max(self.awaited, 0), "was closed")
 
     def _check(self) -> None:
         self._check_open()

@@ -460,6 +460,20 @@ def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
 
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])
+@pytest.mark.parametrize("caller_steps", [None, True])
+def test_an_env_that_is_closed_says_so(policy, caller_steps):
+    env = ParallelEnv(2, CARTPOLE, workers=1, on_worker_error="raise" if caller_steps else policy,
+                      caller_steps=caller_steps)  # fmt: skip
+    td = env.rand_step(env.reset())
+    env.close()
+    env.close()
+    collect = partial(Collector, env, None, frames_per_batch=4)
+    for act in (env.reset, lambda: env.set_seed(1), lambda: env.rand_step(td), env.lanes.state_dict, collect):
+        with pytest.raises(ArgumentError, match=r"^the env is closed \(env CartPole-v1\). Make a new one"):
+            act()
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
 def test_a_fork_of_this_process_is_refused_its_workers(policy):
     env, here = ParallelEnv(2, CARTPOLE, workers=2, on_worker_error=policy), SerialEnv(2, CARTPOLE)
     env.set_seed(5)
