@@ -151,27 +151,28 @@ def _said(seconds: float) -> str:
 
 
 class _TooLong(BaseException):
-    """A try was given up; no `except Exception` of an env takes it for its own."""
+    """A try was given up; nothing that code of the env's is likely to catch."""
 
 
 @contextmanager
 def _in_time() -> Iterator[None]:
-    """At most `LIMIT` seconds, where a signal can be handled."""
+    """At most `LIMIT` seconds, where a signal can be handled; what goes on all the same is told again."""
     if threading.current_thread() is not threading.main_thread() or os.name != "posix":
         yield
         return
-
-    tried = False
+    over = False
 
     def stop(*_: object) -> None:
-        if not tried:
+        if not over:
             raise _TooLong
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT, LIMIT)  # again and again: an env may swallow the first
+    signal.setitimer(signal.ITIMER_REAL, LIMIT, LIMIT)
     try:
-        yield
+        try:
+            yield
+        finally:
+            over = True
     finally:
-        tried = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -205,6 +205,8 @@ class ParallelLanes(ReplayableLanes):
 
     # ---- the shards ----------------------------------------------------------------------------------------------
     def _refuse(self, lost: Lost, during: str = "step") -> NoReturn:
+        if not self.crew.close.alive:
+            raise ArgumentError("the env is closed", where=f"env {self.name}", fix="Make a new one.") from None
         place = place_of(self, self.parts[self._beside + lost.index])
         if lost.late is not None:
             raise EnvError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.errors import RlcliError
+from rlcli.errors import ArgumentError, RlcliError
 from rlcli.processes.channel import NOTHING, Closed, packed, unpacked
 from rlcli.processes.line import Line, may_spin
 from rlcli.processes.worker import Worker, end
@@ -78,6 +78,7 @@ class Crew:
     """
 
     awaited = -1
+    is_copy = False  # in a fork of the process whose workers they are
     patience: float | None = None
     progress: np.ndarray | None = None
     watch: Callable[[int], str] | None = None
@@ -266,6 +267,7 @@ class Crew:
 
         Orders can be given again, where that one was lost.
         """
+        self._check_open()
         old = self.workers[index]
         old.channel.close()
         old.kill()
@@ -277,8 +279,14 @@ class Crew:
         self.failed.pop(index, None)
 
     def _check_open(self) -> None:
+        if self.is_copy:
+            raise ArgumentError(
+                "a fork of a process cannot give orders to that one's workers",
+                why="they would answer both",
+                fix="Make the env or the collector in the process that uses it.",
+            )
         if not self.close.alive:
-            raise Lost(max(self.awaited, 0), "has ended: the env was closed")
+            raise Lost(max(self.awaited, 0), "was closed")
 
     def _check(self) -> None:
         self._check_open()
@@ -357,6 +365,15 @@ class Crew:
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 
 
+def _leave_to_parent() -> None:
+    for crew in _crews:
+        crew.is_copy = True
+    _crews.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def _share_cores() -> None:
     """Let a crew's workers and their parent spin while they wait, as long as all that may run then have a core each.
 
@@ -373,8 +390,9 @@ def _share_cores() -> None:
 
 
 def _end(workers: list[Worker], owner: int) -> None:
-    end(workers, GRACE, owner)
-    _share_cores()
+    if os.getpid() == owner:  # else this is a fork of it, which has copies of all this
+        end(workers, GRACE)
+        _share_cores()
 
 
 def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:

@@ -119,13 +119,8 @@ class Worker:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def end(workers: Sequence[Worker], grace: float, owner: int) -> None:
-    """Close the channels, give the workers `grace` seconds to end in, and kill those that have not.
-
-    `owner` is the process whose workers they are: a forked child of it, which has copies of all this, does nothing.
-    """
-    if os.getpid() != owner:
-        return
+def end(workers: Sequence[Worker], grace: float) -> None:
+    """Close the channels, give the workers `grace` seconds to end in, and kill those that have not."""
     for worker in workers:
         worker.channel.end_both()  # and a thread that waits for an answer has none
     deadline = time.monotonic() + grace

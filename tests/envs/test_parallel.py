@@ -463,3 +463,41 @@ def test_nobody_needs_to_close_it():
 def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
     with pytest.raises(ArgumentError, match=rf"2 envs can have 1 to 2 workers: got {workers!r}"):
         ParallelEnv(2, CARTPOLE, workers=workers)
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+@pytest.mark.parametrize("caller_steps", [None, True])
+def test_an_env_that_is_closed_says_so(policy, caller_steps):
+    env = ParallelEnv(2, CARTPOLE, workers=1, on_worker_error="raise" if caller_steps else policy,
+                      caller_steps=caller_steps)  # fmt: skip
+    td = env.rand_step(env.reset())
+    env.close()
+    env.close()
+    collect = partial(Collector, env, None, frames_per_batch=4)
+    for act in (env.reset, lambda: env.set_seed(1), lambda: env.rand_step(td), env.lanes.state_dict, collect):
+        with pytest.raises(ArgumentError, match=r"^the env is closed \(env CartPole-v1\). Make a new one"):
+            act()
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+def test_a_fork_of_this_process_is_refused_its_workers(policy):
+    env, here = ParallelEnv(2, CARTPOLE, workers=2, on_worker_error=policy), SerialEnv(2, CARTPOLE)
+    env.set_seed(5)
+    env.reset()
+    mine, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            signal.alarm(30)
+            for act in (env.reset, lambda: env.set_seed(1), env.lanes.cross):
+                with pytest.raises(ArgumentError, match="a fork of a process cannot give orders to that one's workers"):
+                    act()
+            env.close()
+            gc.collect()
+            os.write(theirs, b"refused")
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    assert os.waitpid(child, 0)[1] == 0 and os.read(mine, 9) == b"refused"
+    os.close(mine)
+    assert equal(rolled(env, 9), rolled(here, 9))
+    env.close()
