@@ -473,7 +473,7 @@ def test_an_env_that_is_closed_says_so(policy, caller_steps):
     td = env.rand_step(env.reset())
     env.close()
     env.close()
-    collect = partial(Collector, env, None, frames_per_batch=4)
+    collect = lambda: Collector(env, None, frames_per_batch=4).next()  # noqa: E731
     for act in (env.reset, lambda: env.set_seed(1), lambda: env.rand_step(td), env.lanes.state_dict, collect):
         with pytest.raises(ArgumentError, match=r"^the env is closed \(env CartPole-v1\). Make a new one"):
             act()
