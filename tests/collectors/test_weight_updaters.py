@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
+from worlds import Still
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector, WeightUpdaterBase
 from rlcli.collectors import MultiProcessedWeightUpdater as Published
@@ -16,20 +15,6 @@ from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError
 
 VERSION = ("collector", "policy_version")
-
-
-class Still(gym.Env):
-    """Shows a one, always."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.ones(1, np.float32), {}
-
-    def step(self, action):
-        return np.ones(1, np.float32), 0.0, False, False, {}
 
 
 def make():

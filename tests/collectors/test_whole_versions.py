@@ -6,13 +6,13 @@ import copy
 import threading
 import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from worlds import Still
 
 from rlcli.collectors import Collector
 from rlcli.collectors.programs import TensorDictProgram
@@ -23,20 +23,6 @@ from rlcli.modules import IndependentNormal, ProbabilisticActor, StateIndependen
 from rlcli.specs import Composite, Unbounded
 
 VERSION = ("collector", "policy_version")
-
-
-class Still(gym.Env):
-    """Shows a one, always."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.ones(1, np.float32), {}
-
-    def step(self, action):
-        return np.ones(1, np.float32), 0.0, False, False, {}
 
 
 class Shows(EnvBase):
