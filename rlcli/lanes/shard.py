@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.errors import EnvError, in_words
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import NUMBERS, Schema
-from rlcli.processes.channel import Channel, unpacked
+from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import serve
 from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
@@ -175,6 +176,13 @@ class ShardWorker:
         """Make the envs; what the parent has to know of them."""
         self.shard = Shard(recipes, first_lane, settings)
         seed_streams()  # of what was imported for the envs
+        try:
+            packed(self.shard.spaces)
+        except Exception as error:  # whatever an object of the user's raises
+            raise EnvError(
+                "the env's spaces cannot be sent to another process", where=f"env {self.shard.lanes.name}",
+                why=in_words(error), fix="Use spaces of gymnasium's, or SerialEnv (env.mode=serial).",
+            ) from error  # fmt: skip
         heavy = [name for name in HEAVY if name in sys.modules]
         return described(self.shard) | {"heavy": heavy}
 
