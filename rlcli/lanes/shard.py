@@ -23,7 +23,8 @@ from rlcli.processes.region import Region
 from rlcli.processes.streams import seed_streams
 
 TARGET = f"{__name__}:work"
-STEP, RESET, CALL, STEP_ON = 1, 2, 3, 4  # orders; the last: a step, and resets of the lanes that it finishes
+STEP, RESET, CALL = 1, 2, 3  # orders
+STEP_ON, CROSS = 4, 5  # a step, and resets of the lanes that it finishes; nothing
 _OF_WORKER = ("build", "share", "seed")  # methods of the worker's own; all other calls are of its lanes' methods
 TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
 NO_SEED, RAISED = -1, -2  # in the place of a seed
@@ -167,6 +168,8 @@ class ShardWorker:
         """One order of the parent's."""
         if kind in (STEP, STEP_ON):
             return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
+        if kind == CROSS:
+            return None
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)

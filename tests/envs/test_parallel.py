@@ -489,6 +489,17 @@ def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
         ParallelEnv(2, CARTPOLE, workers=workers)
 
 
+def test_an_order_to_do_nothing_changes_nothing():
+    env = ParallelEnv(2, partial(GymEnv, "MountainCar-v0", max_episode_steps=10), workers=1)
+    env.set_seed(0)
+    td = env.reset()
+    for step in range(1, 11):
+        env.lanes.cross()
+        td = env.step(env.rand_action(td))["next"]
+        assert td["done"].all() == (step == 10)
+    env.close()
+
+
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 @pytest.mark.parametrize("caller_steps", [None, True])
 def test_an_env_that_is_closed_says_so(policy, caller_steps):
