@@ -44,10 +44,10 @@ class ParallelEnv(LanesEnv):
     step_timeout : float, optional
         Seconds after which a worker that has not answered to a step or a reset is killed.
     on_worker_error : {"raise", "restart"}
-        A worker that ends, is killed, or whose env raises: an `EnvError`, or another worker in its place, at most 5
-        in a minute. The step of its envs that was not answered is truncated then, with no reward and with the
-        observation before it as the one after it; new episodes begin. `lanes.restarts` tells how often that was, and
-        how many such steps there are.
+        A worker that ends, is killed, or whose env raises: an `EnvError`, or another worker in its place, each at
+        most 5 times in a minute. The step of its envs that was not answered is truncated then, with no reward and with
+        the observation before it as the one after it; new episodes begin. `lanes.restarts` tells how often that was,
+        and how many such steps there are.
     start_method : {"forkserver", "spawn", "fork"}, optional
         How processes are made (see `rlcli.processes.worker`); by default `forkserver`.
     device : torch device, optional

@@ -30,6 +30,7 @@ from rlcli.lanes.replay import ReplayableLanes
 from rlcli.lanes.shard import (
     AHEAD,
     CALL,
+    CROSS,
     CUT,
     RESET,
     STEP,
@@ -244,8 +245,10 @@ class ParallelLanes(ReplayableLanes):
     def cross(self) -> None:
         """Have the workers do nothing: what an order costs beside."""
         self._settle()
-        self._chosen[:] = 0
-        self.crew.order(RESET)
+        try:
+            self.crew.order(CROSS)
+        except Lost as lost:
+            self._refuse(lost, "an empty order")
 
     def _replace_failed(self) -> list[int]:
         """New workers in the place of those that failed, which are named; their lanes are in no episode."""

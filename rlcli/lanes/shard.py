@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.errors import EnvError, in_words
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import NUMBERS, Schema
-from rlcli.processes.channel import Channel, unpacked
+from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import serve
 from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
 from rlcli.processes.streams import seed_streams
 
 TARGET = f"{__name__}:work"
-STEP, RESET, CALL, STEP_ON = 1, 2, 3, 4  # orders; the last: a step, and resets of the lanes that it finishes
+STEP, RESET, CALL = 1, 2, 3  # orders
+STEP_ON, CROSS = 4, 5  # a step, and resets of the lanes that it finishes; nothing
 _OF_WORKER = ("build", "share", "seed")  # methods of the worker's own; all other calls are of its lanes' methods
 TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
 NO_SEED, RAISED = -1, -2  # in the place of a seed
@@ -166,6 +168,8 @@ class ShardWorker:
         """One order of the parent's."""
         if kind in (STEP, STEP_ON):
             return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
+        if kind == CROSS:
+            return None
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)
@@ -175,6 +179,13 @@ class ShardWorker:
         """Make the envs; what the parent has to know of them."""
         self.shard = Shard(recipes, first_lane, settings)
         seed_streams()  # of what was imported for the envs
+        try:
+            packed(self.shard.spaces)
+        except Exception as error:  # whatever an object of the user's raises
+            raise EnvError(
+                "the env's spaces cannot be sent to another process", where=f"env {self.shard.lanes.name}",
+                why=in_words(error), fix="Use spaces of gymnasium's, or SerialEnv (env.mode=serial).",
+            ) from error  # fmt: skip
         heavy = [name for name in HEAVY if name in sys.modules]
         return described(self.shard) | {"heavy": heavy}
 

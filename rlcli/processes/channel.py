@@ -186,8 +186,13 @@ class Channel:
 
 
 def packed(value: Any) -> bytes:
-    """The body that `unpacked` reads."""
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    """The body that `unpacked` reads; what no module holds, a class of the user's `__main__`, goes by value."""
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # whatever an object of the user's raises
+        import cloudpickle
+
+        return cloudpickle.dumps(value)
 
 
 def unpacked(body: bytes) -> Any:

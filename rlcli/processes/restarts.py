@@ -7,16 +7,19 @@ import time
 from rlcli.errors import EnvError
 
 POLICIES = ("raise", "restart")  # what becomes of a worker that ends, hangs, or whose env raises
-RESTARTS, WINDOW = 5, 60.0  # so many in so many seconds: it would go on for ever
-TOGETHER = 1.0  # seconds from one to the next in which several that are lost, each once, have one cause
+RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds: it would go on for ever
 
 
 class Restarts:
-    """The times at which the workers of one parent were replaced."""
+    """The times at which the workers of one parent were replaced.
+
+    Each is counted apart: what ends all of them, a killed fork server say, is one event for each, however long it takes
+    to replace the others.
+    """
 
     def __init__(self) -> None:
-        self._occasions: list[tuple[float, set[int]]] = []  # when, and which workers
-        self._first_cause = ""
+        self._times: dict[int, list[float]] = {}
+        self._first_causes: dict[int, str] = {}
 
     def another(self, name: str, worker: int, cause: str, error: BaseException | None = None, *, fix: str) -> None:
         """A worker is to be replaced.
@@ -26,7 +29,7 @@ class Restarts:
         name : str
             Of the env.
         worker : int
-            Its number. What ends several at once, a killed fork server say, counts once.
+            Its number.
         cause : str
             What became of the worker: `worker 1, ... was killed by SIGKILL`.
         error : exception, optional
@@ -35,18 +38,15 @@ class Restarts:
         Raises
         ------
         EnvError
-            It is one too many; with the first cause.
+            It is one time too many for this worker; with the first cause.
         """
         now = time.monotonic()
-        self._occasions = [(then, workers) for then, workers in self._occasions if now - then < WINDOW]
-        if self._occasions and now - self._occasions[-1][0] < TOGETHER and worker not in self._occasions[-1][1]:
-            self._occasions[-1] = now, self._occasions[-1][1] | {worker}
-            return
-        self._occasions.append((now, {worker}))
-        if len(self._occasions) == 1:
-            self._first_cause = cause
-        if len(self._occasions) > RESTARTS:
+        times = [*(then for then in self._times.get(worker, ()) if now - then < WINDOW), now]
+        self._times[worker] = times
+        if len(times) == 1:
+            self._first_causes[worker] = cause
+        if len(times) > RESTARTS:
             raise EnvError(
-                f"workers had to be replaced more than {RESTARTS} times in {WINDOW:.0f} s", where=name,
-                why=f"the first time, {self._first_cause}", fix=fix,
+                f"one of the workers had to be replaced more than {RESTARTS} times in {WINDOW:.0f} s", where=name,
+                why=f"the first time, {self._first_causes[worker]}", fix=fix,
             ) from error  # fmt: skip

@@ -131,6 +131,15 @@ class Hanging(gym.Env):
         return np.zeros(1, np.float32)
 
 
+class Locked(Hanging):
+    """Its space holds what no other process can have."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.observation_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.observation_space.open = (each for each in ())
+
+
 class LateStart(gym.Env):
     """Shows a random number; the first reset of one of them raises."""
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gym_worlds import Breaking, LateStart, Remembering, Sampled, Slow
+from gym_worlds import Breaking, LateStart, Locked, Remembering, Sampled, Slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step_contract import STEP_FAULTS, with_part
@@ -254,6 +254,8 @@ def test_what_workers_cannot_step_is_refused():
         env = Sampled()
         env.open = (each for each in ())
         ParallelEnv(1, lambda: GymEnv(env))
+    with pytest.raises(EnvError, match=r"spaces cannot be sent to another process \(env Locked\): TypeError"):
+        ParallelEnv(1, GymEnv(GymRecipe(Locked, name="Locked")))
     with pytest.raises(ArgumentError, match="one env maker per env"):
         ParallelEnv(2, [CARTPOLE])
     with pytest.raises(ArgumentError, match="1 to 2 workers"):
@@ -344,6 +346,28 @@ def test_workers_import_nothing_heavy_and_do_not_run_main(tmp_path):
     (tmp_path / "mine.py").write_text(program)
     told = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True, check=True)
     assert told.stdout == "main runs\n[] 2\n[] 2\n" and not told.stderr
+
+
+def test_spaces_and_errors_of_classes_of_main_come_back_as_they_are(tmp_path):
+    program = (
+        "import gymnasium as gym\n"
+        "from rlcli.envs import GymEnv, ParallelEnv\n"
+        "class Mine(gym.spaces.Box):\n    pass\n"
+        "class Broken(Exception):\n    pass\n"
+        "class World(gym.Env):\n"
+        "    observation_space, action_space = Mine(-1, 1, (2,)), gym.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n        return self.observation_space.low, {}\n"
+        "    def step(self, action):\n        raise Broken('so it is')\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('forkserver', 'spawn'):\n"
+        "        env = ParallelEnv(2, lambda: GymEnv(World()), workers=2, start_method=method)\n"
+        "        print(type(env.lanes.spaces[0]) is Mine, env.reset()['observation'].shape[0])\n"
+        "        try:\n            env.rollout(3)\n"
+        "        except Exception as error:\n            print('Broken: so it is' in str(error))\n"
+    )
+    (tmp_path / "mine.py").write_text(program)
+    told = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True, check=True)
+    assert told.stdout == "True 2\nTrue\n" * 2 and not told.stderr
 
 
 def private(pid: int | str) -> float:
@@ -463,6 +487,17 @@ def test_nobody_needs_to_close_it():
 def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
     with pytest.raises(ArgumentError, match=rf"2 envs can have 1 to 2 workers: got {workers!r}"):
         ParallelEnv(2, CARTPOLE, workers=workers)
+
+
+def test_an_order_to_do_nothing_changes_nothing():
+    env = ParallelEnv(2, partial(GymEnv, "MountainCar-v0", max_episode_steps=10), workers=1)
+    env.set_seed(0)
+    td = env.reset()
+    for step in range(1, 11):
+        env.lanes.cross()
+        td = env.step(env.rand_action(td))["next"]
+        assert td["done"].all() == (step == 10)
+    env.close()
 
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])

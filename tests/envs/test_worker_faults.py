@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -212,9 +213,19 @@ def test_what_ends_all_workers_at_once_counts_once():
         for worker in env.lanes.crew.workers:
             worker.exit_code(10.0)
         env.rollout(3, break_when_any_done=False)
-        time.sleep(restarts.TOGETHER)
     assert [times for times, _ in env.lanes.restarts] == [2] * 8
     env.close()
+
+
+def test_however_long_it_takes_to_replace_them(monkeypatch):
+    clock = itertools.count(0.0, 3.0)
+    monkeypatch.setattr(restarts.time, "monotonic", lambda: next(clock))
+    counted = restarts.Restarts()
+    for worker in range(2 * restarts.RESTARTS):
+        counted.another("env", worker, f"worker {worker} was killed", fix="")
+    with pytest.raises(EnvError, match=r"more than 5 times in 60 s .*the first time, worker 7 was killed"):
+        for _ in range(restarts.RESTARTS):
+            counted.another("env", 7, "it was killed again", fix="")
 
 
 class Picky(gym.Env):
