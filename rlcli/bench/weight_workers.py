@@ -98,7 +98,7 @@ def work(channel: Channel) -> None:
             return None
         if kind == COPY:
             hidden, flat = unpacked(body)
-            return cpu_seconds(plain[hidden].read_flat if flat else plain[hidden].read)
+            return cpu_seconds(plain[hidden].read_flat if flat else plain[hidden].read), time.monotonic_ns()
         if kind == RECEIVE:
             return cpu_seconds(models[unpacked(body)].receiver.receive), time.monotonic_ns()
         if kind == TAKE:

@@ -37,6 +37,7 @@ from rlcli.processes.worker import Worker
 from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
 SHARED, TOLD, MESSAGES = "rlcli, acting", "rlcli, asleep", "rlcli, messages"
+LEAST = "3 plain copies, asleep"  # what any way takes that wakes the workers and copies: no ratio can be beyond it
 THEIRS = ("torchrl, shared memory", "torchrl, messages")
 THEIRS_ACTING = "torchrl, shared memory, acting"
 CPU, COPIES, FLAT = "cpu: rlcli", "cpu: 3 plain copies", "cpu: 3 flat copies"
@@ -87,7 +88,7 @@ class _Size:
 
     # ---- published to adopted --------------------------------------------------------------------------------------
     def _latency(self) -> None:
-        sides = {SHARED: self._acting, TOLD: self._told, MESSAGES: self._messages}
+        sides = {SHARED: self._acting, TOLD: self._told, LEAST: self._least, MESSAGES: self._messages}
         theirs = {}
         if self.settings["peers"]:
             for name, scheme in zip(THEIRS, ("SharedMemWeightSyncScheme", "MultiProcessWeightSyncScheme"), strict=True):
@@ -113,6 +114,7 @@ class _Size:
             bar = ">= 30" if self.bytes < 1e6 else ">= 5"
             faster = min((side for side in measured if side.name in theirs), key=lambda side: side.median)
             self._ratio(measured, faster.name, TOLD, bar)
+            self._ratio(measured, faster.name, LEAST)
             self._ratio(measured, THEIRS_ACTING, SHARED, bar)
             self._ratio(measured, THEIRS[1], MESSAGES)
         self._keep(measured)
@@ -137,6 +139,11 @@ class _Size:
         began = time.monotonic_ns()
         self.sender.send(version=self.version)
         self._until(began, [done for _, done in self._order(RECEIVE, self.sender.model_id)])
+
+    def _least(self) -> None:
+        began = time.monotonic_ns()
+        self.plain.write()
+        self._until(began, [done for _, done in self._order(COPY, (self.hidden, False))])
 
     def _messages(self) -> None:
         began = time.monotonic_ns()
@@ -166,7 +173,7 @@ class _Size:
         def copies(flat: bool) -> Callable[[], None]:
             def side() -> None:
                 self.spent += cpu_seconds(self.plain.write_flat if flat else self.plain.write)
-                self.spent += sum(self._order(COPY, (self.hidden, flat)))
+                self.spent += sum(cpu for cpu, _ in self._order(COPY, (self.hidden, flat)))
 
             return side
 

@@ -13,7 +13,7 @@ QUICK = ["kilobytes=[40]", "calls=1", "stress=0.1", "rounds=7"]
 def test_weights_measures_every_side_that_is_installed():
     pytest.importorskip("torchrl")
     result = bench.measure("weights", QUICK).as_dict()
-    sides = {weights.SHARED, weights.TOLD, weights.MESSAGES, *weights.THEIRS, weights.THEIRS_ACTING}
+    sides = {weights.SHARED, weights.TOLD, weights.LEAST, weights.MESSAGES, *weights.THEIRS, weights.THEIRS_ACTING}
     sides |= {weights.CPU, weights.COPIES, weights.FLAT}
     assert {side["name"] for side in result["sides"]} == {f"{side}, 40 KB" for side in sides}
     assert {ratio["bar"] for ratio in result["ratios"]} == {">= 30", "<= 1.5", ""}
