@@ -5,17 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors.background import Background
-from rlcli.collectors.finish import Seconds
+from rlcli.collectors.delivered import Collected, Delivered
 from rlcli.collectors.options import Counted, Delivery, Stepping, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import POLICY, Source, Weights
@@ -30,63 +27,6 @@ if TYPE_CHECKING:
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager]
 COLLECT, STORE = "collect", "store"
-
-
-Shares: TypeAlias = tuple[tuple[range, int], ...]
-NO_GAPS: Mapping[int, bool] = MappingProxyType({})
-
-
-class Collected(NamedTuple):
-    """A raw batch, and what a delivery or a transform may have changed in it: see `Delivered`."""
-
-    batch: TensorDictBase
-    reward: np.ndarray | None
-    done: np.ndarray | None
-    seconds: Seconds | None
-    lanes: range | None = None
-    shares: Shares | None = None
-    gaps: Mapping[int, bool] = NO_GAPS
-
-
-@dataclass(frozen=True)
-class Delivered:
-    """One batch of a collector, handed over.
-
-    Attributes
-    ----------
-    raw : TensorDict ``[N, T]`` or ``[T]``
-        The batch as it was collected; the very object that `postproc` and hooks were given, where nothing cut it.
-    pieces : tuple of TensorDict
-        What the consumer gets, after `postproc` and hooks: the batch; with `split_trajs` its trajectories, padded; with
-        `trajs_per_batch` the trajectories that it made whole, in none or several pieces.  Empty where a replay buffer
-        is the consumer: it holds them.
-    reward, done : ndarray ``[N, T, 1]``, optional
-        The env's own rewards and ends, before any transform or `set_truncated`; None where the batch has no such
-        column.  They may share the batch's memory.
-    seconds : Seconds, optional
-        Where the time went, if that was asked for.
-    lanes : range, optional
-        Which of the collector's envs the rows are of; None: of all.
-    shares : tuple of (range, int), optional
-        Where some of these envs took fewer steps than others: which took how many; what follows them is no row.
-    gaps : mapping from lane to bool
-        Envs whose rows do not go on where they were: whether they begin a new episode (a worker was replaced, say), or
-        are in the middle of one since the rows before were lost.
-    """
-
-    raw: TensorDictBase
-    pieces: tuple[TensorDictBase, ...]
-    reward: np.ndarray | None
-    done: np.ndarray | None
-    seconds: Seconds | None
-    lanes: range | None = None
-    shares: Shares | None = None
-    gaps: Mapping[int, bool] = field(default_factory=dict)
-
-    @property
-    def frames(self) -> int:
-        """Steps of envs in it."""
-        return self.raw.numel() if self.shares is None else sum(len(lanes) * steps for lanes, steps in self.shares)
 
 
 def no_stage(name: str) -> AbstractContextManager:

@@ -21,7 +21,8 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from rlcli.collectors.answers import answering
-from rlcli.collectors.base import BaseCollector, Collected, called
+from rlcli.collectors.base import BaseCollector, called
+from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble

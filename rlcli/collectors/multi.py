@@ -18,10 +18,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.collectors.base import NO_GAPS, BaseCollector, Collected, Shares
+from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.crew import CollectorCrew, ShutDown
+from rlcli.collectors.delivered import NO_GAPS, Collected, Shares
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.each_worker import (
     CountedEach,

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from rlcli.collectors.base import Collected, Delivered, Stage, no_stage
+from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.crew import Order, ShutDown
+from rlcli.collectors.delivered import Collected, Delivered
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.collectors.base import Collected
 from rlcli.collectors.crew import Order
+from rlcli.collectors.delivered import Collected
 from rlcli.collectors.each_worker import cut
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.options import next_steps, steps_of, whole
