@@ -41,7 +41,7 @@ class Newest:
     """
 
     def __init__(self, count: np.ndarray, words: np.ndarray) -> None:
-        self._count, self._words = count, words
+        self._count, self._words = count.data, words
         self._staged: dict[int, int] = {}
         self._now = [0] * (words.shape[1] - 1)  # as the writer has published them
         self.seen = self._now
@@ -55,7 +55,7 @@ class Newest:
     @property
     def count(self) -> int:
         """Publications so far."""
-        return int(self._count[0])
+        return self._count[0]
 
     # ---- the writer --------------------------------------------------------------------------------------------
     def word(self, model: int) -> int:

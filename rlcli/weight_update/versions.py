@@ -67,7 +67,8 @@ class SharedVersions(TransportBackend):
             },
             fd,
         )  # fmt: skip
-        count, newest, self._locks, self._turn, self._version, self._sum = self._region.arrays.values()
+        count, newest, *numbers = self._region.arrays.values()
+        self._locks, self._turn, self._version, self._sum = (each.data for each in numbers)  # Python's own numbers
         self._newest, self._model, self._alone = Newest(count, newest), 0, True
         self._slots = Slots(self._region.fd, sum(x.nbytes for x in self._region.arrays.values()) + 512, layout.nbytes)
         self._read = 0  # the publication that this end knows
@@ -110,7 +111,7 @@ class SharedVersions(TransportBackend):
         finally:
             if self._locked:
                 self._slots.unlock(at)
-        self._newest.stage(self._model, int(self._turn[at]) * _MOST + at)
+        self._newest.stage(self._model, self._turn[at] * _MOST + at)
         if self._alone:
             self._newest.publish()
 
@@ -197,7 +198,7 @@ class SharedVersions(TransportBackend):
 
     def _copy(self, memory: np.ndarray, at: int, turn: int) -> int:
         for _ in range(_TRIES):
-            version, total = int(self._version[at]), int(self._sum[at])
+            version, total = self._version[at], self._sum[at]
             arrived = checksum(copy_summed(memory, self._slots.memory(at)), version)
             if self._turn[at] != turn:
                 raise Overtaken
@@ -212,7 +213,7 @@ class SharedVersions(TransportBackend):
         try:
             if self._turn[at] != turn:  # the writer has come round to it before
                 raise Overtaken
-            version = int(self._version[at])
+            version = self._version[at]
             self._check(window, at, version)
             window.show(at)
         except BaseException:
@@ -223,7 +224,7 @@ class SharedVersions(TransportBackend):
         return version
 
     def _check(self, window: Window, at: int, version: int) -> None:
-        total = int(self._sum[at])
+        total = self._sum[at]
         if checksum(summed(window.at_home(at)), version) == total:
             return
         window.forget(at)  # pages that this process wrote to, when the slot was shown before
