@@ -194,13 +194,16 @@ class CollectorCrew:
             while self.crew.failed:
                 index, cause = min(self.crew.failed.items())
                 if not (replaces or isinstance(cause, Lost)):
-                    self.crew.failed.clear()
                     raise cause
                 self._replace(index, cause)
                 (found[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
             return found
         except Lost as lost:
             raise self._refusal(lost) from None
+        finally:
+            for index, cause in list(self.crew.failed.items()):
+                if not isinstance(cause, Lost):  # who raised something can be given another order
+                    del self.crew.failed[index]
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
@@ -370,6 +373,7 @@ class CollectorCrew:
     def _begin_anew(self, index: int, cause: BaseException) -> None:
         """A new process, in which nothing was made yet."""
         if isinstance(cause, _OURS):
+            self._orders[index].clear()
             raise cause
         if self.on_error == "raise" or not self.crew.close.alive:
             assert isinstance(cause, Lost)
@@ -401,8 +405,10 @@ class CollectorCrew:
         try:
             for body, fd in self._beginning(index):
                 self.crew.order(CALL, body, only=[index], fd=fd)
-                if index in self.crew.failed:
-                    return self.crew.failed[index]
+                if (cause := self.crew.failed.get(index)) is not None:
+                    if not isinstance(cause, Lost):  # half of it was made, whether it is replaced now or later
+                        self.crew.failed[index] = Lost(index, f"raised {in_words(cause)}")
+                    return cause
             self._delivered[index] = self._steps(index)
             for order in self._orders[index]:
                 self._give(index, order)

@@ -870,3 +870,40 @@ def test_the_others_go_on_after_a_worker_raised_and_frames_are_exact(lag):
             except EnvError:
                 errors += 1
         assert (frames, errors, c.frames) == (200, 1, 200)
+
+
+def refusing(folder):
+    """An env that `folder/refuses` keeps from being made."""
+    if (folder / "refuses").exists():
+        raise ArgumentError("this world is full")
+    return cartpole()
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_what_the_successor_of_a_worker_raised_is_raised_once_and_the_worker_made_when_it_can_be(kind, tmp_path):
+    makers = [cartpole, partial(refusing, tmp_path)]
+    with kind(makers, None, frames_per_batch=8, on_worker_error="restart", seed=0) as c:
+        c.next()
+        (tmp_path / "refuses").touch()
+        os.kill(victim(c), signal.SIGKILL)
+        with pytest.raises(ArgumentError, match="this world is full"):
+            for _ in range(10_000):  # its end is not seen at once
+                c.next()
+        with pytest.raises(ArgumentError, match="this world is full"):
+            c.crew.call("steps_left")
+        (tmp_path / "refuses").unlink()
+        for _ in range(4):
+            c.next()
+        assert c.restarts[1][0] >= 2 and "raised ArgumentError: this world is full" in c.crew.told[1].cause
+
+
+def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=8, on_worker_error="restart", seed=0) as c:
+        c.next()
+        c.crew.crew.watch = lambda index: "hung" if index == 1 else ""
+        os.kill(victim(c), signal.SIGSTOP)
+        with pytest.raises(AttributeError):
+            c.crew.each("call", [("no such thing",), ("steps_left",)])
+        c.crew.crew.watch = None
+        c.next()
+        assert "worker 1, lane 1 of CartPole-v1 hung" in c.crew.told[1].cause
