@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import threading
@@ -15,16 +16,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from interrupted import instructions
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector, crew
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor
+from rlcli.processes import crew as processes_crew
 from rlcli.transforms import InitTracker, RewardSum, StepCounter
 from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSender
 
@@ -817,6 +820,39 @@ def test_an_interrupted_batch_is_given_up_and_the_next_one_is_whole():
         after = c.next()
         assert after.shape == (2, 30) and c.frames == 120
     assert not set(before[IDS].flatten().tolist()) & set(after[IDS].flatten().tolist())
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_collecting_goes_on_wherever_giving_orders_and_taking_answers_was_broken_off(block):
+    lag = {"max_lag": 2, "on_lag": "block"} if block else {}
+    files = {crew.__file__, processes_crew.__file__}
+    rng = random.Random(0)
+    with MultiAsyncCollector([cartpole] * 2, None, frames_per_batch=4, seed=0, **lag) as c:
+        c.next()
+        all_of_it = instructions(files, c.next)
+        for _ in range(300):
+            instructions(files, c.next, at=rng.randrange(all_of_it))
+            c.next()
+            assert len(c.crew.outstanding()) <= 4
+        c.reset()
+        c.next()
+
+
+def test_weights_reach_workers_though_the_order_that_they_go_with_was_broken_off():
+    files, rng = {crew.__file__}, random.Random(0)
+    scheme = {"weight_sync_schemes": {"policy": MultiProcessWeightSyncScheme()}}
+    with MultiAsyncCollector([cartpole] * 2, actor(), frames_per_batch=4, **scheme) as c:
+        c.next()
+        all_of_it = instructions(files, c.next)
+        for _ in range(100):
+            c.update_policy_weights_()
+            instructions(files, c.next, at=rng.randrange(all_of_it))
+            for _ in range(1000):
+                c.next()
+                if all(told.version == c.policy_version for told in c.crew.told):
+                    break
+            else:
+                raise AssertionError(f"{c.policy_version}: {c.crew.told}")
 
 
 def test_what_was_delivered_as_cut_short_does_not_go_on():
