@@ -338,11 +338,12 @@ def test_workers_keep_counts_of_their_own_where_a_run_begins_anew():
 
 def test_models_that_workers_cannot_follow_are_refused_and_harm_nobody():
     model = nn.Linear(1, 1)
-    with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, on_worker_error="restart") as c:
+    with MultiSyncCollector([Judged] * 2, Constant(), frames_per_batch=8, on_worker_error="restart") as c:
         for name, used, sentence in [
             ("policy", None, "the name 'policy' is the collector's own policy"),
             ("judge", "env.nope", r"no model is at 'env.nope': .*nope"),
             ("judge", None, "no model is at 'judge'"),
+            ("judge", "policy", "'judge' would be written over those of 'policy'"),
             ("judge", "env", "no model is at 'env': it is a Judged"),
             ("judge", nn.Linear(1, 1), "used in workers, each of which has its own: got a Linear.*'env.reward_model'"),
             ("judge", 5, "used in workers, each of which has its own: got a int"),
