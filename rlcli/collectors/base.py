@@ -161,6 +161,11 @@ class BaseCollector:
         return ()
 
     @property
+    def restarts(self) -> list[tuple[int, int]]:
+        """Of each process that steps envs: how often it was replaced, and how many frames that has lost."""
+        raise NotImplementedError
+
+    @property
     def lanes_in_batch(self) -> list[int]:
         """How many envs a batch is of, whose whole steps it holds: all of them, or those of either of the workers."""
         return [self.envs]

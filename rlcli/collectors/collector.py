@@ -391,7 +391,6 @@ class Collector(BaseCollector):
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        """Of each process that steps envs: how often it was replaced, and how many of their steps that has lost."""
         return list(getattr(self._base_lanes(), "restarts", ()))
 
     def _base_lanes(self) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,9 +109,8 @@ class CollectorCrew:
         self._orders: list[deque[Order]] = [deque() for _ in sent]
         self._follows: dict[str, Callable[[], tuple[bytes, int | None]]] = {}
         self._kept: dict[str, tuple] = {}
-        self._posted: list[dict[str, bytes]] = [{} for _ in sent]  # messages that go with a worker's next order
-        self._newest: dict[str, bytes] = {}
-        self._lock = threading.Lock()  # of the two above
+        self._newest: dict[str, bytes] = {}  # messages that go with each worker's next order
+        self._sent: list[dict[str, bytes]] = [{} for _ in sent]  # those that went
         self._columns: Schema | None = None  # a row of what is shared
         self._batches = 0
         self._restarts = Restarts()
@@ -194,13 +192,16 @@ class CollectorCrew:
             while self.crew.failed:
                 index, cause = min(self.crew.failed.items())
                 if not (replaces or isinstance(cause, Lost)):
-                    self.crew.failed.clear()
                     raise cause
                 self._replace(index, cause)
                 (found[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
             return found
         except Lost as lost:
             raise self._refusal(lost) from None
+        finally:
+            for index, cause in list(self.crew.failed.items()):
+                if not isinstance(cause, Lost):  # who raised something can be given another order
+                    del self.crew.failed[index]
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
@@ -235,6 +236,7 @@ class CollectorCrew:
 
     def begin(self, index: int, order: Order) -> None:
         """Have a worker write a batch, behind those that it is writing."""
+        self._pass_over_broken()
         if not self._orders[index]:
             self._delivered[index] = self._steps(index)
         self._orders[index].append(order)
@@ -247,29 +249,42 @@ class CollectorCrew:
         """How many a worker's lanes have taken in all; of one that ended, until then."""
         return int(self._signs.arrays["clock"][index])
 
+    def _pass_over_broken(self) -> None:
+        """Forget orders that Ctrl-C kept from being given, or whose answers it kept from coming out of `next`."""
+        for told, orders, begun in zip(self.told, self._orders, self.crew.begun(), strict=True):
+            there = [order for order in orders if any(order is each for each in begun)]
+            if len(there) < len(orders):
+                orders.clear()
+                orders.extend(there)
+                told.begins = told.begins or False
+
     def begun(self, index: int) -> int:
         """How many orders of a worker have not come out of `next`."""
+        self._pass_over_broken()
         return len(self._orders[index])
 
     def outstanding(self) -> list[Order]:
         """The orders that have not come out of `next`."""
+        self._pass_over_broken()
         return [order for orders in self._orders for order in orders]
 
     def frames_begun(self) -> int:
         """What they ask for, of all workers."""
+        self._pass_over_broken()
         pairs = zip(self.told, self._orders, strict=True)
         return sum(order.steps * told.lanes for told, orders in pairs for order in orders)
 
     def _give(self, index: int, order: Order) -> None:
         batch, key = order.batch, (index, self.told[index].restarts)
         new = None if key in batch.mapped else (batch.memory, batch.steps, order.first)
-        with self._lock:
-            weights, self._posted[index] = self._posted[index], {}
+        sent = self._sent[index]
+        weights = {name: each for name, each in dict(self._newest).items() if each is not sent.get(name)}
         gone = self._gone[index][:]
-        del self._gone[index][: len(gone)]
         args = (batch.number, order.steps, order.random_steps, order.timed, gone, new, weights)
-        self.crew.begin(index, CALL, packed(("collect", args, {})), fd=None if new is None else batch.fd)
-        batch.mapped.add(key)
+        self.crew.begin(index, CALL, packed(("collect", args, {})), about=order, fd=None if new is None else batch.fd)
+        batch.mapped.add(key)  # the worker has what goes with an order, or is sent it again: this may be broken off
+        del self._gone[index][: len(gone)]
+        sent.update(weights)
 
     def next(self) -> tuple[int, Order, Part]:
         """The worker that wrote a batch first, what it was to write, and what it says of it."""
@@ -310,7 +325,7 @@ class CollectorCrew:
         """
         found: list[tuple[int, Order, Part]] = []
         errors: dict[int, Exception] = {}
-        while any(self._orders):
+        while self.outstanding():
             try:
                 found.append(self.next())
             except Exception as error:
@@ -323,7 +338,7 @@ class CollectorCrew:
 
     def give_up(self) -> None:
         """Pass over what is being written, or was written for nobody; the next batches begin with new episodes."""
-        if any(self._orders):
+        if self.outstanding():
             self.settle()
         self.reset()
 
@@ -346,9 +361,7 @@ class CollectorCrew:
 
     def post(self, messages: Mapping[str, bytes]) -> None:
         """Send the workers versions of some models with their next orders."""
-        with self._lock:  # a thread may be collecting
-            for waiting in (self._newest, *self._posted):
-                waiting.update(messages)
+        self._newest.update(messages)  # all at once: a thread may be collecting
 
     def keep(self, name: str, *args: Any) -> list[Any]:
         """`call`, and the same of whoever replaces a worker."""
@@ -370,6 +383,7 @@ class CollectorCrew:
     def _begin_anew(self, index: int, cause: BaseException) -> None:
         """A new process, in which nothing was made yet."""
         if isinstance(cause, _OURS):
+            self._orders[index].clear()
             raise cause
         if self.on_error == "raise" or not self.crew.close.alive:
             assert isinstance(cause, Lost)
@@ -386,7 +400,7 @@ class CollectorCrew:
             self._orders[index].clear()
             raise
         self.crew.replace(index, self._worker())
-        self._posted[index] = dict(self._newest)
+        self._sent[index] = {}
         if index < len(self.told):
             told = self.told[index]
             told.restarts, told.cause, told.begins = told.restarts + 1, said, True
@@ -401,8 +415,10 @@ class CollectorCrew:
         try:
             for body, fd in self._beginning(index):
                 self.crew.order(CALL, body, only=[index], fd=fd)
-                if index in self.crew.failed:
-                    return self.crew.failed[index]
+                if (cause := self.crew.failed.get(index)) is not None:
+                    if not isinstance(cause, Lost):  # half of it was made, whether it is replaced now or later
+                        self.crew.failed[index] = Lost(index, f"raised {in_words(cause)}")
+                    return cause
             self._delivered[index] = self._steps(index)
             for order in self._orders[index]:
                 self._give(index, order)

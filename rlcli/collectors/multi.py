@@ -314,7 +314,6 @@ class MultiProcessCollector(BaseCollector):
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        """Of each worker: how often it was replaced, and how many frames that has lost."""
         return [(told.restarts, told.lost_frames) for told in self.crew.told]
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:

@@ -148,16 +148,13 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._ask(timed)
         if self.on_lag != "block":
             return self.crew.next()
-        while (found := self._arrived.pop(id(self._queue[0]), None)) is None:
-            try:
-                index, order, part = self.crew.next()
-            except Exception:
-                there = self._arrived.keys() | map(id, self.crew.outstanding())
-                self._queue = deque(order for order in self._queue if id(order) in there)
-                raise
+        while True:
+            there = self._arrived.keys() | map(id, self.crew.outstanding())  # others were lost
+            self._queue = deque(order for order in self._queue if id(order) in there)
+            if (found := self._arrived.pop(id(self._queue[0]), None)) is not None:
+                return found
+            index, order, part = self.crew.next()
             self._arrived[id(order)] = index, order, part
-        self._queue.popleft()
-        return found
 
     @property
     def _asked(self) -> int:
@@ -178,9 +175,9 @@ class MultiAsyncCollector(MultiProcessCollector):
                 if self.crew.begun(index) < ahead:
                     left = steps_of(max(0, self._random_frames() - self._asked), lanes)
                     order = Order(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
-                    self.crew.begin(index, order)
                     if self.on_lag == "block":
                         self._queue.append(order)
+                    self.crew.begin(index, order)
 
     def figures(self) -> dict[str, Any]:
         found = super().figures()

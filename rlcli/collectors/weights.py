@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rlcli.collectors.programs import Bound
 from rlcli.errors import ArgumentError
+from rlcli.weight_update.receiver import check_apart
 from rlcli.weight_update.tensors import Source, matched, snapshot, wait, write
 
 POLICY = "policy"
@@ -107,10 +108,12 @@ class FollowedWeights:
         """Add a pair, or replace it; see `Collector.register_model`."""
         check_model(name, trained, trained if used is None else used)
         with self._lock:
+            others = {other: acts for other, (model, acts) in self._pairs.items() if model is not trained}
+            check_apart(name, trained if used is None else used, others)
             self._pairs[name] = (trained, trained if used is None else used)
             if self._newest is not None:  # what waits was made for another
-                others = {other: values for other, values in self._newest.models.items() if other != name}
-                self._newest = Publication(self._newest.version, others)
+                waiting = {other: values for other, values in self._newest.models.items() if other != name}
+                self._newest = Publication(self._newest.version, waiting)
 
     def follow(self, receiver: Receiver) -> None:
         """Adopt what is trained in another process."""

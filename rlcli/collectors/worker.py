@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from rlcli.processes.crew import serve
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
+from rlcli.processes.streams import seed_streams
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
@@ -185,12 +185,11 @@ class CollectorWorker:
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
         )  # fmt: skip
         own = stepping.process_seed(seed)  # what an env or a policy of the user's draws from; forked siblings share it
-        random.seed(own)
-        np.random.seed(own % 2**32)
+        seed_streams(own)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
         self.collector.lanes.clock = clock.data  # type: ignore[assignment]
-        torch.manual_seed(own % 2**63)
+        torch.manual_seed(own % 2**64)
         self._engine: Engine | None = None
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {

@@ -128,7 +128,10 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
                 for batch in delivered.pieces:
                     writer.append(batch)
             reporter.tally.episodes.interrupt(delivered.gaps)
-            reporter.batch(delivered.raw, reward=delivered.reward, done=delivered.done, workers=collector.workers)
+            workers, restarts = collector.workers, collector.restarts
+            reporter.batch(
+                delivered.raw, reward=delivered.reward, done=delivered.done, workers=workers, restarts=restarts
+            )
             reporter.out_of_bounds(collector.out_of_bounds())
             if writer.waited >= COMMIT_EVERY:
                 with clock("write"):

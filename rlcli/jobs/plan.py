@@ -61,13 +61,15 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
         env = build_env(lanes_of(cfg, 1))
         try:
             first = grown(imported)
-            envs = measured(cfg)
             before = resident()
             policy = policy_to_look_at(cfg, env)
+            networks = grown(before)
+            envs = measured(cfg, None if policy is None else policy.actor)
+            before = resident()
             here = dataclasses.replace(in_this_process(cfg), device=DeviceConfig(kind="cpu"))
             learning, keep = _learning(here, env, policy)
             collector = build_collector(here, env, policy, keep)
-            networks, built = grown(before), resident()
+            networks, built = networks + grown(before), resident()
             if isinstance(cfg, Config):
                 algorithm_of(cfg).load_kernels()
             if wants_tensorboard(cfg.logger.kind):
@@ -80,6 +82,8 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                 "compiler and kernels": compiled,
                 "libraries at work": working(learning),
             }
+            if envs.parent:
+                process["weights, for workers"] = envs.parent
             init_rows = count_init_rows(cfg)
 
             def foreseen(changed: CollectConfig) -> Plan:

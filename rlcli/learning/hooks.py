@@ -125,7 +125,7 @@ class Hooks:
         if self.reporter is not None:
             self.reporter.batch(
                 batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector),
-                workers=loop.collector.workers,
+                workers=loop.collector.workers, restarts=loop.collector.restarts,
             )  # fmt: skip
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
         self.unreported, self.lags, self.valued = [], [], ValueRows()

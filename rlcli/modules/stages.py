@@ -16,23 +16,32 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
 from tensordict.nn import (
+    NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
 )
+from tensordict.nn.utils import biased_softplus
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.mlp import OWN_CALLS, Layer, hooked, hooked_everywhere, hooks_of, layers_of, usual
 from rlcli.keys import Key, show, unravel
-from rlcli.modules.encoders import DictNet
+from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
 from rlcli.modules.exploration import EGreedyModule
-from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.head import LogScaleExtractor, StateIndependentScale
+from rlcli.modules.nets import MLP, NatureCNN
 from rlcli.modules.values import QValueModule
 
+# modules that neither keep what they are given nor write to it, and look at nothing else
+_READERS = (
+    DictNet, DictEncoder, Flat, OneHotIndex, NatureCNN, MLP, LogScaleExtractor, NormalParamExtractor, biased_softplus,
+    *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
+    *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
+)  # fmt: skip
 _DIST_METHODS = ("get_dist", "get_dist_params", "build_dist_from_params")
 
 
@@ -69,10 +78,19 @@ class Stage(NamedTuple):
 
     @property
     def touched(self) -> tuple[Key, ...]:
-        """What it writes to: its outputs, and its inputs where a layer of it may work in place on them."""
-        parts = self.module.modules() if isinstance(self.module, nn.Module) else ()
-        in_place = any(getattr(part, "inplace", False) for part in parts) and self.layers is None
-        return (*self.out_keys, *self.in_keys) if in_place else self.out_keys
+        """What it writes to: its outputs, and its inputs where it may work in place on them."""
+        known = self.layers is not None or self.only_reads
+        return self.out_keys if known else (*self.out_keys, *self.in_keys)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it is known to keep nothing that it is given, nor to write to it."""
+        if not isinstance(self.module, nn.Module):
+            return False
+        if type(self.module) is NormalParamExtractor and not isinstance(self.module.scale_mapping, nn.Module):
+            return False  # a function of a user's
+        parts = self.module.modules()
+        return all(type(x) in _READERS and not hooked(x) and not getattr(x, "inplace", False) for x in parts)
 
     @property
     def layers(self) -> list[Layer] | None:

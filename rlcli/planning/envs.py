@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
+from torch import nn
 
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import shares
+from rlcli.collectors.build import shares, workers_env
+from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs.build import build_env, env_workers, evaluation_lanes, lanes_here, wants_native
 from rlcli.processes.crew import Crew
@@ -43,12 +45,15 @@ class Envs:
         Bytes of the processes that step the envs, with their envs, and of what they are forked from.
     worker : int
         Of them, of each worker without its envs.
+    parent : int
+        Of this process beside, where workers collect: the weights that they are to adopt, above all.
     """
 
     each: int
     at_reset: int = 0
     workers: int = 0
     worker: int = 0
+    parent: int = 0
 
 
 def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
@@ -140,18 +145,23 @@ def workers_of(cfg: CollectConfig) -> int:
     return len(shares(cfg)) or env_workers(cfg)
 
 
-def measured(cfg: CollectConfig) -> Envs:
+def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
     """What one more env takes here, and what the processes that step the envs will take beside.
 
-    One worker with one env is started and looked at.
+    One worker with one env is started and looked at; where it collects, with what acts there and its weights.
     """
-    envs = one_more(cfg)
+    envs, parent = one_more(cfg), 0
     one, count = dataclasses.replace(cfg.env, num=1), workers_of(cfg)
     if shares(cfg):
         from rlcli.collectors import MultiSyncCollector
 
-        with MultiSyncCollector([partial(build_env, one)], frames_per_batch=1) as collector:
+        make = partial(workers_env, tuple(registry.imported), one)
+        before = resident()
+        with MultiSyncCollector([make], actor, frames_per_batch=1) as collector:
             collector.rollout()
+            collector.update_policy_weights_()
+            collector.rollout()
+            parent = grown(before)
             shared, (own,), started = _processes(collector.processes)
     elif count:
         env = build_env(dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false"))
@@ -163,7 +173,7 @@ def measured(cfg: CollectConfig) -> Envs:
         return envs
     alone = max(own - envs.each, 0)
     workers = shared + count * alone + lanes_apart(cfg) * (envs.each + started)
-    return dataclasses.replace(envs, workers=workers, worker=alone)
+    return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 
 def worker_bytes(collector: BaseCollector) -> int:

@@ -26,7 +26,7 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
 from rlcli.errors import in_words
-from rlcli.keys import ACTION, Key, unravel
+from rlcli.keys import ACTION, COLLECTOR_MASK, Key, unravel
 from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.optimizer import optimizer_options
@@ -174,8 +174,13 @@ def tensors_of(
     lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
     mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
+    rows = collector.rows(lanes, steps)
+    fields = dict(rows.fields)
+    if cfg.collector.preemptive_threshold is not None:
+        fields[COLLECTOR_MASK] = Field(torch.bool, torch.Size())
     rows = dataclasses.replace(
-        collector.rows(lanes, steps),
+        rows,
+        fields=fields,
         delta_dtype=delta_dtype_of(cfg),
         keeps_overflows=keeps_overflows(cfg),
     )

@@ -91,8 +91,9 @@ class Crew:
         self._turn = 0
         self._asked: Sequence[int] = ()
         self._settled = True  # whether all that `send` asked for has been answered
-        self._begun: list[deque[int]] = [deque() for _ in self.workers]  # turns of orders that `begin` gave
-        self._early: deque[tuple[int, int, bytes]] = deque()  # their answers that came while others were waited for
+        # turns of orders that `begin` gave, and what those are about
+        self._begun: list[deque[tuple[int, Any]]] = [deque() for _ in self.workers]
+        self._early: deque[tuple[int, Any, int, bytes]] = deque()  # answers that came while others were waited for
         self._served = -1  # whose answer `first` gave last
         self._looked = 0.0
         for worker in self.workers:
@@ -140,6 +141,8 @@ class Crew:
     ) -> None:
         """The first half of `order`: what this process does before it asks for the `answers`, all do at once."""
         self.settle()
+        if any(self._begun):
+            self.begun()
         if self.user != (user := threading.get_ident()):
             self.user = user
             _share_cores()
@@ -193,27 +196,44 @@ class Crew:
                 self.wait(index, turn)
         self._settled = True
 
-    def begin(self, index: int, kind: int, body: bytes = NOTHING, *, fd: int | None = None) -> None:
+    def begin(self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, fd: int | None = None) -> None:
         """Give one worker an order, behind those that it has; `first` gives its answer, among others'.
 
-        For workers whose lines are not open: such orders wait in the channel.
+        For workers whose lines are not open: such orders wait in the channel. Where this is broken off, by Ctrl-C, the
+        order was given or not: see `begun`.
 
         Raises
         ------
         Lost
         """
         self._check()
+        self.begun()
         turn, self.awaited = self._next_turn(), index
+        self._begun[index].append((turn, about))
         if index not in self.failed:
             try:
                 self.workers[index].channel.send(kind, turn, body, fd=fd, meanwhile=partial(self._look_at, index))
             except Closed:
                 self._lose(index)
-        self._begun[index].append(turn)
 
-    def waiting(self, index: int) -> int:
-        """How many orders of `begin` a worker has that `first` has not given the answer of."""
-        return len(self._begun[index]) + sum(early == index for early, _, _ in self._early)
+    def begun(self) -> list[list[Any]]:
+        """What the orders of `begin` are about, of each worker, that `first` gives the answers of.
+
+        Not among them are those that were broken off: that were never sent, or whose answers came and nobody got.
+        """
+        for index, (worker, turns) in enumerate(zip(self.workers, self._begun, strict=True)):
+            if index in self.failed:  # none will be answered
+                continue
+            while turns and turns[-1][0] > worker.channel.begun[1]:
+                turns.pop()
+            while turns and turns[0][0] <= worker.channel.come:
+                turns.popleft()
+        found: list[list[Any]] = [[] for _ in self.workers]
+        for index, about, _, _ in self._early:
+            found[index].append(about)
+        for each, turns in zip(found, self._begun, strict=True):
+            each.extend(about for _, about in turns)
+        return found
 
     def first(self) -> tuple[int, Any]:
         """The worker that answers first of those with orders of `begin`, and what it answers.
@@ -228,14 +248,21 @@ class Crew:
             What the worker raised; `awaited` says which.
         """
         self._check()
-        index, how, body = self._early.popleft() if self._early else self._first()
+        self.begun()
+        index, _, how, body = self._early.popleft() if self._early else self._first()
         self.awaited = index
         if how == FAILED:
             raise _error(body)
         return index, unpacked(body)
 
-    def _first(self) -> tuple[int, int, bytes]:
+    def _first(self) -> tuple[int, Any, int, bytes]:
         poll = select.poll()
+        for index, turns in enumerate(self._begun):
+            if turns and index not in self.failed:
+                try:
+                    self.workers[index].channel.finish(partial(self._look_at, index))
+                except Closed:
+                    self._lose(index)
         asked = {self.workers[i].channel.end.fileno(): i for i, turns in enumerate(self._begun) if turns}
         if not asked:
             raise RuntimeError("an answer is waited for that nobody owes")
@@ -257,10 +284,10 @@ class Crew:
                 except Closed:
                     self._lose(index)
                     continue
-                if self._begun[index] and of == self._begun[index][0]:
-                    self._begun[index].popleft()
+                if self._begun[index] and of == self._begun[index][0][0]:
                     self._served = index
-                    return index, how, body
+                    _, about = self._begun[index].popleft()
+                    return index, about, how, body
 
     def replace(self, index: int, worker: Worker) -> None:
         """Put another worker in the place of one, which is killed if it runs; what it was to answer is passed over.
@@ -321,9 +348,9 @@ class Crew:
                 continue
             if of == turn:
                 return kind, body
-            if self._begun[index] and of == self._begun[index][0]:
-                self._begun[index].popleft()
-                self._early.append((index, kind, body))
+            if self._begun[index] and of == self._begun[index][0][0]:
+                _, about = self._begun[index].popleft()
+                self._early.append((index, about, kind, body))
         return ANSWER, NOTHING
 
     def _progress_of(self, index: int) -> int:

@@ -11,11 +11,11 @@ def seed_streams(seed: int | None = None) -> None:
     Parameters
     ----------
     seed : int, optional
-        From 0 up to 2**64; by default each is seeded by chance.
+        Not negative; by default each is seeded by chance.
     """
     if (python_random := sys.modules.get("random")) is not None:
         python_random.seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed(None if seed is None else seed % 2**32)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.seed() if seed is None else torch.manual_seed(seed)
+        torch.seed() if seed is None else torch.manual_seed(seed % 2**64)

@@ -126,10 +126,10 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
 
 
 def _workers(snapshot: Snapshot, width: int) -> Block:
-    """The processes that collect, side by side as far as there is room."""
+    """The processes that step envs, side by side as far as there is room."""
     head, room = "workers  ", max(width - len("workers  "), 1)
     lines: Block = []
-    for text in cells_of_workers(snapshot.workers, room) if snapshot.workers else ():
+    for text in cells_of_workers(snapshot.workers, snapshot.restarts, room):
         if not lines or lines[-1].cell_len + 2 + len(text) > width:
             lines.append(Text(" " * len(head)) if lines else Text(head, style=_LABEL))
         else:

@@ -162,6 +162,7 @@ class Reporter:
         frames: int | None = None,
         lanes: range | None = None,
         workers: Sequence[Worker] = (),
+        restarts: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Report one batch `[N, T]` after its update.
 
@@ -183,6 +184,8 @@ class Reporter:
             Which lanes rewards and ends are of, where batches are of some of them.
         workers : sequence of Worker
             The processes that collect.
+        restarts : sequence of (int, int)
+            Of each process that steps envs, how often it was replaced, and how many frames that has lost.
         """
         frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
@@ -198,7 +201,7 @@ class Reporter:
             for text, times in self.workers.replaced(workers):
                 self.warn("workers", text, times)
             if due:
-                self.workers.read(workers)
+                self.workers.read(workers, restarts)
         spent = self.clock.lap(frames)
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
@@ -258,6 +261,7 @@ class Reporter:
             dropped=tally.valued.dropped,
             warnings=list(tally.warnings.values()),
             workers=self.workers.rows,
+            restarts=self.workers.restarts,
         )
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:

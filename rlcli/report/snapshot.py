@@ -51,6 +51,8 @@ class Snapshot:
     warnings : sequence of (text, count)
     workers : sequence of WorkerRow
         The processes that collect; none where this one does.
+    restarts : int
+        How often processes that step envs were replaced.
     """
 
     title: str = "run"
@@ -72,6 +74,7 @@ class Snapshot:
     dropped: int | None = None
     warnings: Sequence[tuple[str, int]] = ()
     workers: Sequence[WorkerRow] = ()
+    restarts: int = 0
 
     @property
     def fraction(self) -> float:

@@ -58,7 +58,7 @@ def details(snapshot: Snapshot) -> list[str]:
         else:
             memory.append(_memory(row))
     stages = [_stage(spent, name, seconds) for name, seconds in spent.stages().items()]
-    workers = [text.rstrip() for text in cells(snapshot.workers, WIDTH - INDENT)] if snapshot.workers else []
+    workers = [text.rstrip() for text in cells(snapshot.workers, snapshot.restarts, WIDTH - INDENT)]
     groups = {
         "time": [figures.duration(snapshot.elapsed), *stages], "workers": workers, "memory": memory,
         "learning": learning,

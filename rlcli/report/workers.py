@@ -52,6 +52,8 @@ class Workers:
     ----------
     rows : list of WorkerRow
         As they were read last.
+    restarts : int
+        How often processes were replaced by then.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -59,14 +61,15 @@ class Workers:
         self._readings: deque[tuple[float, list[int]]] = deque()
         self._told: list[tuple[int, int]] = []  # restarts and lost frames that were said, or were there at the start
         self.rows: list[WorkerRow] = []
+        self.restarts = 0
 
     def begin(self, workers: Sequence[Worker]) -> None:
         """Before the first batch: what they have done by now, in an earlier session perhaps, is no news."""
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
         self.read(workers)
 
-    def read(self, workers: Sequence[Worker]) -> None:
-        """Take the present state."""
+    def read(self, workers: Sequence[Worker], restarts: Sequence[tuple[int, int]] = ()) -> None:
+        """Take the present state; `restarts`: of each process that steps envs, and how many frames those have lost."""
         now, frames = self._now(), [worker.frames for worker in workers]
         while len(self._readings) > 1 and now - self._readings[1][0] >= WINDOW:
             self._readings.popleft()
@@ -75,6 +78,7 @@ class Workers:
         seconds = now - began
         rates = [(n - m) / seconds if seconds > 0 else None for n, m in zip(frames, before, strict=True)]
         self.rows = [WorkerRow(rate, w.lag, w.restarts) for rate, w in zip(rates, workers, strict=True)]
+        self.restarts = sum(times for times, _ in restarts)
 
     def replaced(self, workers: Sequence[Worker]) -> Iterator[tuple[str, int]]:
         """Of each that was replaced since this was asked last: a sentence, and how often."""
@@ -87,14 +91,19 @@ class Workers:
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
 
 
-def cells(rows: Sequence[WorkerRow], room: int) -> list[str]:
+def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
     """What a view says of workers: a piece of text for each, as long as the others; or a few for all of them.
 
     Parameters
     ----------
+    restarts : int
+        Of all; where they only step envs, there is no more to say.
     room : int
         Columns of a line; cells stand two apart.
     """
+    replaced = [f"restarts {restarts}"] if restarts else []
+    if not rows:
+        return replaced
     rates = [figures.rate(row.rate) if row.rate is not None else figures.NOTHING for row in rows]
     widest = max(map(len, rates), default=0)
     found = []
@@ -107,11 +116,10 @@ def cells(rows: Sequence[WorkerRow], room: int) -> list[str]:
         return [text.ljust(wide) for text in found]
     known = [row.rate for row in rows if row.rate is not None]
     lags = [row.lag for row in rows if row.lag is not None]
-    replaced = sum(row.restarts for row in rows)
     found = [figures.count(len(rows))]
     found += [f"each {figures.rate(min(known))} to {figures.rate(max(known))}/s"] if known else []
     found += [f"lag {min(lags)} to {max(lags)}"] if lags else []
-    return found + ([f"restarts {replaced}"] if replaced else [])
+    return found + replaced
 
 
 def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str:

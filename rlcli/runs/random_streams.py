@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.processes.streams import seed_streams
+
 ACCELERATORS = ("cuda", "mps", "xpu")  # kinds that have random streams of their own
 
 
@@ -21,9 +23,7 @@ def seed(number: int) -> None:
     """Start all of them from one number."""
     import rich.style  # noqa: F401  (it draws from Python's stream when it is imported: no console may move it later)
 
-    torch.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
+    seed_streams(number)
 
 
 def state() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,21 @@ class WeightReceiver:
         return self.version
 
 
+def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
+    """Refuse to follow what another is written to: either would be lost under the other.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    for other, used in others.items():
+        if other != model_id and used is model:
+            raise ArgumentError(
+                f"the weights of '{model_id}' would be written over those of '{other}'",
+                why="both are used in one place", fix="Give the place of another module.",
+            )  # fmt: skip
+
+
 class ModelsReceiver:
     """Adopts versions of several models; of those that were published together, all or none.
 
@@ -128,12 +144,20 @@ class ModelsReceiver:
     def __init__(self, newest: Newest) -> None:
         self._newest = newest
         self._receivers: dict[str, WeightReceiver] = {}
+        self._models: dict[str, nn.Module] = {}
 
     def open(self, place: int, handle: Handle, fd: int | None, model: nn.Module) -> None:
-        """Follow one more model, or another in its stead, that the sender has joined at `place`."""
+        """Follow one more model, or another in its stead, that the sender has joined at `place`.
+
+        Raises
+        ------
+        ArgumentError
+            Another is written to this very one.
+        """
+        check_apart(handle.model_id, model, self._models)
         receiver = open_receiver(handle, fd, model)
         receiver.join(self._newest, place)
-        self._receivers[handle.model_id] = receiver
+        self._receivers[handle.model_id], self._models[handle.model_id] = receiver, model
 
     def take(self, messages: Mapping[str, bytes]) -> None:
         """Keep those of some models; see `WeightReceiver.take`."""

@@ -145,6 +145,7 @@ def test_a_model_that_is_used_itself_needs_no_copy_and_strangers_are_refused():
     assert torch.equal(model.weight, before)
     for call, words in [
         (lambda: made.register_model("policy", model), "own policy"),
+        (lambda: made.register_model("other", nn.Linear(2, 2), "critic"), "'other' would be written over .*'critic'"),
         (lambda: made.register_model("critic", 3), "int"),
         (lambda: made.register_model("critic", model, 3), "int"),
         (lambda: made.register_model("critic", model, "env"), "no model is at 'env': it is a"),

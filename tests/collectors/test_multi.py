@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import threading
@@ -15,16 +16,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from interrupted import instructions
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector, crew
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor
+from rlcli.processes import crew as processes_crew
 from rlcli.transforms import InitTracker, RewardSum, StepCounter
 from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSender
 
@@ -335,11 +338,12 @@ def test_workers_keep_counts_of_their_own_where_a_run_begins_anew():
 
 def test_models_that_workers_cannot_follow_are_refused_and_harm_nobody():
     model = nn.Linear(1, 1)
-    with MultiSyncCollector([Judged] * 2, None, frames_per_batch=8, on_worker_error="restart") as c:
+    with MultiSyncCollector([Judged] * 2, Constant(), frames_per_batch=8, on_worker_error="restart") as c:
         for name, used, sentence in [
             ("policy", None, "the name 'policy' is the collector's own policy"),
             ("judge", "env.nope", r"no model is at 'env.nope': .*nope"),
             ("judge", None, "no model is at 'judge'"),
+            ("judge", "policy", "'judge' would be written over those of 'policy'"),
             ("judge", "env", "no model is at 'env': it is a Judged"),
             ("judge", nn.Linear(1, 1), "used in workers, each of which has its own: got a Linear.*'env.reward_model'"),
             ("judge", 5, "used in workers, each of which has its own: got a int"),
@@ -819,6 +823,39 @@ def test_an_interrupted_batch_is_given_up_and_the_next_one_is_whole():
     assert not set(before[IDS].flatten().tolist()) & set(after[IDS].flatten().tolist())
 
 
+@pytest.mark.parametrize("block", [True, False])
+def test_collecting_goes_on_wherever_giving_orders_and_taking_answers_was_broken_off(block):
+    lag = {"max_lag": 2, "on_lag": "block"} if block else {}
+    files = {crew.__file__, processes_crew.__file__}
+    rng = random.Random(0)
+    with MultiAsyncCollector([cartpole] * 2, None, frames_per_batch=4, seed=0, **lag) as c:
+        c.next()
+        all_of_it = instructions(files, c.next)
+        for _ in range(300):
+            instructions(files, c.next, at=rng.randrange(all_of_it))
+            c.next()
+            assert len(c.crew.outstanding()) <= 4
+        c.reset()
+        c.next()
+
+
+def test_weights_reach_workers_though_the_order_that_they_go_with_was_broken_off():
+    files, rng = {crew.__file__}, random.Random(0)
+    scheme = {"weight_sync_schemes": {"policy": MultiProcessWeightSyncScheme()}}
+    with MultiAsyncCollector([cartpole] * 2, actor(), frames_per_batch=4, **scheme) as c:
+        c.next()
+        all_of_it = instructions(files, c.next)
+        for _ in range(100):
+            c.update_policy_weights_()
+            instructions(files, c.next, at=rng.randrange(all_of_it))
+            for _ in range(1000):
+                c.next()
+                if all(told.version == c.policy_version for told in c.crew.told):
+                    break
+            else:
+                raise AssertionError(f"{c.policy_version}: {c.crew.told}")
+
+
 def test_what_was_delivered_as_cut_short_does_not_go_on():
     options = {"frames_per_batch": 40, "total_frames": 40, "trajs_per_batch": 1, "traj_format": "cat"}
     with MultiSyncCollector([endless] * 2, None, deliver_leftovers=True, **options) as c:
@@ -870,3 +907,40 @@ def test_the_others_go_on_after_a_worker_raised_and_frames_are_exact(lag):
             except EnvError:
                 errors += 1
         assert (frames, errors, c.frames) == (200, 1, 200)
+
+
+def refusing(folder):
+    """An env that `folder/refuses` keeps from being made."""
+    if (folder / "refuses").exists():
+        raise ArgumentError("this world is full")
+    return cartpole()
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_what_the_successor_of_a_worker_raised_is_raised_once_and_the_worker_made_when_it_can_be(kind, tmp_path):
+    makers = [cartpole, partial(refusing, tmp_path)]
+    with kind(makers, None, frames_per_batch=8, on_worker_error="restart", seed=0) as c:
+        c.next()
+        (tmp_path / "refuses").touch()
+        os.kill(victim(c), signal.SIGKILL)
+        with pytest.raises(ArgumentError, match="this world is full"):
+            for _ in range(10_000):  # its end is not seen at once
+                c.next()
+        with pytest.raises(ArgumentError, match="this world is full"):
+            c.crew.call("steps_left")
+        (tmp_path / "refuses").unlink()
+        for _ in range(4):
+            c.next()
+        assert c.restarts[1][0] >= 2 and "raised ArgumentError: this world is full" in c.crew.told[1].cause
+
+
+def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
+    with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=8, on_worker_error="restart", seed=0) as c:
+        c.next()
+        c.crew.crew.watch = lambda index: "hung" if index == 1 else ""
+        os.kill(victim(c), signal.SIGSTOP)
+        with pytest.raises(AttributeError):
+            c.crew.each("call", [("no such thing",), ("steps_left",)])
+        c.crew.crew.watch = None
+        c.next()
+        assert "worker 1, lane 1 of CartPole-v1 hung" in c.crew.told[1].cause

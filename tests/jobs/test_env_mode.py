@@ -19,6 +19,7 @@ from rlcli.config.compose import configure
 from rlcli.errors import ConfigError
 from rlcli.jobs import env_mode, resume
 from rlcli.jobs.env_mode import settled
+from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
 from rlcli.runs.signals import BeforeTheRun
@@ -210,10 +211,13 @@ def test_a_run_says_what_was_chosen_keeps_it_and_is_the_run_of_one_process(short
 
 
 @pytest.mark.parametrize("caller_steps", ["auto", "false"])
-def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_path, caller_steps):
+def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_path, monkeypatch, caller_steps):
+    shown, snapshot = [], Reporter.snapshot
+    monkeypatch.setattr(Reporter, "snapshot", lambda self: shown.append(found := snapshot(self)) or found)
     words = ["env.id=Busy-v0", "env.mode=parallel", f"env.caller_steps={caller_steps}", "env.per_worker=4",
              f"env.kwargs={{marker: {tmp_path / 'ended'}}}", "env.step_timeout=60"]  # fmt: skip
-    run = short_run(*words, "collector.on_worker_error=restart", "run.dir=r")
+    run = short_run(*words, "collector.on_worker_error=restart", "run.dir=r", "console=plain")
+    assert shown[-1].restarts == 1 and shown[0].restarts == 0
     assert run.summary["status"] == "done"
     found = run.summary["env_workers"]
     assert sum(each["restarts"] for each in found) == 1 and sum(each["lost_frames"] for each in found) == 4

@@ -472,10 +472,18 @@ def test_networks_that_read_or_write_other_keys_are_told_of_where_they_are_used(
         DQNLoss(NAMED, action_space="one_hot")(td)
 
 
-def test_a_critic_on_a_shared_trunk_reads_it_before_the_actors_head_writes_to_it():
+class Halved(nn.Module):
+    """Writes to what it is given, and nothing of it says so."""
+
+    def forward(self, x):
+        return x.mul_(0.5)
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), Halved()], ids=["told", "not told"])
+def test_a_critic_on_a_shared_trunk_reads_it_before_the_actors_head_writes_to_it(first):
     torch.manual_seed(0)
     trunk = TensorDictModule(nn.Linear(4, 8), ["observation"], ["hidden"])
-    head = TensorDictModule(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 3)), ["hidden"], ["logits"])
+    head = TensorDictModule(nn.Sequential(first, nn.Linear(8, 3)), ["hidden"], ["logits"])
     actor = ProbabilisticActor(TensorDictSequential(trunk, head), ["logits"], distribution_class=Categorical)
     top = ValueOperator(nn.Linear(8, 1), in_keys=["hidden"])
     td = ready(make_actor(), make_critic())

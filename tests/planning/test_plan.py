@@ -20,6 +20,8 @@ import torch
 from large_env import LargeEnv
 
 import rlcli
+from rlcli.algorithms.policy import build_policy
+from rlcli.collectors.build import build_collector
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
@@ -152,6 +154,7 @@ def test_tensor_bytes_are_those_of_the_run(recipe, seen, tmp_path):
         ["env.num=16", "policy.hidden=[7]"],  # the native engine
         ["env.id=Pendulum-v1", "env.num=2", "value.two_calls=true"],
         ["collector.trajs_per_batch=2", "collector.frames_per_batch=512"],
+        ["recipe=ppo_multi", "memory=compact", "collector.preemptive_threshold=0.99"],  # of two: both
     ],
 )
 def test_options_do_not_surprise_the_plan(extra, seen, tmp_path):
@@ -457,6 +460,24 @@ def test_worker_processes_are_counted_as_they_are_measured(large_env, words):
     finally:
         env.close()
     assert planned.workers == pytest.approx(held, rel=0.2)
+
+
+def test_the_weights_that_workers_act_with_are_counted():
+    overrides = ["total_frames=512", "env.num=2", "collector=multi_sync", "collector.num_workers=2"]
+    small, large = rlcli.plan(overrides), rlcli.plan([*overrides, "policy.hidden=[1000,1000]"])
+    cfg = configure("train", [*overrides, "policy.hidden=[1000,1000]"])
+    env = build_env(cfg.env)
+    with build_collector(cfg, env, build_policy(cfg, env), None) as collector:
+        collector.rollout()
+        collector.update_policy_weights_()
+        collector.rollout()
+        workers = [psutil.Process(worker.pid) for worker in collector.processes.workers]
+        weights = 2 * 4 * 1000 * 1000
+        assert large.workers - small.workers > weights
+        held = sum(process.memory_full_info().uss for process in workers)
+        held += sum(p.memory_info().rss for p in {process.parent() for process in workers} - {psutil.Process()})
+        assert large.workers == pytest.approx(held, rel=0.2)
+    assert large.process["weights, for workers"] - small.process["weights, for workers"] > weights
 
 
 def test_the_first_env_of_an_evaluation_is_no_smaller_than_the_next(large_env, monkeypatch):

@@ -6,10 +6,11 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
+from functools import partial
 
 import pytest
+from interrupted import instructions as instructions_of
 from test_line import COUNT, count, opened
 from test_workers import ask, crew
 
@@ -19,34 +20,8 @@ from rlcli.processes import line as line_module
 from rlcli.processes.channel import Channel, packed
 
 FILES = {module.__file__ for module in (channel_module, line_module, crew_module)}
+instructions = partial(instructions_of, FILES)
 BODIES = {"none": b"", "small": packed("hello"), "large": packed("hello" * 100_000)}
-
-
-def instructions(call, *args, at: int = -1, **settings) -> int:
-    """Call, and raise KeyboardInterrupt before the instruction number `at` in the files above; how many were begun."""
-    begun = 0
-
-    def instruction(frame, event, arg):
-        nonlocal begun
-        if event == "opcode":
-            if begun == at:
-                raise KeyboardInterrupt
-            begun += 1
-        return instruction
-
-    def entered(frame, event, arg):
-        frame.f_trace_opcodes = True
-        return instruction if frame.f_code.co_filename in FILES else None
-
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
-        call(*args, **settings)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return begun
 
 
 @pytest.fixture
@@ -128,4 +103,43 @@ def test_an_order_of_which_half_was_sent_is_sent_whole():
         signal.signal(signal.SIGALRM, before)
         os.kill(workers.workers[0].pid, signal.SIGCONT)
     assert ask(workers, "next") == [("next",)]
+    workers.close()
+
+
+def test_answers_are_those_of_the_orders_that_were_begun_whatever_was_broken_off():
+    workers = crew(2)
+
+    def answers():
+        while any(workers.begun()):
+            about = workers.begun()
+            index, (number,) = workers.first()
+            assert number == about[index][0]
+            yield number
+
+    def begin(number, at=-1):
+        return instructions(workers.begin, number % 2, 1, packed((number,)), about=number, at=at)
+
+    number = given = come = 0
+    for at in range(1 << 30):
+        broken = number
+        all_of_it = begin(broken, at) < at
+        for number in range(broken + 1, broken + 4):
+            begin(number)
+        found = {*answers()}
+        assert found - {broken} == {*range(broken + 1, broken + 4)}
+        given, number = given + (broken in found), number + 1
+        if all_of_it:
+            break
+    assert 20 < given < at
+    for at in range(1 << 30):
+        begun = {*range(number, number + 3)}
+        for number in sorted(begun):
+            begin(number)
+        all_of_it = instructions(workers.first, at=at) < at
+        found = {*answers()}
+        assert len(begun - found) <= 1 and found <= begun
+        come, number = come + (found == begun), number + 1
+        if all_of_it:
+            break
+    assert 20 < come < at
     workers.close()

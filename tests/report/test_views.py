@@ -355,15 +355,21 @@ def workers_of(count: int, **options) -> list[WorkerRow]:
 @pytest.mark.parametrize("count", [1, 2, 16, 300])
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_workers_take_four_lines_at_most_and_none_overflows(snapshot, width, count, restarts):
-    lines = drawn(replace(snapshot, workers=workers_of(count, restarts=restarts)), width)
+    lines = drawn(replace(snapshot, workers=workers_of(count, restarts=restarts), restarts=restarts * count), width)
     assert max(map(len, lines)) <= width and len(lines) < 24
     assert 1 <= len(lines) - len(drawn(snapshot, width)) <= 4
 
 
 @pytest.mark.parametrize("width", [120, 80])
 def test_of_very_many_workers_the_range_is_said(snapshot, width):
-    lines = drawn(replace(snapshot, warnings=(), workers=workers_of(300, restarts=2)), width)
+    lines = drawn(replace(snapshot, warnings=(), workers=workers_of(300, restarts=2), restarts=600), width)
     assert lines[-1] == "workers  300  each 1.2k to 31.1k/s  lag 0 to 2  restarts 600"
+
+
+@pytest.mark.parametrize("width", [120, 40])
+def test_restarts_of_processes_that_only_step_envs_are_said(snapshot, width):
+    assert drawn(replace(snapshot, warnings=(), restarts=3), width)[-1] == "workers  restarts 3"
+    assert "      workers   restarts 3\n" in everything(replace(snapshot, restarts=3))
 
 
 def test_sixteen_workers_stand_in_columns(snapshot):

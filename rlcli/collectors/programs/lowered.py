@@ -15,21 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import NormalParamExtractor, set_interaction_type
-from tensordict.nn.utils import biased_softplus
-from torch import Tensor, nn
+from tensordict.nn import set_interaction_type
+from torch import Tensor
 
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.kernels.mlp import hooked, on_rows
+from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
-from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
-from rlcli.modules.head import LogScaleExtractor
-from rlcli.modules.nets import MLP, NatureCNN
 from rlcli.modules.stages import Stage, Structure
 
 Rows = dict[Key, list[Tensor]]
@@ -74,7 +70,7 @@ class LoweredProgram(Program):
         self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
         self.called_keys: set[Key] = set()  # what called stages read, and may write to
         for i, stage in enumerate(stages):
-            known = self.layers[i] is not None or _only_reads(stage.module)
+            known = self.layers[i] is not None or stage.only_reads
             self.called.append(stage.scale is None and not (known and self.called_keys.isdisjoint(stage.in_keys)))
             if self.called[i]:
                 self.layers[i] = None
@@ -351,24 +347,6 @@ class _BoundLowered(Bound):
 
 def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: int) -> np.ndarray:
     return family.noise(generator, steps, 1, width)[:, 0]
-
-
-# modules that neither keep what they are given nor write to it, and look at nothing else
-_READERS = (
-    DictNet, DictEncoder, Flat, OneHotIndex, NatureCNN, MLP, LogScaleExtractor, NormalParamExtractor, biased_softplus,
-    *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
-    *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
-)  # fmt: skip
-
-
-def _only_reads(module: Any) -> bool:
-    """Whether a module may be shown the rows themselves."""
-    if not isinstance(module, nn.Module):
-        return False
-    parts = list(module.modules())
-    if type(module) is NormalParamExtractor and not isinstance(module.scale_mapping, nn.Module):
-        return False  # a function of a user's
-    return all(type(x) in _READERS and not hooked(x) and not getattr(x, "inplace", False) for x in parts)
 
 
 def _on_the_rows(stage: Stage, rows: Rows) -> Callable[[int], None]:
