@@ -472,12 +472,11 @@ def test_the_weights_that_workers_act_with_are_counted():
         collector.update_policy_weights_()
         collector.rollout()
         workers = [psutil.Process(worker.pid) for worker in collector.processes.workers]
-        weights = 2 * 4 * 1000 * 1000
-        assert large.workers - small.workers > weights
         held = sum(process.memory_full_info().uss for process in workers)
         held += sum(p.memory_info().rss for p in {process.parent() for process in workers} - {psutil.Process()})
         assert large.workers == pytest.approx(held, rel=0.2)
-    assert large.process["weights, for workers"] - small.process["weights, for workers"] > weights
+    more = large.process["weights, for workers"] - small.process["weights, for workers"]
+    assert more > 2 * 4 * 1000 * 1000  # two versions at least
 
 
 def test_the_first_env_of_an_evaluation_is_no_smaller_than_the_next(large_env, monkeypatch):
