@@ -102,11 +102,12 @@ def one_more(cfg: CollectConfig) -> Envs:
             spent = max(time.process_time() - began, 1e-9)
         finally:
             another.close()
+            del another  # what the next one takes is not what this one gives back
         found = Envs(taken // count, min(at_reset, taken) // count)
         more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
-        if more <= count or found.each > SMALL:
+        if found.each and (more <= count or found.each > SMALL):
             break
-        count = more
+        count = max(count, more)  # and once more where it seems to take nothing: others may have freed as much
     return found
 
 

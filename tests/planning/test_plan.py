@@ -547,6 +547,12 @@ def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
     assert one_more(cfg).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
 
 
+def test_memory_that_others_free_meanwhile_does_not_hide_what_envs_take(large_env, monkeypatch):
+    left, made = [LargeEnv(), LargeEnv()], LargeEnv.__init__
+    monkeypatch.setattr(LargeEnv, "__init__", lambda env: made(env) or left.clear())
+    assert one_more(configure("train", ["env.id=large", "env.num=2"])).each == pytest.approx(40 << 20, rel=0.1)
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped")
 def test_pages_of_files_that_the_system_takes_back_do_not_lessen_what_envs_take(large_env, tmp_path, monkeypatch):
     (tmp_path / "library").write_bytes(bytes(100 << 20))
