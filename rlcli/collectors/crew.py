@@ -28,7 +28,7 @@ from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.files import room_for
 from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import POLICIES, Restarts
+from rlcli.processes.restarts import POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
 CALL = 1
@@ -411,6 +411,8 @@ class CollectorCrew:
 
     def _succeed(self, index: int) -> BaseException | None:
         """Have a new worker go on where the one before it was; what came between, if something did."""
+        if self.about:  # it has no pulse yet
+            self.crew.patience = time_to_build(self.about[index]["step_timeout"])
         try:
             for body, fd in self._beginning(index):
                 self.crew.order(CALL, body, only=[index], fd=fd)
@@ -423,6 +425,8 @@ class CollectorCrew:
                 self._give(index, order)
         except Lost as lost:
             return lost
+        finally:
+            self.crew.patience = None
         return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:

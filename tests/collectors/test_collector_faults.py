@@ -233,6 +233,26 @@ def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, t
         assert often == 2 and 0 <= lost <= 2 * 2 * 40 and not ends
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_path, monkeypatch, no_limit):
+    beginning, ends, places = CollectorCrew._beginning, ["stopped"], folders(tmp_path)
+    monkeypatch.setattr(restarts, "BUILDING", 8.0)
+
+    def interrupted(crew, index):
+        for order in beginning(crew, index):
+            if ends and unpacked(order[0])[0] == "build":
+                fail(collector, places, ends.pop(), index)
+            yield order
+
+    with made(kind, places, timeout=TIMEOUT) as collector:
+        collector.next()
+        monkeypatch.setattr(CollectorCrew, "_beginning", interrupted)
+        give(places[1], "exits")
+        while not times(collector):
+            collector.next()
+        assert collector.restarts[1][0] >= 2 and not ends
+
+
 # ---- before the first batch ------------------------------------------------------------------------------------------
 class Fragile:
     """Makes envs; while it makes the first one, or its env is reset first, its process ends."""
