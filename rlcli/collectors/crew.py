@@ -28,7 +28,7 @@ from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.files import room_for
 from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import POLICIES, Restarts
+from rlcli.processes.restarts import POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
 CALL = 1
@@ -376,12 +376,13 @@ class CollectorCrew:
     # ---- workers that fail ---------------------------------------------------------------------------------------
     def _replace(self, index: int, cause: BaseException | None) -> None:
         """A new process for these lanes, with new episodes in them; its open orders are carried out anew."""
+        lost = self._steps(index) - self._delivered[index] if self._orders[index] else 0
         while cause is not None:
-            self._begin_anew(index, cause)
-            cause = self._succeed(index)
+            self._begin_anew(index, cause, lost)
+            cause, lost = self._succeed(index), 0  # one that ends before it goes on has nothing to lose
 
-    def _begin_anew(self, index: int, cause: BaseException) -> None:
-        """A new process, in which nothing was made yet."""
+    def _begin_anew(self, index: int, cause: BaseException, lost: int) -> None:
+        """A new process, in which nothing was made yet; `lost`: steps of the one before."""
         if isinstance(cause, _OURS):
             self._orders[index].clear()
             raise cause
@@ -404,14 +405,14 @@ class CollectorCrew:
         if index < len(self.told):
             told = self.told[index]
             told.restarts, told.cause, told.begins = told.restarts + 1, said, True
-            if self._orders[index]:
-                told.lost_frames += (self._steps(index) - self._delivered[index]) * told.lanes
-            self._delivered[index] = self._steps(index)
+            told.lost_frames += lost * told.lanes
         if self.about:
             self._pulse.another(index)
 
     def _succeed(self, index: int) -> BaseException | None:
         """Have a new worker go on where the one before it was; what came between, if something did."""
+        if self.about:  # it has no pulse yet
+            self.crew.patience = time_to_build(self.about[index]["step_timeout"])
         try:
             for body, fd in self._beginning(index):
                 self.crew.order(CALL, body, only=[index], fd=fd)
@@ -424,6 +425,8 @@ class CollectorCrew:
                 self._give(index, order)
         except Lost as lost:
             return lost
+        finally:
+            self.crew.patience = None
         return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:

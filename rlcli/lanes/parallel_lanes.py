@@ -46,11 +46,10 @@ from rlcli.processes.channel import NOTHING, packed
 from rlcli.processes.cores import cores
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import POLICIES, Restarts
+from rlcli.processes.restarts import POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
 _OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
-_BUILDING = 60.0  # seconds at least that a new worker has to make its envs in, where there is a limit on steps
 _TRIES = {"repeats": "a first try", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
@@ -272,7 +271,7 @@ class ParallelLanes(ReplayableLanes):
             self._fallen.add(index)
             self.crew.replace(index, self._worker())
             new.append(index)
-            self.crew.patience = None if self.step_timeout is None else max(_BUILDING, self.step_timeout)
+            self.crew.patience = time_to_build(self.step_timeout)
             self.crew.order(CALL, [packed(("build", self._built[index], {}))], only=[index])
             if index in self.crew.failed:
                 continue

@@ -74,7 +74,7 @@ def played(cfg: CollectConfig) -> int:
 
 @contextlib.contextmanager
 def _by_themselves() -> Iterator[None]:
-    """While envs are measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
+    """While something is measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
     automatic = gc.isenabled()
     gc.disable()
     give_back()
@@ -102,11 +102,12 @@ def one_more(cfg: CollectConfig) -> Envs:
             spent = max(time.process_time() - began, 1e-9)
         finally:
             another.close()
+            del another  # what the next one takes is not what this one gives back
         found = Envs(taken // count, min(at_reset, taken) // count)
         more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
-        if more <= count or found.each > SMALL:
+        if found.each and (more <= count or found.each > SMALL):
             break
-        count = more
+        count = max(count, more)  # and once more where it seems to take nothing: others may have freed as much
     return found
 
 
@@ -156,13 +157,14 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
         from rlcli.collectors import MultiSyncCollector
 
         make = partial(workers_env, tuple(registry.imported), one)
-        before = resident()
-        with MultiSyncCollector([make], actor, frames_per_batch=1) as collector:
-            collector.rollout()
-            collector.update_policy_weights_()
-            collector.rollout()
-            parent = grown(before)
-            shared, (own,), started = _processes(collector.processes)
+        with _by_themselves():
+            before = resident()
+            with MultiSyncCollector([make], actor, frames_per_batch=1) as collector:
+                collector.rollout()
+                collector.update_policy_weights_()
+                collector.rollout()
+                parent = grown(before)
+                shared, (own,), started = _processes(collector.processes)
     elif count:
         env = build_env(dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false"))
         try:

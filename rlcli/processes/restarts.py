@@ -7,7 +7,13 @@ import time
 from rlcli.errors import EnvError
 
 POLICIES = ("raise", "restart")  # what becomes of a worker that ends, hangs, or whose env raises
+BUILDING = 60.0  # seconds at least; see `time_to_build`
 RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds: it would go on for ever
+
+
+def time_to_build(step_timeout: float | None) -> float | None:
+    """Seconds that a new worker has to make its envs in, where there is a limit on steps."""
+    return None if step_timeout is None else max(BUILDING, step_timeout)
 
 
 class Restarts:

@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 
 from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
+from rlcli.collectors.crew import CollectorCrew
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import pulse, restarts
+from rlcli.processes.channel import unpacked
 from tests.collectors.counting import steps_seen
 
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
@@ -209,6 +211,46 @@ def test_who_stands_still_without_a_limit_is_said_once(tmp_path, monkeypatch, ca
         assert not times(c)
     err = capfd.readouterr().err
     assert err.count("worker 1, lanes 2 to 3 of Doomed stands still for 1 s") == 1 and "step_timeout" in err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, tmp_path, monkeypatch):
+    beginning, ends, places = CollectorCrew._beginning, ["killed"], folders(tmp_path)
+
+    def interrupted(crew, index):
+        for order in beginning(crew, index):
+            yield order
+            if ends and unpacked(order[0])[0] == "build":
+                fail(collector, places, ends.pop(), index)
+
+    with made(kind, places) as collector:
+        collector.next()
+        monkeypatch.setattr(CollectorCrew, "_beginning", interrupted)
+        give(places[1], "exits")
+        while not times(collector):
+            collector.next()
+        (often, lost), _ = collector.restarts[1], collector.next()
+        assert often == 2 and 0 <= lost <= 2 * 2 * 40 and not ends
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_path, monkeypatch, no_limit):
+    beginning, ends, places = CollectorCrew._beginning, ["stopped"], folders(tmp_path)
+    monkeypatch.setattr(restarts, "BUILDING", 8.0)
+
+    def interrupted(crew, index):
+        for order in beginning(crew, index):
+            if ends and unpacked(order[0])[0] == "build":
+                fail(collector, places, ends.pop(), index)
+            yield order
+
+    with made(kind, places, timeout=TIMEOUT) as collector:
+        collector.next()
+        monkeypatch.setattr(CollectorCrew, "_beginning", interrupted)
+        give(places[1], "exits")
+        while not times(collector):
+            collector.next()
+        assert collector.restarts[1][0] >= 2 and not ends
 
 
 # ---- before the first batch ------------------------------------------------------------------------------------------

@@ -472,12 +472,11 @@ def test_the_weights_that_workers_act_with_are_counted():
         collector.update_policy_weights_()
         collector.rollout()
         workers = [psutil.Process(worker.pid) for worker in collector.processes.workers]
-        weights = 2 * 4 * 1000 * 1000
-        assert large.workers - small.workers > weights
         held = sum(process.memory_full_info().uss for process in workers)
         held += sum(p.memory_info().rss for p in {process.parent() for process in workers} - {psutil.Process()})
         assert large.workers == pytest.approx(held, rel=0.2)
-    assert large.process["weights, for workers"] - small.process["weights, for workers"] > weights
+    more = large.process["weights, for workers"] - small.process["weights, for workers"]
+    assert more > 2 * 4 * 1000 * 1000  # two versions at least
 
 
 def test_the_first_env_of_an_evaluation_is_no_smaller_than_the_next(large_env, monkeypatch):
@@ -546,6 +545,12 @@ def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
     left = [np.ones(1000) for _ in range(12_000)]
     left = left[-1:]  # it keeps the memory of the others from going back to the system
     assert one_more(cfg).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
+
+
+def test_memory_that_others_free_meanwhile_does_not_hide_what_envs_take(large_env, monkeypatch):
+    left, made = [LargeEnv(), LargeEnv()], LargeEnv.__init__
+    monkeypatch.setattr(LargeEnv, "__init__", lambda env: made(env) or left.clear())
+    assert one_more(configure("train", ["env.id=large", "env.num=2"])).each == pytest.approx(40 << 20, rel=0.1)
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped")
