@@ -376,13 +376,16 @@ class CollectorCrew:
     # ---- workers that fail ---------------------------------------------------------------------------------------
     def _replace(self, index: int, cause: BaseException | None) -> None:
         """A new process for these lanes, with new episodes in them; its open orders are carried out anew."""
-        lost = self._steps(index) - self._delivered[index] if self._orders[index] else 0
+        writes = bool(self._orders[index])
         while cause is not None:
-            self._begin_anew(index, cause, lost)
-            cause, lost = self._succeed(index), 0  # one that ends before it goes on has nothing to lose
+            self._begin_anew(index, cause)
+            if writes:  # one that raised has gone on until now
+                self.told[index].lost_frames += (self._steps(index) - self._delivered[index]) * self.told[index].lanes
+            writes = False  # one that ends before it has succeeded has nothing to lose
+            cause = self._succeed(index)
 
-    def _begin_anew(self, index: int, cause: BaseException, lost: int) -> None:
-        """A new process, in which nothing was made yet; `lost`: steps of the one before."""
+    def _begin_anew(self, index: int, cause: BaseException) -> None:
+        """A new process, in which nothing was made yet."""
         if isinstance(cause, _OURS):
             self._orders[index].clear()
             raise cause
@@ -405,7 +408,6 @@ class CollectorCrew:
         if index < len(self.told):
             told = self.told[index]
             told.restarts, told.cause, told.begins = told.restarts + 1, said, True
-            told.lost_frames += lost * told.lanes
         if self.about:
             self._pulse.another(index)
 
