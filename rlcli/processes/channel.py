@@ -59,6 +59,14 @@ class Channel:
         """The highest turn of a frame that came in, whether or not somebody still got it from `receive`."""
         return self._in[0]
 
+    @property
+    def whole(self) -> bool:
+        """Whether a frame has come in that nobody got, all of it: no more of it comes, and `receive` gives it."""
+        _, head, parts = self._in
+        if sum(map(len, head)) < _HEAD.size:
+            return False
+        return sum(map(len, parts)) == _HEAD.unpack(NOTHING.join(head))[2]
+
     def send(
         self,
         kind: int,

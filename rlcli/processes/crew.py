@@ -269,7 +269,8 @@ class Crew:
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll(1000 * _LOOK)]
+            here = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
+            ready = here or [fd for fd, _ in poll.poll(1000 * _LOOK)]
             self._look_again(index for fd, index in asked.items() if fd not in ready)
             for index in asked.values():
                 if index in self.failed:
