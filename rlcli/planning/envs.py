@@ -92,7 +92,7 @@ def one_more(cfg: CollectConfig) -> Envs:
     A small env takes less than a page of memory: as many are made as are quickly there.
     """
     count, found = 1, Envs(0)
-    for _ in range(3):  # the first is slower and larger than the others
+    for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
         another = build_env(lanes_of(cfg, count))
         try:
@@ -105,9 +105,9 @@ def one_more(cfg: CollectConfig) -> Envs:
             del another  # what the next one takes is not what this one gives back
         found = Envs(taken // count, min(at_reset, taken) // count)
         more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
-        if found.each and (more <= count or found.each > SMALL):
+        if found.each > SMALL or (again and more <= count):
             break
-        count = max(count, more)  # and once more where it seems to take nothing: others may have freed as much
+        count = max(count, more)  # once more at least where it seems to take little: others may have freed as much
     return found
 
 
