@@ -326,6 +326,11 @@ class MultiProcessCollector(BaseCollector):
         return found if self.delta is None else found | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
+    @property
+    def weights_nbytes(self) -> int:
+        """What this process holds of weights on their way to workers, in bytes."""
+        return self._weights.nbytes
+
     def register_model(self, name: str, module: nn.Module, used: str | None = None) -> None:
         """Keep a further model in step: `update_policy_weights_` publishes `module`'s weights as well.
 

@@ -44,6 +44,11 @@ class PublishedWeights:
         self._follow(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
         self._trained[POLICY] = policy
 
+    @property
+    def nbytes(self) -> int:
+        """What this process holds of versions beside the models, in bytes."""
+        return sum(sender.nbytes for sender in self._senders.values())
+
     def register(self, name: str, model: nn.Module, used: str) -> None:
         """Publish the weights of `model` too, for what a worker's collector has at `used`."""
         check_model(name, model)

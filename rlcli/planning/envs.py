@@ -46,7 +46,7 @@ class Envs:
     worker : int
         Of them, of each worker without its envs.
     parent : int
-        Of this process beside, where workers collect: the weights that they are to adopt, above all.
+        Of this process beside, where workers collect: the weights that they are to adopt.
     """
 
     each: int
@@ -74,7 +74,7 @@ def played(cfg: CollectConfig) -> int:
 
 @contextlib.contextmanager
 def _by_themselves() -> Iterator[None]:
-    """While something is measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
+    """While envs are measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
     automatic = gc.isenabled()
     gc.disable()
     give_back()
@@ -157,14 +157,12 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
         from rlcli.collectors import MultiSyncCollector
 
         make = partial(workers_env, tuple(registry.imported), one)
-        with _by_themselves():
-            before = resident()
-            with MultiSyncCollector([make], actor, frames_per_batch=1) as collector:
-                collector.rollout()
-                collector.update_policy_weights_()
-                collector.rollout()
-                parent = grown(before)
-                shared, (own,), started = _processes(collector.processes)
+        with MultiSyncCollector([make], actor, frames_per_batch=1) as collector:
+            collector.rollout()
+            collector.update_policy_weights_()
+            collector.rollout()
+            parent = collector.weights_nbytes
+            shared, (own,), started = _processes(collector.processes)
     elif count:
         env = build_env(dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false"))
         try:

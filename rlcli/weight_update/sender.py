@@ -72,6 +72,11 @@ class WeightSender:
         """The descriptor that each worker needs beside the handle; None where the transport has none."""
         return self._transport.fd
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds of versions beside the model, in bytes."""
+        return self._transport.nbytes
+
     def handle(self) -> Handle:
         """For `open_receiver` in a worker."""
         return Handle(self.model_id, self.layout, self.strategy.extract_as, type(self._transport), self._needs_fd)

@@ -34,6 +34,11 @@ class TransportBackend(ABC):
     fd: int | None = None
     message: bytes | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """What the sender's end holds of versions, in bytes."""
+        return len(self.message or b"")
+
     @abstractmethod
     def __init__(self, layout: Layout, fd: int | None = None) -> None: ...
 

@@ -87,6 +87,10 @@ class SharedVersions(TransportBackend):
     def join(self, newest: Newest, model: int) -> None:
         self._newest, self._model, self._alone = newest, model, False
 
+    @property
+    def nbytes(self) -> int:
+        return len(self._slots) * self.layout.nbytes
+
     # ---- the writer --------------------------------------------------------------------------------------------
     def publish(self, version: int, tensors: list[Tensor]) -> None:
         """Make a whole version the newest.
