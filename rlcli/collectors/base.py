@@ -166,6 +166,11 @@ class BaseCollector:
         raise NotImplementedError
 
     @property
+    def weights_nbytes(self) -> int:
+        """What this process holds of weights on their way to workers, in bytes."""
+        return 0
+
+    @property
     def lanes_in_batch(self) -> list[int]:
         """How many envs a batch is of, whose whole steps it holds: all of them, or those of either of the workers."""
         return [self.envs]

@@ -328,7 +328,6 @@ class MultiProcessCollector(BaseCollector):
     # ---- weights -------------------------------------------------------------------------------------------------
     @property
     def weights_nbytes(self) -> int:
-        """What this process holds of weights on their way to workers, in bytes."""
         return self._weights.nbytes
 
     def register_model(self, name: str, module: nn.Module, used: str | None = None) -> None:
